@@ -1,4 +1,4 @@
-"""`graphkiln tune`: from a target to the configuration that was proven to meet it."""
+"""`graphkiln tune`: find the configuration that meets a latency target."""
 
 from __future__ import annotations
 
@@ -33,64 +33,61 @@ if TYPE_CHECKING:
 
 def tune(
     model: Annotated[str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION.")],
-    p99: Annotated[str, typer.Option(help="What 99 of 100 requests may take, such as 50ms.", metavar="TIME")],
+    p99: Annotated[str, typer.Option(help="99th percentile of latency to meet, such as 50ms.", metavar="TIME")],
     rate: Annotated[
         str | None,
-        typer.Option(
-            help="Requests per second that come, such as 200/s.", metavar="RATE", show_default="the most that it takes"
-        ),
+        typer.Option(help="Requests per second, such as 200/s.", metavar="RATE", show_default="search for the maximum"),
     ] = None,
     objective: Annotated[
         Objective | None,
-        typer.Option(help="What is best among what meets p99.", show_default="throughput; latency with --rate"),
+        typer.Option(help="Criterion for the best one.", show_default="throughput; latency with --rate"),
     ] = None,
     accuracy_floor: Annotated[
         str | None,
-        typer.Option(help="Most accuracy on labelled --samples that may be lost, such as 0.5%.", metavar="SHARE"),
+        typer.Option(help="Accepted loss of accuracy on labelled --samples, such as 0.5%.", metavar="SHARE"),
     ] = None,
-    budget: Annotated[str, typer.Option(help="How long measurements may take, such as 20m.", metavar="TIME")] = "20m",
+    budget: Annotated[str, typer.Option(help="Time for measurements, such as 20m.", metavar="TIME")] = "20m",
     samples: Annotated[
         Path | None,
         typer.Option(
-            help="What requests hold: a folder of images (labelled where its folders are named after labels), or an "
+            help="Contents of requests: a folder of images (labelled if subfolders have the names of labels), or an "
             ".npz with a row for each sample.",
-            show_default="the golden samples, or made up",
+            show_default="the golden samples, or generated",
             metavar="PATH",
         ),
     ] = None,
     calibration: Annotated[
         Path | None,
         typer.Option(
-            help="Samples, others than --samples, to make an int8 graph with, which is tried, too.",
+            help="Samples, other than --samples, to create an int8 graph with, which is tried as well.",
             show_default="no int8",
             metavar="PATH",
         ),
     ] = None,
-    burst: Annotated[int | None, typer.Option(help="Requests come so many at a time.", min=2, metavar="N")] = None,
+    burst: Annotated[int | None, typer.Option(help="Send N requests at a time.", min=2, metavar="N")] = None,
     trace: Annotated[
         Path | None,
-        typer.Option(help="Requests come as this file says (see bench), stretched to each rate.", metavar="FILE"),
+        typer.Option(help="Recorded arrival times (see bench), stretched to each rate.", metavar="FILE"),
     ] = None,
     fix: Annotated[
         list[str] | None,
-        typer.Option(help="A key that has this value in every candidate; may be repeated.", metavar="KEY=VALUE"),
+        typer.Option(help="Fix a key to a value; may be repeated.", metavar="KEY=VALUE"),
     ] = None,
     only: Annotated[
-        str, typer.Option(help="Keys that vary; the others stay as they are.", show_default="all", metavar="KEY,...")
+        str, typer.Option(help="Keys to vary; others keep their values.", show_default="all", metavar="KEY,...")
     ] = "",
-    apply: Annotated[bool, typer.Option("--apply", help="Write what is chosen into the model's config.pbtxt.")] = False,
+    apply: Annotated[bool, typer.Option("--apply", help="Write the choice to the model's config.pbtxt.")] = False,
     html: Html = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show what would be tried, and measure nothing.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Show the candidates and measure nothing.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Find the configuration that meets a target on this machine.
 
-    Candidates are served and loaded with requests that come as they do, and
-    their answers are compared. What is measured is kept: the same command goes
-    on after Ctrl-C, a crash or kill -9. The model's folder is never written to,
-    but by --apply. Servers are started and stopped for it.
+    Each candidate is served and measured under load, and its answers are
+    compared. Measurements are recorded: after Ctrl-C, a crash or kill -9, the
+    same command continues. The model's folder is changed only by --apply.
 
-    Exit code 1 when nothing meets the target; what comes closest is told.
+    Exit code 1 when nothing meets the target; the closest candidate is shown.
     """
     _check_libraries()
     from graphkiln.tuning.apply import check_writable
@@ -107,7 +104,7 @@ def tune(
     target = _target(p99, rate, objective, accuracy_floor)
     budget_s = parse_duration(budget, "--budget")
     target.check_budget(budget_s)
-    with ending_in_order("the same command goes on from here"), search_folder() as folder, vanishing_cache() as cache:
+    with ending_in_order("run the same command to continue"), search_folder() as folder, vanishing_cache() as cache:
         subject = _read_subject(model, cache)
         if calibration:
             subject = with_int8(subject, calibration, samples, folder / "int8")
@@ -129,7 +126,7 @@ def tune(
         if dry_run:
             return
         if tuning.journal.exists():
-            say(f"going on with {tuning.journal}; delete it to measure anew")
+            say(f"continuing from {tuning.journal}; delete it to measure everything again")
         with progress_report(tuning) as report:
             result = tuning.run(report)
         document = document_of(result, tuning, command_line())
@@ -149,7 +146,7 @@ def _check_libraries() -> None:
         import jinja2  # noqa: F401
         import psutil  # noqa: F401
     except ImportError as error:
-        raise EngineUnavailable(f"tuning needs libraries that are not installed: {error}", extra="tune") from error
+        raise EngineUnavailable(f"tuning requires a library that is not installed: {error}", extra="tune") from error
 
 
 def _target(p99: str, rate: str | None, objective: Objective | None, floor: str | None) -> Target:
@@ -171,7 +168,7 @@ def _read_subject(model: str, cache: ArtifactCache) -> Subject:
     place = parse_store(model)
     if not isinstance(place, Path):
         raise InvalidInput(
-            f"{model} is not on this machine, where trials would read it again and again", hint="copy it here first"
+            f"{model} is not on this machine, but trials load it many times", hint="copy it to a local folder first"
         )
     subject = read_subject(version_folder(place), cache)
     check_tunable(subject)
@@ -179,7 +176,7 @@ def _read_subject(model: str, cache: ArtifactCache) -> Subject:
 
 
 def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
-    """Print the space, as the result of a dry run or else on stderr, and warnings before it is searched."""
+    """Print the space (on stdout for a dry run, otherwise on stderr) and warnings."""
     from rich.console import Console
 
     from graphkiln.tuning.report import print_space, space_document
@@ -194,7 +191,7 @@ def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
 
 
 def doubts(tuning: Tuning) -> Iterator[str]:
-    """Warnings before anything is measured, a line each."""
+    """Yield warnings before the search."""
     from graphkiln.tuning.questions import undecided
     from graphkiln.tuning.subject import served_versions
 
@@ -203,12 +200,12 @@ def doubts(tuning: Tuning) -> Iterator[str]:
     own, served = tuning.subject.version, served_versions(tuning.subject)
     if own not in served:
         others = ", ".join(map(str, served)) or "none"
-        yield f"version {own} is not among those that are served (version_policy: {others}): all this is of it alone"
+        yield f"version {own} is not served (version_policy: {others}): the results are of this version only"
 
 
 @contextmanager
 def progress_report(tuning: Tuning) -> Iterator[Report]:
-    """A progress bar on a terminal, else a line for each measurement."""
+    """Show a progress bar on a terminal, otherwise print a line for each measurement."""
     from graphkiln.tuning.report import line_of
 
     today = tuning.space.today
@@ -227,29 +224,29 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
 
 
 def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
-    """Write the choice into the configuration of its model, proven once more, and print how to go back.
+    """Prove the choice once more, write it to config.pbtxt, and print the commands to undo it.
 
     Raises:
-        VerificationError: The session cannot be built any more, or answers otherwise.
-        RepositoryError: The file cannot be written.
+        VerificationError: The proof failed.
+        RepositoryError: The file is not writable.
     """
     from graphkiln.tuning import apply as application
 
     name = tuning.subject.name
     if candidate is None:
-        say(f"nothing is written: nothing was proven to meet the target of '{name}'")
+        say(f"nothing is written: no configuration was confirmed to meet the target of '{name}'")
         return
     if candidate == tuning.space.today:
-        say(f"nothing is written: what serves '{name}' today is the best")
+        say(f"nothing is written: today's configuration of '{name}' is the best")
         return
     application.prove(candidate, tuning.subject, tuning.questions)
     applied = application.write(candidate, tuning.subject)
     lines = (
         f"wrote {' and '.join(str(path) for path in (applied.config, applied.version) if path)}",
         *applied.notes,
-        "a server in poll mode takes it by itself, another one that serves this folder when it is started again;",
-        f"one in explicit mode with: {applied.load_command}",
-        "these two commands go back (the second one for explicit mode):",
+        "a server in poll mode loads it automatically, others at the next start;",
+        f"to load it in explicit mode: {applied.load_command}",
+        "to undo it (the second command is for explicit mode):",
         *(f"  {command}" for command in applied.commands_back),
     )
     for line in lines:

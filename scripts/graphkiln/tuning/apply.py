@@ -1,4 +1,4 @@
-"""`--apply`: prove the chosen configuration once more and write it to the model, with a way back."""
+"""`--apply`: prove the chosen configuration again and write it to config.pbtxt, with a backup."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _BACKUP = f"{CONFIG_FILE}.untuned"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Applied:
-    """Files that were written.
+    """Written files.
 
     Attributes:
         config: The model's config.pbtxt.
-        backup: What it was before; None where there was none.
-        version: Folder of the version that was added; None where none was.
-        notes: What changes for clients and servers, a line each.
+        backup: Copy of the previous file; None if there was none.
+        version: Added version folder; None if none was added.
+        notes: Consequences for clients and servers.
     """
 
     config: Path
@@ -44,7 +44,7 @@ class Applied:
 
     @property
     def commands_back(self) -> tuple[str, str]:
-        """The two commands that go back."""
+        """Two commands: restore the files, and reload them in explicit mode."""
         return self._undo, self.load_command
 
     @property
@@ -55,45 +55,45 @@ class Applied:
 
     @property
     def load_command(self) -> str:
-        """Command that makes a server in explicit mode load the file."""
+        """Command that reloads the model on a server in explicit mode."""
         return shlex.join(["graphkiln", "load", self.config.parent.name])
 
 
 def check_writable(subject: Subject) -> None:
-    """Check before any measurement that the model's folder can be written.
+    """Check that the model's folder is writable.
 
     Raises:
-        RepositoryError: The model's folder cannot be written.
+        RepositoryError: The folder is not writable.
     """
     if not os.access(subject.folder, os.W_OK | os.X_OK):
         raise RepositoryError(
-            f"{subject.folder} cannot be written, where --apply replaces {CONFIG_FILE}",
-            hint="leave --apply out, or let this user write there",
+            f"{subject.folder} is not writable, but --apply replaces {CONFIG_FILE} there",
+            hint="grant this user write access, or leave --apply out",
         )
 
 
 def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
-    """Build and prove what would be served, as the server does; nothing is written.
+    """Build and prove a candidate, as the server does, without writing anything.
 
     Raises:
-        VerificationError: The session cannot be built any more, or answers otherwise; or another version that is served
-            with the file cannot be built with it.
-        RepositoryError: The file was changed since.
+        VerificationError: The session cannot be built or fails its proof, or another served version does not load with
+            the new configuration.
+        RepositoryError: config.pbtxt was changed during tuning.
     """
     check_unchanged(subject)
     job = BareJob(subject=subject, session=candidate, batch_sizes=(1,), questions=questions)
     found = probe_session(job, _DEADLINE_S)
     if reason := found.reason if isinstance(found, Failed) else found.accuracy:
-        raise VerificationError("the configuration is not written: it cannot be proven any more", report=reason)
+        raise VerificationError("the configuration is not written: its proof failed", report=reason)
     for version in _beside(candidate, subject):
         _prove_version(version, changes_of(candidate, subject), subject)
 
 
 def write(candidate: Candidate, subject: Subject) -> Applied:
-    """Write a proven candidate to the configuration of its model, atomically.
+    """Write a proven candidate to config.pbtxt atomically.
 
     Raises:
-        RepositoryError: The file cannot be written, or was changed since.
+        RepositoryError: The file is not writable or was changed during tuning.
     """
     check_unchanged(subject)
     path = subject.folder / CONFIG_FILE
@@ -114,9 +114,9 @@ def write(candidate: Candidate, subject: Subject) -> Applied:
         ) from error
     notes = [
         *_notes(candidate, subject, int(version.name) if version else subject.version),
-        *([f"{CONFIG_FILE} was a link, and is a regular file now; the way back makes it a link again"] * link),
+        *([f"{CONFIG_FILE} was a link and is now a regular file; the backup is the link"] * link),
         *(
-            [f"{CONFIG_FILE} was written anew: the comments in it are in the copy, {backup.name}"]
+            [f"{CONFIG_FILE} was rewritten without its comments, which are in the backup, {backup.name}"]
             if comments and backup
             else []
         ),
@@ -125,15 +125,15 @@ def write(candidate: Candidate, subject: Subject) -> Applied:
 
 
 def _prove_version(version: int, changes: ConfigChanges, subject: Subject) -> None:
-    """Check that another version, served with the same file, loads with it.
+    """Check that another version loads with the same configuration.
 
-    A version that does not load today, either, is ignored.
+    A version that does not load with today's configuration either is ignored.
     """
     if (reason := _refusal(version, changes, subject)) and not _refusal(version, ConfigChanges(), subject):
         raise VerificationError(
-            f"the configuration is not written: version {version} is served with it, too, and does not load with it",
+            f"the configuration is not written: version {version}, which is served as well, does not load with it",
             report=reason,
-            hint=f"take version {version} out of what is served (version_policy), or tune a copy of version "
+            hint=f"exclude version {version} by version_policy, or tune a copy of version "
             f"{subject.version} under another name",
         )
 
@@ -152,7 +152,7 @@ def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
 
 
 def _beside(candidate: Candidate, subject: Subject) -> list[int]:
-    """The versions that will be served beside the chosen one, as the version policy has it then."""
+    """Return the other versions that the version policy selects."""
     added = [max(version_folders(subject.folder.iterdir())) + 1] if version_of(candidate, subject) else []
     chosen = added or [subject.version]
     return [version for version in served_versions(subject, added) if version not in chosen]
@@ -172,7 +172,7 @@ def _add_version(version: Path | None, model: Path) -> Path | None:
 
 
 def _back_up(path: Path) -> Path | None:
-    """Copy the file beside itself, without overwriting an earlier copy; a link stays a link."""
+    """Copy a file beside itself without overwriting an earlier backup; a link stays a link."""
     if not path.is_symlink() and not path.exists():
         return None
     names = (path.with_name(_BACKUP + (f".{number}" if number else "")) for number in range(1 << 16))
@@ -184,7 +184,7 @@ def _back_up(path: Path) -> Path | None:
         backup.write_bytes(path.read_bytes())
         _give_rights_of(path, backup)
     except OSError:
-        backup.unlink(missing_ok=True)  # of a full disk
+        backup.unlink(missing_ok=True)  # incomplete, for example on a full disk
         raise
     return backup
 
@@ -205,7 +205,7 @@ def _replace(path: Path, text: str) -> None:
 
 
 def _give_rights_of(path: Path, other: Path) -> None:
-    """Copy owner and mode, for a server of another user; only root can change the owner."""
+    """Copy owner (as root) and mode, for servers that run as another user."""
     status = path.stat()
     with suppress(OSError):
         shutil.chown(other, status.st_uid, status.st_gid)
@@ -214,23 +214,23 @@ def _give_rights_of(path: Path, other: Path) -> None:
 
 def _notes(candidate: Candidate, subject: Subject, own: int) -> list[str]:
     before, now = subject.config.max_batch_size, candidate.number("max_batch_size", subject.config.max_batch_size)
-    notes = [f"requests of more than {now} rows are refused from now on; it was {before}"] if now < before else []
+    notes = [f"requests with more than {now} rows are refused now; the limit was {before}"] if now < before else []
     config = read_config(subject.folder / CONFIG_FILE)
     if DROP_IN_BACKEND not in installed_backend_names() and _is_drop_in(config):
-        notes.append("Triton's C++ backend serves it here, unless graphkiln serve is given --replace-onnxruntime")
+        notes.append("Triton's C++ backend serves this model unless graphkiln serve runs with --replace-onnxruntime")
     served = served_versions(subject)
     if others := ", ".join(str(version) for version in served if version != own):
-        notes.append(f"version {others} is served with it, and loads: only version {own} was measured")
+        notes.append(f"version {others} is served with this configuration, too, but only version {own} was measured")
     if own not in served:
-        notes.append(f"version {own} was measured, and is not among those that are served: see version_policy")
+        notes.append(f"version {own} was measured but is not served: see version_policy")
     if any((subject.folder / str(version) / ATTESTATION_FILE).exists() for version in served):
         notes.append(
-            "it is signed no longer: servers with trusted keys serve on as before until it is signed again "
-            f"(graphkiln sign {shlex.quote(str(subject.folder))})"
+            "the signature is no longer valid: servers with trusted keys keep the old configuration until "
+            f"graphkiln sign {shlex.quote(str(subject.folder))}"
         )
     return notes
 
 
 def _is_drop_in(config: ModelConfigProto) -> bool:
-    """Return true if a configuration names Triton's C++ backend for ONNX graphs, which ours can replace."""
+    """Return true if a configuration uses Triton's ONNX Runtime backend, which graphkiln can replace."""
     return config.backend == DROP_IN_BACKEND or (not config.backend and config.platform == DROP_IN_PLATFORM)

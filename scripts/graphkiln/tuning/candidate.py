@@ -22,37 +22,37 @@ Value = str | int | bool | tuple[int, ...]
 
 ENGINE, PRECISION, THREADS, STREAMS, SPIN = "engine", "precision", "threads", "streams", "spin"
 INSTANCES, MAX_BATCH_SIZE, PREFERRED = "instances", "max_batch_size", "preferred_batch_sizes"
-# Microseconds that the dynamic batcher waits for more requests; -1 for no dynamic batcher.
+# Queue delay of the dynamic batcher in microseconds; -1 (NO_BATCHER) for no dynamic batcher.
 QUEUE_DELAY_US = "max_queue_delay_us"
 LAYOUT, CONV_SEARCH = "layout", "conv_search"
-# ONNX Runtime's own name of the setting.
+# Name of the setting in ONNX Runtime's session options.
 SPIN_ENTRY = "session.intra_op.allow_spinning"
 # Value of `layout` and `conv_search` that leaves the choice to the engine.
 ENGINES_CHOICE = "engine's"
 # Text form of an empty list.
 NOTHING = "none"
-# Keys that a bare session depends on; the others belong to the scheduler.
+# Keys that a session without a server depends on; the others belong to the scheduler.
 SESSION_KEYS = (ENGINE, PRECISION, THREADS, STREAMS, SPIN)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """Values by key; equal values make equal candidates, whatever their order.
+    """An immutable set of values by key.
 
     Attributes:
-        items: The keys in alphabetical order, each with its value.
+        items: (key, value) pairs in alphabetical order of the keys, so that equal values make equal candidates.
     """
 
     items: tuple[tuple[str, Value], ...]
 
     @classmethod
     def of(cls, values: Mapping[str, Value]) -> Self:
-        """The candidate with these values."""
+        """Create a candidate from values by key."""
         return cls(tuple(sorted(values.items())))
 
     @classmethod
     def from_json(cls, values: Mapping[str, str | int | bool | list[int]]) -> Self:
-        """The candidate that `as_json` wrote."""
+        """Create a candidate from the output of `as_json`."""
         return cls.of({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
 
     @cached_property
@@ -62,7 +62,7 @@ class Candidate:
 
     @cached_property
     def id(self) -> str:
-        """Ten hexadecimal digits of a digest, the same in every process."""
+        """Ten hexadecimal digits of a digest of the values, stable across processes."""
         return hashlib.sha256(json.dumps(self.as_json(), sort_keys=True).encode()).hexdigest()[:10]
 
     def __getitem__(self, key: str) -> Value:
@@ -72,21 +72,21 @@ class Candidate:
         return key in self.values
 
     def number(self, key: str, default: int = 1) -> int:
-        """The value of a key that holds a number; the default where the key is not tuned."""
+        """Return the value of a numeric key, or the default if the key is not tuned."""
         value = self.values.get(key, default)
         return value if isinstance(value, int) else default
 
     def with_values(self, values: Mapping[str, Value]) -> Self:
-        """The candidate with some values replaced or added."""
+        """Return a copy with some values replaced or added."""
         return type(self).of(self.values | dict(values))
 
     def restricted_to(self, keys: Iterable[str]) -> Self:
-        """The part of the candidate that these keys make."""
+        """Return a copy with only these keys."""
         kept = set(keys)
         return type(self)(tuple(item for item in self.items if item[0] in kept))
 
     def as_json(self) -> dict[str, Value | list[int]]:
-        """The values as JSON data."""
+        """Return the values as JSON data."""
         return {key: list(value) if isinstance(value, tuple) else value for key, value in self.items}
 
     def __str__(self) -> str:
@@ -100,16 +100,16 @@ def format_value(value: Value | list[int]) -> str:
     return "+".join(map(str, value)) or NOTHING if isinstance(value, tuple | list) else str(value)
 
 
-# Between a candidate and config.pbtxt: the one place that knows the names of both.
+# Translation between candidates and config.pbtxt.
 
 
 def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
-    """Changes to config.pbtxt that serve a candidate."""
+    """Return the changes to config.pbtxt that serve a candidate."""
     delay = candidate.values.get(QUEUE_DELAY_US)
     preferred = candidate.values.get(PREFERRED)
     return ConfigChanges(
         parameters=_parameters(candidate, subject),
-        instances=_number(candidate, INSTANCES) if subject.single_group else None,  # of several, no count is one's
+        instances=_number(candidate, INSTANCES) if subject.single_group else None,
         max_batch_size=_number(candidate, MAX_BATCH_SIZE),
         queue_delay_us=delay if isinstance(delay, int) else None,
         preferred_batch_sizes=preferred if isinstance(preferred, tuple) and delay != NO_BATCHER else None,
@@ -118,12 +118,12 @@ def changes_of(candidate: Candidate, subject: Subject) -> ConfigChanges:
 
 
 def version_of(candidate: Candidate, subject: Subject) -> Path | None:
-    """Folder of the version that a candidate is served from; None for the subject's own."""
+    """Return the version folder that a candidate is served from, or None for the subject's own."""
     return subject.int8 if candidate.values.get(PRECISION) == Precision.INT8 else None
 
 
 def default_values(subject: Subject) -> dict[str, Value]:
-    """Values of today's deployment."""
+    """Return the values of the current deployment."""
     serving = subject.deployment.plan.configs[0]
     settings = subject.deployment.settings
     return {
@@ -131,7 +131,7 @@ def default_values(subject: Subject) -> dict[str, Value]:
         PRECISION: str(settings.precision or subject.deployment.saved),
         THREADS: serving.threads,
         STREAMS: serving.streams,
-        # a single thread has no other to wait for
+        # spinning needs a second thread to wait for
         SPIN: serving.spin and serving.engine == "onnxruntime" and serving.threads > 1,
         LAYOUT: serving.layout or ENGINES_CHOICE,
         CONV_SEARCH: serving.conv_search or ENGINES_CHOICE,
@@ -156,14 +156,14 @@ def _parameters(candidate: Candidate, subject: Subject) -> dict[str, str]:
 
 
 def _streams(candidate: Candidate, subject: Subject) -> str:
-    """Text of `streams`: empty for one stream, unless the accelerator in config.pbtxt sets more."""
+    """Format `streams`: empty for one stream, unless the accelerator in config.pbtxt sets more."""
     streams, given = candidate.number(STREAMS), subject.deployment.settings.origins.get(STREAMS, "")
     is_needed = streams > 1 or (given.startswith(ACCELERATOR_ORIGIN) and candidate.values.get(ENGINE) == "openvino")
     return str(streams) if is_needed else ""
 
 
 def _precision(value: str, subject: Subject) -> str:
-    """Text of `precision`: empty for that of the saved graph, unless the configuration names one."""
+    """Format `precision`: empty for the precision of the saved graph, unless the configuration sets one."""
     requested = subject.deployment.settings.precision
     saved = Precision.INT8 if subject.int8 and value == Precision.INT8 else subject.deployment.saved
     return "" if Precision(value) == saved and requested is None else value
@@ -175,34 +175,34 @@ def _number(candidate: Candidate, key: str) -> int | None:
 
 # Values of `--fix`.
 
-# The least that a key can be set to.
+# Minimum of each numeric key.
 _LEAST = {THREADS: 1, STREAMS: 1, INSTANCES: 1, MAX_BATCH_SIZE: 0, QUEUE_DELAY_US: -1}
 _SWITCHES = {"on": True, "off": False, "true": True, "false": False}
 
 
 def parse_fixes(texts: Sequence[str], default: Candidate) -> dict[str, Value]:
-    """Read each `KEY=VALUE` of `--fix`.
+    """Parse all values of `--fix`.
 
     Raises:
-        InvalidInput: One cannot be read, or two are of the same key.
+        InvalidInput: A value cannot be parsed, or a key is given two values.
     """
     fixed: dict[str, Value] = {}
     for text in texts:
         key, value = parse_fixed(text, default)
         if fixed.setdefault(key, value) != value:
-            raise InvalidInput(f"--fix {text}: '{key}' has another value already", hint="give each key one value")
+            raise InvalidInput(f"--fix {text}: '{key}' is already fixed to another value", hint="give each key once")
     return fixed
 
 
 def parse_fixed(text: str, default: Candidate) -> tuple[str, Value]:
-    """Read `KEY=VALUE` of `--fix`.
+    """Parse one `KEY=VALUE` of `--fix`.
 
     Raises:
-        InvalidInput: There is no such key, or the value is of another kind.
+        InvalidInput: The key is not tuned, or the value has the wrong type.
     """
     key, equals, value = text.partition("=")
     if not equals or not value:
-        raise InvalidInput(f"--fix {text}: a value is missing", hint="--fix KEY=VALUE")
+        raise InvalidInput(f"--fix {text}: expected KEY=VALUE")
     if key not in default:
         raise InvalidInput(
             f"--fix {text}: '{key}' is not tuned for this model", hint=did_you_mean(key, list(default.values))
@@ -222,5 +222,5 @@ def _parse_value(text: str, key: str, value: str, example: Value) -> Value:
     except ValueError:
         raise InvalidInput(f"--fix {text}: expected a whole number", hint=f"such as {key}={example}") from None
     if number is not None and number < _LEAST.get(key, 0):
-        raise InvalidInput(f"--fix {text}: expected {_LEAST.get(key, 0)} or more")
+        raise InvalidInput(f"--fix {text}: expected at least {_LEAST.get(key, 0)}")
     return value if number is None else number

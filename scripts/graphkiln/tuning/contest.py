@@ -1,10 +1,10 @@
-"""Contests of candidates by one objective: what is measured of each, and when one is better than another.
+"""Comparison of candidates by one objective: the measurements of each, and when one is better than another.
 
-`RateContest` looks for the highest rate that meets the p99. Under an open loop more requests make longer queues, so
-that the rates that meet the target are below those that do not: a bracket. Rates are compared by the estimate of p99
-under the same arrivals for all; its bound decides about the rate that is promised (`confirm`).
+`RateContest` finds the highest rate that meets the p99. In an open loop a higher rate makes longer queues, so that the
+rate can be bracketed. Rates are compared by the estimate of p99 under the same arrivals; the rate of the result is
+confirmed by its bound (`search.confirm`).
 
-`LoadContest` compares latency, memory or cost under a load that is given.
+`LoadContest` compares latency, memory or cost under a given load.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from graphkiln.tuning.statistics import Interval, requests_needed
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
-# Requests of the shortest measurement under a given load.
+# Minimum number of requests of a measurement under a given load.
 _FEWEST = 60
 
 
@@ -33,15 +33,15 @@ class Point:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CandidateScore:
-    """A candidate in a contest.
+    """A candidate with its measurements and score.
 
     Attributes:
-        candidate: Its values.
-        score: More is better. `lower` was reached; 0 for a rate, or minus infinity, where the target was not met.
-            `upper` is not ruled out yet.
-        rate_bound: Requests per second that its bare sessions cannot beat.
+        candidate: The candidate.
+        score: Higher is better. `lower` was reached (if the target was missed, 0 for a rate and minus infinity for
+            other objectives); `upper` is not ruled out yet.
+        rate_bound: Upper bound on requests per second from its session without a server.
         points: All measurements, in order.
-        lost: Reason why it is out of the contest; empty while it is in.
+        lost: Reason why the candidate was eliminated; "" if it was not.
     """
 
     candidate: Candidate
@@ -58,10 +58,10 @@ class CandidateScore:
 class Contest(ABC):
     """Comparison of candidates by one objective.
 
-    Near-ties are raced (`search`): all get the same load, round after round. `race_by` names the cost that is compared
-    (empty: measuring again gives no new information), `fewest_rounds` come before a candidate leaves, `least_spread` is
-    the least standard deviation of the cost's logarithm that is assumed, and with `defends_today` today's configuration
-    takes part, however far behind it seems to be.
+    Near-ties are raced (`search`): all get the same load in several rounds. `race_by` names the compared cost (empty if
+    repeated measurements give no new information), `fewest_rounds` is the number of rounds before a candidate can be
+    eliminated, `least_spread` is the assumed minimum of the standard deviation of the cost's logarithm, and with
+    `defends_today` today's configuration always takes part.
     """
 
     race_by: str
@@ -75,19 +75,19 @@ class Contest(ABC):
 
     @abstractmethod
     def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
-        """Return the score before the first measurement; the bound comes from the bare session."""
+        """Return the score before the first measurement, given the bound of the session."""
 
     @abstractmethod
     def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
-        """Make one measurement of about `seconds`; `reached` is the best score of another candidate."""
+        """Measure once for about `seconds`; `reached` is the best score of another candidate."""
 
     @abstractmethod
     def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """Measure until the score is as exact as it gets, or significantly below `reached`."""
+        """Measure until the score is exact or significantly below `reached`."""
 
     @abstractmethod
     def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """Return true if the measurements of two that meet the target do not differ significantly."""
+        """Return true if two candidates that meet the target do not differ significantly."""
 
     @abstractmethod
     def describe(self, score: float) -> str:
@@ -95,55 +95,55 @@ class Contest(ABC):
 
     @abstractmethod
     def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
-        """Load of a race against the best, and the seconds of each measurement."""
+        """Return the load of a race against the best, and the seconds of each measurement."""
 
     @abstractmethod
     def race_cost(self, measured: Measured) -> float:
-        """Cost of a measurement, above 0, less is better; infinite for a useless one."""
+        """Return the cost of a measurement (above 0, lower is better); infinite for a useless one."""
 
     @abstractmethod
     def may_race(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """Return true if a candidate is near enough to the best to race against it."""
+        """Return true if a candidate is close enough to the best to race against it."""
 
     @abstractmethod
     def race_score(self, winner: CandidateScore, load: LoadShape) -> Interval:
-        """Score of the winner of a race."""
+        """Return the score of the winner of a race."""
 
     @abstractmethod
     def race_errors(self, rounds: int) -> float:
-        """Standard errors that make a significant difference after a number of rounds."""
+        """Return how many standard errors are a significant difference after a number of rounds."""
 
 
 # Ratio of two rates that ends the bisection.
 RESOLUTION = 1.03
-# Share of the capacity that is tried first, and of each rate that failed what is tried next.
+# Factors for the next rate: on the capacity at first, then on each failed rate.
 _FIRST, _NEXT = 0.8, 0.5
-# Share of the capacity below which no rate is tried.
+# Minimum rate as a share of the capacity.
 _SLOWEST = 1 / 40
 _STEPS = 10
-# Requests that exceed the p99 bound of one measurement: below ten, its estimate is a matter of luck.
+# Number of requests above p99 in one measurement: with fewer than ten, the estimate is unreliable.
 _SLOWER = 10
-# A failure is measured again up to this share of the capacity, beyond so many times what passed, with this seed.
+# Failures are repeated, with another seed, at rates up to `_IDLE` of the capacity and above `_NEARBY` of a passed rate.
 _IDLE, _NEARBY, _AGAIN = 0.6, 1.25, 100
-# Share of the best rate from which on a candidate may be as good.
+# Minimum share of the best rate for a near-tie.
 NEAR = 0.93
-# Rates at which what one candidate fails may be a stall of the machine: more are its own doing.
+# Number of rates at which a failure may be attributed to a stall of the machine.
 _EXCUSED = 2
-# Rates after which a p99 that only falls to this share of the one before does not come down to the target.
+# A p99 that after `_FLAT` rates has only dropped to this share of the previous one will not reach the target.
 _FLAT, _NO_LOWER = 3, 0.8
-# Ratio of an open loop's rate to a closed one's, at most: its batches are fuller.
+# Maximum ratio of the rate of an open loop to that of a closed loop, because its batches are fuller.
 _MARGIN = 1.05
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bracket:
-    """Bounds on the rates of a candidate, from its points.
+    """Bounds on the rate of a candidate.
 
     Attributes:
-        passed: Highest rate whose p99 is within the target, by its estimate; 0 for none.
-        failed: Lowest rate above that whose p99 is not, or the capacity.
-        refuted: Lowest rate whose p99 cannot be within the target, or the capacity.
-        capacity: Highest rate that is not out of reach.
+        passed: Highest rate with an estimated p99 within the target; 0 for none.
+        failed: Lowest higher rate with an estimated p99 above the target, or the capacity.
+        refuted: Lowest rate with a p99 significantly above the target, or the capacity.
+        capacity: Upper bound on all rates.
     """
 
     passed: float
@@ -153,19 +153,19 @@ class Bracket:
 
     @property
     def next_rate(self) -> float:
-        """Rate to try next."""
+        """The next rate to measure."""
         if self.passed:
             return math.sqrt(self.passed * self.failed)
         return self.failed * (_FIRST if self.failed == self.capacity else _NEXT)
 
     @property
     def is_narrow(self) -> bool:
-        """Return true if passed and failed rates are within `RESOLUTION`."""
+        """True if passed and failed rates are within `RESOLUTION`."""
         return self.failed <= self.passed * RESOLUTION
 
 
 class RateContest(Contest):
-    """The highest rate that meets the target; a score is a rate."""
+    """Search for the highest rate that meets the target; the score is a rate."""
 
     race_by = "p99 at the same rate"
     fewest_rounds, least_spread = 2, 0.02
@@ -178,8 +178,8 @@ class RateContest(Contest):
     def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
         """See `Contest`.
 
-        Where no rate is reached yet, the first measurement finds the capacity: callers that fill every batch of every
-        instance. Where one is, the candidate must first meet the target at that rate, too.
+        If no candidate has reached a rate yet, the first measurement determines the capacity, with enough callers to
+        fill every batch of every instance. Otherwise the candidate must first meet the target at the best rate.
         """
         if not scored.points and not reached > 0:
             candidate = scored.candidate
@@ -202,7 +202,7 @@ class RateContest(Contest):
         return scored
 
     def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """See `Contest`: both reached a rate, no further apart than the resolution."""
+        """See `Contest`: both reached rates within the resolution."""
         return scored.score.lower * RESOLUTION >= best.score.lower > 0
 
     def describe(self, score: float) -> str:
@@ -210,7 +210,7 @@ class RateContest(Contest):
         return f"{score:.3g} requests per second" if math.isfinite(score) and score > 0 else "no rate"
 
     def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
-        """See `Contest`: the rate of the best."""
+        """See `Contest`: the load is the rate of the best."""
         rate = float(f"{best.score.lower:.4g}")
         return OpenLoop(rate), min(requests_needed(_SLOWER) / rate, self._longest_s)
 
@@ -228,12 +228,12 @@ class RateContest(Contest):
         return Interval(max(winner.score.value, rate), rate, max(winner.score.upper, rate))
 
     def race_errors(self, rounds: int) -> float:
-        """See `Contest`: few, because a wrong choice among near-ties costs little."""
+        """See `Contest`: a low number, because a wrong choice among near-ties costs little."""
         del rounds
         return 1.5
 
     def bracket(self, scored: CandidateScore) -> Bracket:
-        """Bracket from a candidate's points; of two contradictory ones the later counts."""
+        """Compute the bracket from a candidate's points; of two contradictory ones the later counts."""
         passes: list[float] = []
         fails: dict[float, bool] = {}  # rate -> whether its p99 is significantly above the target
         for point in scored.points:
@@ -255,10 +255,10 @@ class RateContest(Contest):
         )
 
     def _try_rate(self, scored: CandidateScore, rate: float, seconds: float) -> CandidateScore:
-        """Measure a rate; once more if it failed where no queue can be the cause.
+        """Measure a rate; repeat it if it failed far below the capacity.
 
-        Far below the capacity no queue takes long. A failure there may be a stall of the machine, and would cut off all
-        rates above.
+        Queues are short far below the capacity, so that a failure there is probably caused by a stall of the machine.
+        It would rule out all higher rates.
         """
         tried = self._try_once(scored, rate, seconds)
         excused = len({each.load for each in self._standstills(tried)}) <= _EXCUSED
@@ -267,7 +267,7 @@ class RateContest(Contest):
         return self._try_once(tried, rate, seconds, _AGAIN)
 
     def _try_once(self, scored: CandidateScore, rate: float, seconds: float, seed: int = 0) -> CandidateScore:
-        """Measure a rate, after a short measurement that shows a clear failure early."""
+        """Measure a rate, after a short measurement that detects clear failures early."""
         long_s = self._long_enough(seconds, rate)
         short_s = max(self._shortest_s, _FEWEST / rate)
         if long_s > 3 * short_s:
@@ -286,25 +286,25 @@ class RateContest(Contest):
         return replace(longer, score=Interval(min(guess, bracket.refuted), bracket.passed, bracket.refuted))
 
     def _guess(self, scored: CandidateScore, bracket: Bracket) -> float:
-        """Guess a rate before any met the target: the longer callers waited that fill every batch, the lower."""
+        """Guess a rate before any met the target: the higher p99 with full batches, the lower."""
         full_s = [each.measured.latency.p99.value for each in scored.points if isinstance(each.load, ClosedLoop)]
         return bracket.next_rate * min([1.0, *(math.sqrt(self._target.p99_s / each) for each in full_s)])
 
     def _is_strange(self, scored: CandidateScore, rate: float) -> bool:
-        """Return true if a rate failed far below the capacity and far above `passed`, with quick median requests."""
+        """Return true if a rate failed far below the capacity and far above `passed` despite a low median."""
         bracket = self.bracket(scored)
         is_far = rate > _NEARBY * bracket.passed
         return is_far and bracket.failed <= rate and scored.points[-1] in self._standstills(scored)
 
     def _standstills(self, scored: CandidateScore) -> list[Point]:
-        """Points with quick median requests and slow ones that no queue explains; repeated ones are the candidate's."""
+        """Return points far below the capacity with a low median and a high p99, which no queue explains."""
         highest, target_s = _IDLE * _capacity(scored), self._target.p99_s
         idle = [each for each in scored.points if isinstance(each.load, OpenLoop) and each.load.rate <= highest]
         latencies = [(each, each.measured.latency) for each in idle]
         return [each for each, latency in latencies if latency.p50_s <= target_s / 2 and latency.p99.value > target_s]
 
     def _is_flat(self, scored: CandidateScore) -> bool:
-        """Return true if half the rate does not lower p99, so that the queue is not the cause."""
+        """Return true if lower rates do not lower p99, so that the queue is not the cause."""
         if self.bracket(scored).passed:
             return False
         p99_s = {
@@ -319,33 +319,33 @@ class RateContest(Contest):
         return self._reference.affords(scored.candidate, self._long_enough(0.0, rate))
 
     def _long_enough(self, seconds: float, rate: float) -> float:
-        """Seconds with enough requests for a bound that `_SLOWER` of them may exceed, within the limits."""
+        """Return enough seconds for a bound that `_SLOWER` requests may exceed, within the limits."""
         return min(max(seconds, self._shortest_s, requests_needed(_SLOWER) / rate), self._longest_s)
 
 
 def _capacity(scored: CandidateScore) -> float:
-    """The highest rate that is not out of reach, by callers in a closed loop and by bare sessions."""
+    """Upper bound on the rate by measurements in a closed loop and by the session without a server."""
     closed = [point.measured for point in scored.points if isinstance(point.load, ClosedLoop)]
     return min([scored.rate_bound, *(measured.throughput.upper * _MARGIN for measured in closed)])
 
 
-# Shares by which two measurements of the same differ: what is nearer than that is equal.
+# Relative differences of repeated measurements; smaller differences count as equal.
 _MEMORY_NOISE, _COST_NOISE = 0.02, 0.05
-# Share by which p99 of the same differs from one start of a server to the next, however exact each one is.
+# Relative difference of p99 between two starts of the same server.
 _ALIKE = {Objective.LATENCY: 0.1}
-# Cost of a candidate that may be as good in another hour, as a multiple of the best one's.
+# Maximum cost of a near-tie as a multiple of the best one's.
 _NEAR_COST = 1.25
-# One-sided 95% quantile of Student's t by the number of rounds.
+# Number of rounds -> one-sided 95% quantile of Student's t.
 _STUDENT_T = {3: 2.92, 4: 2.35, 5: 2.13}
 _DOUBLINGS = 4
-# A measurement that the machine may have disturbed is repeated for so many times as long, or as long as a bound takes.
+# Factor on the duration of a repeated measurement after a possible stall of the machine.
 _LONGER = 4
 
 
 class LoadContest(Contest):
-    """The lowest latency, memory or cost under a load; a score is the negated value.
+    """Search for the lowest latency, memory or cost under a load; the score is the negated value.
 
-    The load is the target's rate, or else one caller.
+    The load is the target's rate, otherwise one caller.
     """
 
     fewest_rounds, least_spread = min(_STUDENT_T), 0.05
@@ -354,7 +354,7 @@ class LoadContest(Contest):
     def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
         super().__init__(reference, target, shortest_s, longest_s)
         self.load: LoadShape = OpenLoop(target.rate) if target.rate else ClosedLoop(1)
-        # Memory does not vary: a race would tell nothing new.
+        # Memory does not vary: a race would give no new information.
         by = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
         self.race_by = by.get(target.objective, "")
 
@@ -364,15 +364,15 @@ class LoadContest(Contest):
 
     def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
         """See `Contest`."""
-        del reached  # the load is the same for all: nothing is gained by knowing the best
+        del reached  # all candidates get the same load
         enough_s = _FEWEST / self._target.rate if self._target.rate else 0.0
         return self._measure(scored, min(max(seconds, enough_s), self._longest_s))
 
     def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """See `Contest`: twice as long each time, until the bounds on p99 are on one side of the target."""
+        """See `Contest`: double the duration until the bounds on p99 are on one side of the target."""
         del reached
         seconds = enough_s = self._needed_s(scored)
-        longest_s = max(self._longest_s, 4 * seconds)  # a low rate takes its time
+        longest_s = max(self._longest_s, 4 * seconds)  # low rates need more time
         for _ in range(_DOUBLINGS):
             if scored.lost or (scored.points and self._is_settled(scored, enough_s)):
                 break
@@ -423,10 +423,10 @@ class LoadContest(Contest):
         return _STUDENT_T[min(rounds, max(_STUDENT_T))]
 
     def _measure(self, scored: CandidateScore, seconds: float) -> CandidateScore:
-        """Measure; once more where the machine may have stood still for a moment, not the candidate.
+        """Measure; repeat if a stall of the machine may have caused a failure.
 
-        The second time lasts so long that a single stall is no hundredth of it, and what stands still again and again
-        shows that. It begins with the same arrivals: a load that comes all at once comes so again.
+        The repetition is so long that a single stall affects less than a hundredth of it, while repeated stalls of the
+        candidate show again. It begins with the same arrivals, so that bursts repeat as well.
         """
         first = self._measure_once(scored, seconds)
         again_s = min(max(_LONGER * seconds, self._needed_s(first)), max(self._longest_s, seconds))
@@ -438,7 +438,7 @@ class LoadContest(Contest):
         return self._measure_once(replace(first, lost=""), again_s)
 
     def _is_strange(self, measured: Measured) -> bool:
-        """Return true if the target was significantly missed though most requests were quick and no queue grew."""
+        """Return true if p99 is significantly above the target despite a low median and no growing queue."""
         is_quick = measured.latency.p50_s <= self._target.p99_s / 2
         return is_quick and measured.keeps_up and measured.latency.p99.lower > self._target.p99_s
 
@@ -457,7 +457,7 @@ class LoadContest(Contest):
         return replace(scored, score=score if outcome.latency.p99.upper <= self._target.p99_s else unmet)
 
     def _judge_widely(self, scored: CandidateScore) -> CandidateScore:
-        """Judge by the wide bound if the distribution-free one stays undecided."""
+        """Use the wide bound if the distribution-free one is undecided."""
         if scored.lost or not scored.points or math.isfinite(scored.score.lower):
             return scored
         latency, score = scored.points[-1].measured.latency, scored.score
@@ -468,7 +468,7 @@ class LoadContest(Contest):
         return replace(scored, score=self._score(scored.points[-1].measured))
 
     def _missed(self, measured: Measured) -> str:
-        """Return why the target is significantly missed; "" if it may be met."""
+        """Return why the target is significantly missed, or ""."""
         p99 = measured.latency.p99
         if self._target.rate and not measured.keeps_up:
             return f"answers {measured.throughput.value:.3g} of {measured.due_per_s:.3g} requests per second"
@@ -486,18 +486,18 @@ class LoadContest(Contest):
         return Interval(-p99.value, -p99.upper, -p99.lower)
 
     def _needed_s(self, scored: CandidateScore) -> float:
-        """Seconds for a bound that five requests may exceed, at the rate that is given or was reached."""
+        """Return the seconds for a bound that five requests may exceed, at the given or the reached rate."""
         reached = scored.points[-1].measured.throughput.value if scored.points else 1 / self._target.p99_s
         return max(self._shortest_s, requests_needed(5) / (self._target.rate or max(reached, 1e-3)))
 
     def _is_settled(self, scored: CandidateScore, seconds: float) -> bool:
-        """Return true if it was measured that long and meets the target."""
+        """Return true if the last measurement was long enough and meets the target."""
         last = scored.points[-1].measured
         return math.isfinite(scored.score.lower) and last.seconds >= seconds * 0.99
 
 
 def _negated(value: float | None, noise: float) -> Interval:
-    """A score for a value that is to be small; nothing where the value is unknown."""
+    """Negate a value, with a relative noise, into a score; minus infinity if the value is unknown."""
     if value is None:
         return Interval(-math.inf, -math.inf, math.inf)
     return Interval(-value, -value * (1 + noise), -value * (1 - noise))

@@ -1,18 +1,16 @@
-"""Detect changes of the machine's speed by measuring one reference configuration again between the others.
+"""Detection of changes of the machine's speed, by measuring one reference configuration again and again.
 
-Where its throughput leaves the level, the work that was going on is done again, and from then on loads and results are
-converted to the machine of the first reading: on a machine that is k times slower, k times fewer requests a second make
-the same queue in slow motion. The confirmation at the end of a search is measured without conversion: its promise holds
-on the machine as it is.
+If its throughput changes, the current work is repeated, and from then on loads and results are converted to the
+machine's speed at the first reading: on a machine that is k times slower, a k times lower rate makes the same queue in
+slow motion. The confirmation at the end of a search is measured without conversion.
 
-Work that is done again costs as much as it did, a reading a second or two. A change of speed therefore counts when two
-readings in a row say the same: each is off by more than `TOLERANCE`, and its interval at 95% meets none of those at the
-level until now. A reading's rate follows from the mean latency of callers that always wait for one response
-(Little's law), because responses that come in whole batches are too few in a second to be counted, and its interval
-from the means of successive requests; noise that is slower than that is what the second reading is for.
+Repeated work is expensive, a reading takes only a second or two. A change therefore counts only if two readings in a
+row agree: each deviates by more than `TOLERANCE`, and its 95% interval overlaps with none of those at the current
+level. The rate of a reading is computed from the mean latency of callers in a closed loop (Little's law), because
+responses that arrive in whole batches are too few per second to be counted. Its interval is computed from the means of
+successive requests; the second reading is for slower noise.
 
-Before a reading the same load runs for a moment that does not count: a server that has just started is slower than the
-machine, and readings would differ by how long it had been running.
+Each reading is preceded by a warm-up, because a server is slower at first.
 
 Sources: J. D. C. Little, "A Proof for the Queuing Formula: L = lambda W" (1961); A. M. Law, "Simulation Modeling and
 Analysis", 5th ed. (2015), 9.5.3 (batch means); D. C. Montgomery, "Introduction to Statistical Quality Control", 7th ed.
@@ -32,16 +30,16 @@ from graphkiln.tuning.journal import RecordedTrials
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.trials import WARM_S, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
-# Deviation of a reading from the level that changes no choice, as a share of the level.
+# Relative deviation of a reading from the level that counts as noise.
 TOLERANCE = 0.08
-# Seconds between readings: a reading costs a tenth of that.
+# Seconds between readings; a reading takes about a tenth of that.
 _EVERY_S = 45.0
-# Readings in a row that must say the same.
+# Number of readings in a row that must agree.
 _AGREEING = 2
-# Readings at a level that a new one is compared with.
+# Number of readings at the current level that a new one is compared with.
 _REMEMBERED = 4
 _REPEATS = 2
-# Between the seeds of work that is done again; more than a search uses.
+# Distance between the seeds of repeated work; larger than the number of seeds of a search.
 _SEEDS = 1000
 _Work = TypeVar("_Work")
 
@@ -51,11 +49,11 @@ class Reading:
     """One measurement of the reference.
 
     Attributes:
-        spent_s: Of the budget, when it was over.
+        spent_s: Seconds of the budget spent at its end.
         rate: Responses per second.
-        level: Speed of the machine, as a share of that at the first reading.
-        lowest: Least level that the requests allow, at 95%.
-        highest: Greatest level that they allow.
+        level: Speed of the machine relative to the first reading.
+        lowest: Lower 95% bound on the level.
+        highest: Upper 95% bound on the level.
     """
 
     spent_s: float
@@ -66,7 +64,7 @@ class Reading:
 
 
 class Reference:
-    """Measure candidates on a machine whose speed is watched."""
+    """Measurement of candidates on a machine whose speed is monitored."""
 
     def __init__(self, trials: RecordedTrials, seconds: float, seed: int = 0) -> None:
         self.trials, self._seconds, self._seed = trials, seconds, seed
@@ -78,10 +76,10 @@ class Reference:
         self._epoch = 0
 
     def begin(self, candidates: Iterable[Candidate]) -> dict[Candidate, str]:
-        """Take the first candidate that can be measured as the reference.
+        """Choose the first candidate that can be measured as the reference.
 
         Returns:
-            Those before it that failed, with the reasons.
+            Failed candidates before it, with the reasons.
         """
         failed = {}
         for candidate in candidates:
@@ -96,7 +94,7 @@ class Reference:
         return failed
 
     def affords(self, candidate: Candidate, seconds: float) -> bool:
-        """Return true if the budget allows a measurement, including a server start if one is needed."""
+        """Return true if the budget allows a measurement, including a server start if needed."""
         return self.trials.budget.affords(candidate, seconds)
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int = 0) -> Measured | Failed:
@@ -116,10 +114,10 @@ class Reference:
         )
 
     def steadily(self, work: Callable[[], _Work]) -> _Work:
-        """Run work that measures, and repeat it if the machine's speed changed meanwhile.
+        """Run work, and repeat it if the machine's speed changed during it.
 
         Args:
-            work: Measures only through this object; about a minute at most.
+            work: Measures only through this object; takes about a minute at most.
         """
         result = work()
         for _ in range(_REPEATS):
@@ -127,11 +125,13 @@ class Reference:
                 return result
             before = self.trials.count
             again = work()
-            if self.trials.count == before:  # no time for it: what was measured is better than nothing
-                self.notes.append(f"the budget did not allow to repeat what the machine disturbed at {self._now}")
+            if self.trials.count == before:  # no time left: keep the disturbed result
+                self.notes.append(
+                    f"at {self._now}, the machine's speed changed, but there was no time to measure again"
+                )
                 return result
             result = again
-        self.notes.append(f"the machine did not come to rest at {self._now}: results there are doubtful")
+        self.notes.append(f"at {self._now}, the machine's speed kept changing: results are unreliable")
         return result
 
     @property
@@ -139,7 +139,7 @@ class Reference:
         return f"{self.trials.spent_s:.0f} s"
 
     def _has_shifted(self) -> bool:
-        """Take readings if they are due, and return true if they moved the level."""
+        """Take readings if they are due; return true if they changed the level."""
         if self.candidate is None or not self._is_due(self.candidate):
             return False
         found = self._read_in_turn(self.candidate)
@@ -148,22 +148,23 @@ class Reference:
             self._move_to(found)
             return True
         if {-1, 1} <= sides:
-            self.notes.append(f"the machine's speed changed from second to second at {self._now}: doubtful")
+            self.notes.append(f"at {self._now}, the machine's speed fluctuated: results are unreliable")
         self._steady.extend(each for each in found if self._is_near(each))
         return False
 
     def _is_due(self, candidate: Candidate) -> bool:
-        """Return true if a reading is due and the budget allows it, with two warm-ups."""
+        """Return true if a reading is due and the budget allows it with two warm-ups."""
         is_time = self.trials.spent_s - self.readings[-1].spent_s >= _EVERY_S
         return is_time and self.affords(candidate, 2 * WARM_S + self._seconds)
 
     def _read_in_turn(self, candidate: Candidate) -> list[Reading]:
-        """Take readings until one agrees with the level; an empty list if the reference fails."""
+        """Take readings until one agrees with the level; return an empty list if the reference fails."""
         found: list[Reading] = []
         while len(found) < _AGREEING and (not found or self.affords(candidate, self._seconds)):
             if isinstance(self._read(candidate, warms_up=not found), Failed):
-                unwatched = "the machine's speed was not watched from there on"
-                self.notes.append(f"the reference failed at {self._now}: {unwatched}")
+                self.notes.append(
+                    f"at {self._now}, the reference failed: the machine's speed was not monitored any more"
+                )
                 self.candidate = None
                 return []
             found.append(self.readings[-1])
@@ -172,7 +173,7 @@ class Reference:
         return found
 
     def _side(self, reading: Reading) -> int:
-        """1 for a reading significantly above the level, -1 for below, 0 if neither."""
+        """Return 1 if a reading is significantly above the level, -1 if below, otherwise 0."""
         above = reading.lowest > max(each.highest for each in self._steady)
         below = reading.highest < min(each.lowest for each in self._steady)
         return 0 if self._is_near(reading) else above - below
@@ -183,7 +184,7 @@ class Reference:
     def _move_to(self, found: Sequence[Reading]) -> None:
         level = sum(each.level for each in found) / len(found)
         self.notes.append(
-            f"the machine's speed went from {self.level:.0%} to {level:.0%} by {self._now}: measured again"
+            f"at {self._now}, the machine's speed changed from {self.level:.0%} to {level:.0%}: measured again"
         )
         self.level = level
         self._steady.clear()
@@ -215,7 +216,7 @@ class Reference:
 
 
 def _rates(outcome: Measured, callers: int) -> Interval:
-    """Responses per second of callers that always wait for one, by how long they wait."""
+    """Responses per second of callers in a closed loop, by Little's law."""
     mean_s, margin_s = outcome.latency.mean_s, outcome.latency.mean_margin_s
     most = callers / (mean_s - margin_s) if margin_s < mean_s else math.inf
     return Interval(callers / mean_s, callers / (mean_s + margin_s), most)

@@ -1,12 +1,12 @@
-"""Trials with a journal: a measurement that it holds is not repeated, and the time that it took counts as spent.
+"""Journal of measurements, so that a search that was killed continues without measuring anything twice.
 
-A search asks for the same measurements in the same order whenever it gets the same outcomes, so that one that was
-killed continues where it was. The budget is charged neither with the measurement that a kill cut off nor with the
-second start of the server. Failures that the machine may have caused are measured again by the next run.
+A search is deterministic: with the same results it requests the same measurements in the same order. The budget is
+charged neither with the measurement that a kill interrupted nor with the second start of the server. Failures that the
+machine may have caused are measured again by the next run.
 
-The journal is one line of JSON for each event, on the disk before the next one begins. The first line identifies the
-search: a journal of another model, machine, space, target or version of the format is refused. A process that dies
-leaves at most one torn line, the last, which is dropped. One process at a time has a journal open.
+The journal has one line of JSON for each event, synced to disk before the next event. The first line identifies the
+search: a journal of another model, machine, space, target or format version is refused. A killed process leaves at most
+one incomplete line at the end, which is dropped. Only one process at a time can open a journal.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ _LIMIT = 256 * MIB
 
 
 class Journal(Closeable):
-    """An open and locked journal.
+    """An open and locked journal file.
 
     Args:
         path: The file; it and its folder are created if missing.
-        subject: Identity of the search, as JSON data by readable names such as `model` and `machine`.
+        subject: Identity of the search as JSON data with keys such as `model` and `machine`.
 
     Raises:
-        MeasurementError: Another process has it open, it belongs to another search, it is damaged, or it cannot be
-            written.
+        MeasurementError: The journal is locked by another process, belongs to another search, is damaged or is not
+            writable.
     """
 
     def __init__(self, path: Path, subject: Mapping[str, Any]) -> None:
@@ -57,10 +57,10 @@ class Journal(Closeable):
             raise
 
     def append(self, event: Mapping[str, Any]) -> None:
-        """Write an event; it is on the disk when this returns.
+        """Write an event and sync it to disk.
 
         Raises:
-            MeasurementError: It cannot be written.
+            MeasurementError: The file cannot be written.
         """
         end = os.lseek(self._descriptor, 0, os.SEEK_END)
         left = memoryview(json.dumps(event, allow_nan=False).encode() + b"\n")
@@ -69,10 +69,11 @@ class Journal(Closeable):
                 left = left[os.write(self._descriptor, left) :]
             os.fsync(self._descriptor)
         except OSError as error:
-            os.ftruncate(self._descriptor, end)  # half a line would be damage in the middle once there is room again
+            os.ftruncate(self._descriptor, end)  # an incomplete line would damage the journal once there is space again
             os.lseek(self._descriptor, end, os.SEEK_SET)
             raise MeasurementError(
-                f"{self.path} cannot be written: {error.strerror}", hint="make room; then the same command goes on"
+                f"{self.path} cannot be written: {error.strerror}",
+                hint="free disk space, then run the same command to continue",
             ) from error
         self.events.append(dict(event))
 
@@ -85,7 +86,7 @@ class Journal(Closeable):
             content = read_bytes(self.path, _LIMIT)
         except OSError as error:
             raise _unusable(self.path, f"cannot be read: {error}") from error
-        lines = content.split(b"\n")[:-1]  # what follows the last newline is torn
+        lines = content.split(b"\n")[:-1]  # drops an incomplete last line
         os.ftruncate(self._descriptor, sum(len(line) + 1 for line in lines))
         if not lines:
             self.append(subject)
@@ -105,16 +106,16 @@ def _open_locked(path: Path) -> int:
     except OSError as error:
         raise MeasurementError(
             f"{path} cannot be opened: {error.strerror}",
-            hint="measurements are kept there: make it writable, or set XDG_CACHE_HOME to another folder",
+            hint="measurements are stored there: make it writable, or set XDG_CACHE_HOME to another folder",
         ) from error
     if not try_lock(descriptor):
         os.close(descriptor)
-        raise MeasurementError(f"{path} is another search's that runs now", hint="wait until it ends")
+        raise MeasurementError(f"{path} is locked by a running search", hint="wait until it ends")
     return descriptor
 
 
 def _sync_folder(path: Path) -> None:
-    """Put the name of a new file on the disk, too."""
+    """Sync a folder, so that the name of a new file is on disk."""
     folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(folder)
@@ -142,20 +143,20 @@ def _check_subject(path: Path, found: Mapping[str, Any], expected: Mapping[str, 
 
 
 def _unusable(path: Path, what: str) -> MeasurementError:
-    return MeasurementError(f"{path} {what}", hint="delete it: all is measured anew")
+    return MeasurementError(f"{path} {what}", hint="delete it to measure everything again")
 
 
-# Measurements whose durations are remembered; the slowest of them counts: on a busy machine a start takes many times
-# what the measurement does.
+# Number of remembered durations, of which the slowest counts: on a busy machine a server may start much slower than
+# usual.
 _REMEMBERED = 3
-# Guesses of a start and of a warm-up, before there was one.
+# Assumed seconds of a server start and of a warm-up before the first one.
 _GUESS_S, _WARMUP_S = 5.0, 1.0
-# Share of the budget that is kept for the confirmation, and seconds that it takes at least beside a start.
+# Share of the budget reserved for the confirmation, and its minimum in seconds beside a server start.
 _CONFIRMING, _CONFIRMED_S = 0.2, 8.0
 
 
 class Budget:
-    """Seconds that measurements may take: their own, and those of the servers that they start."""
+    """Seconds for measurements, including the server starts that they need."""
 
     def __init__(self, total_s: float) -> None:
         self.total_s, self.spent_s = total_s, 0.0
@@ -166,32 +167,32 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds left; negative if it was overrun."""
+        """Seconds left; negative after an overrun."""
         return self.total_s - self.spent_s
 
     @property
     def searching_s(self) -> float:
-        """Seconds left for all but the confirmation."""
+        """Seconds left without the reserve for the confirmation."""
         if math.isinf(self.total_s):
             return self.left_s
         return self.left_s - max(_CONFIRMING * self.total_s, self.start_s + _CONFIRMED_S)
 
     @property
     def start_s(self) -> float:
-        """Overhead of a measurement that starts a server."""
+        """Seconds of overhead of a measurement that starts a server."""
         return max(self._starts, default=_GUESS_S)
 
     @property
     def probe_s(self) -> float:
-        """Seconds of a bare session; 0 before the first."""
+        """Seconds of timing a session; 0 before the first."""
         return max(self._probes, default=0.0)
 
     def serves(self, candidate: Candidate) -> bool:
-        """Return true if a candidate's server runs."""
+        """Return true if the candidate's server is running."""
         return candidate == self._served
 
     def needed_s(self, candidate: Candidate, seconds: float) -> float:
-        """Seconds of a measurement with its overhead."""
+        """Return the seconds of a measurement with its overhead."""
         beside_s = max(self._warmups, default=_WARMUP_S) if self.serves(candidate) else self.start_s
         return beside_s + seconds
 
@@ -200,13 +201,13 @@ class Budget:
         return self.needed_s(candidate, seconds) <= self.searching_s
 
     def charge_probe(self, took_s: float) -> None:
-        """Charge a bare session; the running server was stopped for it."""
+        """Charge the timing of a session, which stops the running server."""
         self.spent_s += took_s
         self._served = None
         self._probes.append(took_s)
 
     def charge(self, candidate: Candidate, seconds: float, took_s: float, *, failed: bool = False) -> None:
-        """Charge a measurement of so many seconds, which took longer than that."""
+        """Charge a measurement of `seconds` that took `took_s` with its overhead."""
         self.spent_s += took_s
         beside_s = max(0.0, took_s - seconds)
         if not failed:
@@ -214,8 +215,7 @@ class Budget:
         self._served = None if failed else candidate
 
 
-# Deaths of the tuner in one measurement after which its candidate has failed: a candidate can take the tuner with it
-# when it fills the memory.
+# A candidate has failed after killing the tuner this often in the same measurement, for example by filling the memory.
 _MOST_DEATHS = 3
 
 Outcome = Bare | Measured | Failed
@@ -224,14 +224,14 @@ _Outcome = TypeVar("_Outcome", bound=Outcome)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """A measurement that has just been made.
+    """A new measurement.
 
     Attributes:
-        number: Its number, those of earlier runs of the command included.
-        spent_s: Seconds of the budget before it.
-        candidate: The candidate, or its session alone.
-        load: The load; None for a bare session.
-        outcome: The result.
+        number: Number of the measurement, counting those of earlier runs.
+        spent_s: Seconds of the budget spent before it.
+        candidate: Candidate, or its session's keys.
+        load: Load; None for a session without a server.
+        outcome: Result.
     """
 
     number: int
@@ -245,17 +245,17 @@ Report = Callable[[Progress], None]
 
 
 class RecordedTrials:
-    """`Trials` on top of others, with a journal.
+    """`Trials` that record the measurements of other `Trials` in a journal.
 
     Args:
-        trials: Trials that measure.
+        trials: Performs the measurements.
         journal: Earlier measurements; new ones are appended.
-        clock: Seconds since any moment.
-        report: Called after each measurement that is made, not for those of the journal.
+        clock: Monotonic clock in seconds.
+        report: Called after each new measurement, not for those of the journal.
 
     Attributes:
-        budget: Charged with each measurement, whether it was made now or by an earlier run: a search that goes on sees
-            its budget shrink as it did the first time. Infinite until a search sets it.
+        budget: Charged with each measurement of this or an earlier run, so that a continued search sees the same
+            budget as the first time. Infinite until a search sets it.
 
     Raises:
         MeasurementError: The journal is damaged.
@@ -287,7 +287,7 @@ class RecordedTrials:
         """See `Trials.probe`."""
 
         def work() -> Bare | Failed:
-            self._running = None  # no server runs while a bare session is timed
+            self._running = None  # no server runs while a session is timed
             return self._reported(session, None, self._trials.probe(session))
 
         outcome, took_s, is_first = self._once({"probe": session.as_json()}, work)
@@ -296,7 +296,7 @@ class RecordedTrials:
         return outcome
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """See `Trials.measure`; a candidate that failed once has failed under any load."""
+        """See `Trials.measure`; a candidate that failed once fails under any load."""
         if candidate in self._failed:
             return self._failed[candidate]
 
@@ -304,9 +304,9 @@ class RecordedTrials:
             return self._reported(candidate, load, self._trials.measure(candidate, load, seconds, seed))
 
         def prepare() -> None:
-            # The server would still run, had the tuner not died since: its second start is not charged.
+            # Without the kill the server would still be running: its second start is not charged.
             if self.budget.serves(candidate) and self._running != candidate:
-                self._trials.measure(candidate, load, WARM_S, 0)  # what fails fails again below
+                self._trials.measure(candidate, load, WARM_S, 0)  # a failure shows again below
             self._running = candidate
 
         task = {"measure": candidate.as_json(), "load": asdict(load), "seconds": seconds, "seed": seed}
@@ -325,7 +325,7 @@ class RecordedTrials:
     def _once(
         self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None] = lambda: None
     ) -> tuple[_Outcome | Failed, float, bool]:
-        """Return an outcome, the seconds that it took, and whether this run asks for it for the first time."""
+        """Return an outcome, its seconds, and true for the first request of this run."""
         key = _key(task)
         is_first = key not in self._asked
         self._asked.add(key)
@@ -339,26 +339,28 @@ class RecordedTrials:
         self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None]
     ) -> tuple[Outcome, float]:
         if (deaths := self._deaths[_key(task)]) >= _MOST_DEATHS:
-            return self._finish(task, Failed(reason=f"the tuner died {deaths} times while it was measured"), 0.0)
+            return self._finish(
+                task, Failed(reason=f"the tuner was killed {deaths} times during this measurement"), 0.0
+            )
         self._journal.append({"begun": task})
         try:
             prepare()
             begun_s = self._clock()
             outcome = work()
-        except (KeyboardInterrupt, Exception):  # asked for, or the tuner's own fault: not the candidate's doing
-            with suppress(MeasurementError):  # a full disk may be the fault
+        except (KeyboardInterrupt, Exception):  # not the candidate's fault
+            with suppress(MeasurementError):  # a full disk may be the cause
                 self._journal.append({"interrupted": task})
             raise
         return self._finish(task, outcome, self._clock() - begun_s)
 
     def _finish(self, task: dict[str, Any], outcome: Outcome, seconds: float) -> tuple[Outcome, float]:
-        """Append an outcome, and return it as another run will read it."""
+        """Append an outcome, and return it as a later run will read it."""
         kept = outcome_as_json(outcome)
         self._journal.append({"done": task, "took_s": seconds, "outcome": kept})
         return outcome_from_json(kept), seconds
 
     def _read_events(self) -> None:
-        """Take up measurements of earlier runs, and count those that the tuner died in."""
+        """Load measurements of earlier runs, and count those during which the tuner was killed."""
         begun = ""
         for number, event in enumerate(self._journal.events, 2):
             try:
@@ -382,23 +384,23 @@ def _key(task: dict[str, Any]) -> str:
 
 
 _KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
-# Fields that may be infinite, which JSON writes as null; no other field of theirs may be null.
+# Fields that may be infinite, which is null in JSON; no other field of theirs may be null.
 _ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p99_wide_s", "mean_margin_s")
 
 
 def outcome_as_json(outcome: Outcome) -> dict[str, Any]:
-    """An outcome as JSON data, its kind under `kind`."""
+    """Convert an outcome to JSON data with its type as `kind`."""
     kind = next(name for name, each in _KINDS.items() if isinstance(outcome, each))
     data: dict[str, Any] = finite({"kind": kind, **asdict(outcome)})
     return data
 
 
 def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
-    """Read what `outcome_as_json` wrote.
+    """Convert the output of `outcome_as_json` back to an outcome.
 
     Raises:
         KeyError: A field is missing, or the kind is unknown.
-        TypeError: A field is of another kind.
+        TypeError: A field has the wrong type.
     """
     values = {key: value for key, value in data.items() if key != "kind"}
     kind = _KINDS[data["kind"]]

@@ -1,4 +1,4 @@
-"""Trials of candidates: a bare session in a child process, then a server kept for all loads of one candidate."""
+"""Trials on this machine: sessions timed in a child process, and servers that are measured under load."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OwnedFolder
 from graphkiln_backend.system.processes import end_with_parent, start
 
-# Options of every measured server: no background work, an immediate stop, and candidates in our backend.
+# Flags of every measured server: no background work, an immediate stop, and graphkiln's backend for ONNX models.
 FLAGS = ("--replay-interval=0", "--drain=1", "--replace-onnxruntime")
-# Instances publish their placement once a second; on a busy machine they may be late.
+# Instances publish their placement once a second, later on a busy machine.
 _PUBLISHED_S = 20.0
 _POLL_S = 0.05
 
 
 @dataclass(slots=True)
 class LocalTrials(Closeable):
-    """Measure candidates of a model on one server at a time; `close` stops the last one.
+    """Measure candidates of a model, on one server at a time; `close` stops the server.
 
     Attributes:
-        subject: The model.
-        loading: Its load.
-        batch_sizes: Batch sizes that bare sessions are timed with.
-        deadline_s: Seconds until a candidate must be ready, or its bare session timed.
+        subject: Model.
+        loading: Load for all candidates.
+        batch_sizes: Batch sizes to time sessions with.
+        deadline_s: Seconds within which a server must be ready or a session must be timed.
     """
 
     subject: Subject
@@ -55,7 +55,7 @@ class LocalTrials(Closeable):
 
     def probe(self, session: Candidate) -> Bare | Failed:
         """See `Trials.probe`."""
-        self.close()  # it would take the cores that are timed
+        self.close()  # a running server would take cores from the timed session
         job = BareJob(
             subject=self.subject, session=session, batch_sizes=self.batch_sizes, questions=self.loading.questions
         )
@@ -71,12 +71,12 @@ class LocalTrials(Closeable):
         except GraphkilnError as error:
             found = Failed(reason=str(error))
         if isinstance(found, Failed):
-            self.close()  # what is wrong with a server must not stay for the next load
+            self.close()  # do not reuse a server after a failure
             return excused(found, kills)
         return found
 
     def close(self) -> None:
-        """Stop the running server, if any."""
+        """Stop the server if one is running."""
         self._served = None
         self._server.close()
 
@@ -108,30 +108,30 @@ class LocalTrials(Closeable):
 
 
 def check_placement(candidate: Candidate, placed: tuple[Placed, ...]) -> None:
-    """Compare the requested engine and precision with those that the instances report.
+    """Check that the instances report the requested engine and precision.
 
     Raises:
-        MeasurementError: They report nothing, or another engine or precision serves.
+        MeasurementError: They report another engine or precision, or nothing.
     """
     if not placed:
-        raise MeasurementError("the server does not report which engine serves")
+        raise MeasurementError("the server does not report its engine")
     engine, precision = candidate.values.get(ENGINE), candidate.values.get(PRECISION)
     for each in placed:
         if engine not in (None, "auto", each.engine):
-            raise MeasurementError(f"{engine} was requested, but {each} serves")
+            raise MeasurementError(f"requested engine {engine}, but the model runs on {each}")
         if precision and not _computes(str(precision), each.precision):
-            raise MeasurementError(f"{precision} was requested, but {each} serves")
+            raise MeasurementError(f"requested precision {precision}, but the model runs on {each}")
 
 
 def _computes(requested: str, found: str) -> bool:
     """Return true if a reported precision is the requested one; a graph without products reports none."""
     if found not in tuple(Precision) or requested in (Precision.INT8, Precision.FP16):
-        return True  # int8 graphs compute their other nodes in fp32, and a CPU what was saved in fp16
+        return True  # int8 graphs compute other nodes in fp32; CPUs compute fp16 graphs in fp32
     return found == Precision(requested).kernels
 
 
 def _wait_placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
-    """Wait for the placement: Triton opens its metrics port only after it reports ready."""
+    """Poll for the placement: Triton opens its metrics port only after it reports ready."""
     end = time.monotonic() + _PUBLISHED_S
     while True:
         try:
@@ -145,19 +145,16 @@ def _wait_placement(server: LocalServer, model: str) -> tuple[Placed, ...]:
         time.sleep(_POLL_S)
 
 
-# Failures that the machine may have caused, and that may pass, beside failures of the candidate.
+# Failures that the machine may have caused: a port in use, a full disk, memory taken by other processes. They are not
+# a property of the candidate; the next run of the command measures it again (`journal`).
 #
-# A port that another program took, a disk that is full, memory that others hold: what a candidate could not do then
-# is no property of it. Where the two cannot be told apart, a failure counts as the machine's:
-# another run of the command tries it again (`journal`).
-#
-# Source: Linux kernel documentation, "/proc/vmstat" (`oom_kill`: processes that were killed where memory was short,
-# those of control groups included).
+# Source: Linux kernel documentation, "/proc/vmstat" (`oom_kill`: processes killed because memory was short,
+# including those of control groups).
 
-_TRIED_AGAIN = "the same command tries it again"
+_TRIED_AGAIN = "run the same command again to retry it"
 _VMSTAT = Path("/proc/vmstat")
 _OOM_KILLS = re.compile(r"^oom_kill (\d+)$", re.MULTILINE)
-# Messages of such failures, as strerror(3) and our own server spell them.
+# Messages of strerror(3) and of graphkiln's server.
 _SIGNS = re.compile(
     r"No space left on device|Disk quota exceeded|Cannot allocate memory|Too many open files|Read-only file system"
     r"|Resource temporarily unavailable|already in use|port \d+ \(\w+\) is in use|there is not enough memory"
@@ -165,7 +162,7 @@ _SIGNS = re.compile(
 
 
 def oom_kills() -> int:
-    """Number of processes that the kernel has killed for lack of memory; 0 if it does not count them."""
+    """Return the number of processes that the kernel killed for lack of memory; 0 if it does not count them."""
     with suppress(OSError):
         if found := _OOM_KILLS.search(_VMSTAT.read_text()):
             return int(found[1])
@@ -173,32 +170,32 @@ def oom_kills() -> int:
 
 
 def excused(found: Failed, kills_before: int) -> Failed:
-    """Mark a failure as one that may pass, if the machine may have caused it."""
-    short = "; memory was short: the kernel killed a process meanwhile" if oom_kills() > kills_before else ""
+    """Mark a failure as passing if the machine may have caused it."""
+    short = "; the kernel killed a process because memory was short" if oom_kills() > kills_before else ""
     if not (short or found.passing or _SIGNS.search(found.reason)):
         return found
     return replace(found, reason=f"{found.reason}{short}; {_TRIED_AGAIN}", passing=True)
 
 
-# A bare session is timed in a child process: a graph may crash its process, or never end, and the tuner must survive.
+# Sessions are timed in a child process: a graph may crash its process or run forever, and the tuner must survive.
 
 _SIZE_S = 0.15
 _FEWEST_RUNS = 3
-# A run that takes so long: larger batches take longer, and are not tried.
+# Seconds of a run above which larger batches are not timed.
 _HOPELESS_S = 2.0
-# The temporary store in a message: replaced by the user's own path.
+# Path of a temporary store in an error message, which is replaced by the user's path.
 _STAGED = re.compile(rf"[^\s'\"]*/{re.escape(PREFIX)}[^/\s]+/store")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BareJob:
-    """Job of the child process.
+    """Task of the child process.
 
     Attributes:
-        subject: The model.
-        session: Values of the session's keys.
-        batch_sizes: Batch sizes to time, in ascending order.
-        questions: Requests that are checked one by one.
+        subject: Model.
+        session: Candidate with the session's keys.
+        batch_sizes: Batch sizes to time, ascending.
+        questions: Requests to check, one by one.
     """
 
     subject: Subject
@@ -208,7 +205,7 @@ class BareJob:
 
 
 def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
-    """Build, time and check a session in a child process, which is killed after a deadline."""
+    """Build, time and check a session in a child process, which is killed after `deadline_s` seconds."""
     command = [sys.executable, "-P", "-m", "graphkiln.tuning.local_trials"]
     late = threading.Event()
 
@@ -228,9 +225,9 @@ def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
         except (EOFError, BrokenPipeError):
             code = worker.wait()
             if late.is_set():
-                return Failed(reason=f"its session was not built and timed within {deadline_s:g} s")
+                return Failed(reason=f"the session was not built and timed within {deadline_s:g} s")
             killed = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            return Failed(reason=f"its session ended the process that built it ({killed})")
+            return Failed(reason=f"the session crashed the process that built it ({killed})")
         else:
             return found
         finally:
@@ -262,13 +259,13 @@ def run_job(job: BareJob) -> Bare | Failed:
 
 
 def accuracy_lost(questions: Questions, found: Sequence[Arrays]) -> float | None:
-    """Share of the labelled samples that the saved graph gets right and these outputs do not, less the reverse."""
+    """Return the accuracy of the saved graph minus that of these outputs; None without labels."""
     right, now = questions.accuracy(questions.answers), questions.accuracy(found)
     return None if right is None or now is None else right - now
 
 
 def _time_sizes(session: Session, feeds: Arrays, sizes: Sequence[int]) -> Mapping[int, float]:
-    """Seconds of the fastest of several runs by batch size: other load on the machine only slows them down."""
+    """Time several runs of each batch size and keep the fastest: interference only slows runs down."""
     times: dict[int, float] = {}
     for size in sizes:
         batch = repeated(feeds, size) if size > 1 else feeds
@@ -287,13 +284,13 @@ def _time_sizes(session: Session, feeds: Arrays, sizes: Sequence[int]) -> Mappin
 
 
 def main() -> None:
-    """Run the child process: it ends with the tuner, also when that is killed; Ctrl-C is left to the tuner."""
+    """Run the child process; it ends with the tuner and leaves Ctrl-C to it."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     send_message(sys.stdout.buffer, run_job(receive_message(sys.stdin.buffer)))
 
 
 if __name__ == "__main__":
-    from graphkiln.tuning.local_trials import main as run  # by its own name: what is pickled here is read elsewhere
+    from graphkiln.tuning.local_trials import main as run  # pickled classes need the module's real name
 
     run()

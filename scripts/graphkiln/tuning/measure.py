@@ -1,4 +1,4 @@
-"""Measurement of a candidate on a running server: its load, its processes, energy, and checks of its answers."""
+"""Measurement of a candidate on a running server: load, processes, energy, and checks of the answers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from graphkiln_backend.system.resources import usable_cores
 from graphkiln_client import Client
 
 _WARMUP_S = 0.5
-# Share of the cores from which on the load generator itself shapes the measurement.
+# Share of the cores above which the load generator itself limits the measurement.
 _BUSY_GENERATOR = 0.5
 
 
@@ -37,8 +37,8 @@ class Arriving:
     """Arrival process of requests: Poisson, unless one of `burst` and `trace` is given.
 
     Attributes:
-        burst: Requests that come at a time.
-        trace: Recorded arrival times, `[requests]` seconds; they are stretched to the rate of a trial.
+        burst: Requests per arrival.
+        trace: Recorded arrival times, `[requests]` in seconds, stretched to the rate of each measurement.
     """
 
     burst: int = 1
@@ -46,20 +46,20 @@ class Arriving:
 
     @classmethod
     def of(cls, burst: int | None, trace: Path | None) -> Arriving:
-        """Create from the options of the command line.
+        """Create from `--burst` and `--trace`.
 
         Raises:
-            InvalidInput: Both are given, or the file cannot be read, or holds a single moment.
+            InvalidInput: Both are given, the file cannot be read, or all its requests have the same time.
         """
         if burst and trace:
-            raise InvalidInput("--burst and --trace both say when requests come", hint="give one of them")
+            raise InvalidInput("--burst and --trace are mutually exclusive", hint="remove one of them")
         moments = read_trace(trace) if trace else None
         if moments is not None and not moments[-1]:
-            raise InvalidInput(f"--trace {trace}: all requests come at once", hint="a trace needs two moments or more")
+            raise InvalidInput(f"--trace {trace}: all requests arrive at once", hint="a trace needs at least two times")
         return cls(burst=burst or 1, trace=moments)
 
     def moments(self, rate: float, seconds: float, seed: int) -> Moments:
-        """Arrival times in seconds; with another seed, a trace begins at another of its gaps."""
+        """Return arrival times in seconds; the seed selects random numbers, or the gap at which a trace begins."""
         if self.trace is None:
             return bursts(rate, seconds, self.burst, seed) if self.burst > 1 else poisson(rate, seconds, seed)
         gaps = np.diff(self.trace)
@@ -76,12 +76,12 @@ class Arriving:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Loading:
-    """Load of trials, the same for all candidates.
+    """Load that is the same for all candidates.
 
     Attributes:
-        questions: Contents of requests, and the right answers.
-        arriving: Arrivals of an open loop.
-        timeout_s: Time after which a request counts as failed.
+        questions: Contents of requests, with reference outputs.
+        arriving: Arrival process of an open loop.
+        timeout_s: Seconds after which a request counts as failed.
     """
 
     questions: Questions
@@ -91,7 +91,7 @@ class Loading:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placed:
-    """Engine, precision of most of the arithmetic, and device that an instance reports."""
+    """Placement of an instance: engine, precision of most of the arithmetic, and device."""
 
     engine: str
     precision: str
@@ -106,13 +106,13 @@ class ServedCandidate:
     """A candidate on a running server.
 
     Attributes:
-        candidate: Its values.
+        candidate: Served candidate.
         model: Name of the model.
-        client: Arguments of the client whose connection is loaded.
+        client: Arguments of the client that generates load.
         asking: Arguments of the client that checks answers.
-        loading: Its load.
-        placed: Its reported placement.
-        watch: Processes of its server.
+        loading: Load for all candidates.
+        placed: Reported placement.
+        watch: Processes of the server.
     """
 
     candidate: Candidate
@@ -125,7 +125,7 @@ class ServedCandidate:
     _asked: int = 0
 
     def measure(self, shape: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """Measure under a load, after a warm-up; another seed gives other arrivals."""
+        """Measure under a load after a warm-up; the seed selects the arrivals."""
         is_open, rate, callers, moments = isinstance(shape, OpenLoop), 0.0, MAX_CALLERS, None
         if isinstance(shape, OpenLoop):
             rate, moments = shape.rate, self.loading.arriving.moments(shape.rate, _WARMUP_S + seconds, seed)
@@ -146,7 +146,7 @@ class ServedCandidate:
         if reason := self.watch.death():
             return Failed(reason=f"under load, {reason}")
         if reason := answers.objection():
-            return Failed(reason=f"its answers under load are wrong: {reason}")
+            return Failed(reason=f"wrong answers under load: {reason}")
         latency, per_second = summarize(recording, is_open=is_open)
         counted = recording.of_open_loop() if is_open else recording.of_closed_loop()
         share = counted.client_cores / usable_cores()
@@ -161,15 +161,15 @@ class ServedCandidate:
             memory_bytes=meters.memory_bytes,
             energy_j=meters.energy_j,
             placed=str(self.placed),
-            warning=f"the load generator took {share:.0%} of the cores" if share > _BUSY_GENERATOR else "",
+            warning=f"the load generator used {share:.0%} of the cores" if share > _BUSY_GENERATOR else "",
             answers=answers.judged,
         )
 
 
 def latencies_of(recording: Recording, *, is_open: bool) -> npt.NDArray[np.float64]:
-    """`[requests]` seconds in the order in which they were due; infinite for those that failed or were never sent.
+    """Return `[requests]` latencies in seconds, ordered by due time; infinite for failed and unsent requests.
 
-    Requests of an open loop count by when they were due, those of a closed one by when they were answered.
+    The measured interval selects requests of an open loop by due time, those of a closed loop by response time.
     """
     due, done = recording.responses.T
     counted = due if is_open else done
@@ -183,19 +183,19 @@ def latencies_of(recording: Recording, *, is_open: bool) -> npt.NDArray[np.float
 
 
 def summarize(recording: Recording, *, is_open: bool) -> tuple[Latency, Interval]:
-    """Latencies and responses per second of a recording; one without any due request counts as one endless latency."""
+    """Return latencies and responses per second; a recording without requests counts as one infinite latency."""
     latencies = latencies_of(recording, is_open=is_open)
     latency = Latency.of(latencies if latencies.size else np.array([np.inf]))
     return latency, throughput(recording.responses[:, 1], recording.begin, recording.end)
 
 
-# Names, or parts of the first word, of the processes without which requests fail.
+# Prefixes of the names of processes that serve requests.
 _SERVING = ("tritonserver", "triton_python_backend_stub")
 _INFO = "graphkiln_instance_info"
 
 
 def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
-    """Read the placement of each instance of a model.
+    """Read the placement of each instance of a model from the server's metrics.
 
     Raises:
         ConnectionFailed: The server's metrics cannot be read.
@@ -204,7 +204,7 @@ def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
 
 
 def parse_placement(metrics: str, model: str) -> tuple[Placed, ...]:
-    """Parse the placement of a model's instances from the text of a metrics page."""
+    """Parse the placement of a model's instances from a metrics page."""
     labels = [
         each.labels for each in parse_metrics(metrics) if each.name == _INFO and each.labels.get("model") == model
     ]
@@ -212,7 +212,7 @@ def parse_placement(metrics: str, model: str) -> tuple[Placed, ...]:
 
 
 class ServerWatch(ProcessMeter):
-    """Memory, CPU time and liveness of a server's processes, by the PID of its supervisor."""
+    """Memory, CPU time and liveness of a server's processes, found by the PID of the supervisor."""
 
     def __init__(self, pid: int) -> None:
         super().__init__(pid)
@@ -226,7 +226,7 @@ class ServerWatch(ProcessMeter):
                     self._serving[process.pid] = word
 
     def death(self) -> str:
-        """Describe a serving process that has ended since; "" if all live."""
+        """Return a description of a serving process that has ended; "" if all are alive."""
         if not is_alive(self._supervisor):
             return "the server ended"
         alive = {process.pid for process in self.processes if is_alive(process)}
@@ -235,7 +235,7 @@ class ServerWatch(ProcessMeter):
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return false for zombies, too: an ended process is listed until its parent waits for it."""
+    """Return true if a process runs and is not a zombie."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.Error:
@@ -243,7 +243,7 @@ def is_alive(process: psutil.Process) -> bool:
 
 
 class _Meters:
-    """Readings at both ends of a measurement, taken while the load lasts."""
+    """Meter readings at the beginning and the end of a measurement."""
 
     def __init__(self, watch: ServerWatch, seconds: float) -> None:
         self.memory_bytes: int | None = None
@@ -279,12 +279,12 @@ class _Meters:
 
 
 _POWERCAP = Path("/sys/class/powercap")
-# Whole processors: their parts (`intel-rapl:0:1`) are in them already.
+# Counters of whole packages; those of their parts (`intel-rapl:0:1`) are included in them.
 _PACKAGE = "intel-rapl:[0-9]*"
 
 
 class EnergyMeter:
-    """Joules between two moments by RAPL and NVML; the counters of GPUs are not yet run on one.
+    """Energy in joules by RAPL and NVML. The GPU counters have not been tested on a GPU yet.
 
     Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
     `nvmlDeviceGetTotalEnergyConsumption`.
@@ -299,16 +299,16 @@ class EnergyMeter:
         self._before = self._read()
 
     def joules(self) -> float | None:
-        """Joules since `begin`; None if no counter could be read twice."""
+        """Return joules since `begin`; None if no counter could be read twice."""
         now, used = self._read(), {}
         for name in self._before.keys() & now.keys():
             used[name] = now[name] - self._before[name]
-            if used[name] < 0:  # a counter starts again at 0 beyond its range
+            if used[name] < 0:  # the counter wrapped around
                 used[name] += (_read_number(Path(name) / "max_energy_range_uj") or 0.0) / 1e6
         return sum(used.values()) if used else None
 
     def _read(self) -> dict[str, float]:
-        """Joules since some moment by counter; only root may read some."""
+        """Read all accessible counters in joules; some are readable by root only."""
         read = {str(path): _read_number(path / "energy_uj") for path in self._packages}
         return {**{name: value / 1e6 for name, value in read.items() if value is not None}, **_read_gpus()}
 
@@ -321,7 +321,7 @@ def _read_number(path: Path) -> float | None:
 
 
 def _read_gpus() -> dict[str, float]:
-    """Joules of each GPU; none without NVIDIA's library, its driver or, on older GPUs, its counters."""
+    """Read the energy counter of each GPU in joules; empty without NVML, a driver or such counters."""
     try:
         import pynvml
     except ImportError:
@@ -335,35 +335,35 @@ def _read_gpus() -> dict[str, float]:
         return {}
 
 
-# Between two questions: five a second disturb no measurement.
+# Seconds between checks: five requests per second do not disturb a measurement.
 _PAUSE_S = 0.2
-# Most of the offered requests that questions may be beside, and of a core that judging may take.
+# Checks may add this share to the offered requests, and use this share of a core.
 _SHARE = 0.02
-# Answers that are judged together.
+# Number of answers that are compared together.
 _BLOCK = 8
 
-# Sends one request; raises the `ClientError` family only.
+# Sends one request; raises only subclasses of `ClientError`.
 Ask = Callable[[Arrays], Arrays]
 
 
 class AnswerWatch(AbstractContextManager["AnswerWatch"]):
-    """Ask from a background thread until the context ends or an answer is wrong; at least one question.
+    """Check answers from a background thread until the context ends or an answer is wrong.
 
-    The proof at load checks an idle session. Under load the same rows come in batches with others, in several
-    instances, beside other runs. An error there may be gone a moment later, so that each answer is judged, in blocks of
-    as many as a self-test has samples: the policy's limits are those of several samples together.
+    The proof at load checks an idle session. Under load, rows are batched with others and instances run concurrently,
+    which may cause transient errors. Answers are compared in blocks of as many samples as a self-test has, because the
+    limits of the numeric policy apply to several samples together.
 
     Args:
         ask: Sends a request.
-        questions: Requests in turn.
-        first: Number of the first one.
-        rate: Requests per second of the load.
+        questions: Requests to send in turn.
+        first: Number of the first request.
+        rate: Requests per second of the load; 0 for a closed loop.
         engine: Engine of the instance.
         precision: Requested precision.
 
     Attributes:
-        next_question: Number of the question that would come next.
-        judged: Number of answers that were compared.
+        next_question: Number of the next request.
+        judged: Number of compared answers.
     """
 
     def __init__(self, ask: Ask, questions: Questions, first: int, rate: float, *, engine: str, precision: str) -> None:
@@ -387,15 +387,15 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         self._thread.join()
 
     def objection(self) -> str:
-        """Return the violation by an answer, or "". Call it after the context.
+        """Return the violation of the numeric policy, or "". Call it after the context.
 
         Raises:
-            BaseException: Asking itself failed.
+            BaseException: The background thread failed.
         """
         if self._failure:
             raise self._failure
         if not self.judged:
-            return f"not one of the requests whose answer is known was answered under load: {self._refusal}"
+            return f"no request of the checks was answered under load: {self._refusal}"
         return self._objection
 
     def _watch(self) -> None:
@@ -406,9 +406,9 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
                 used_s = time.thread_time() - begun_s
                 if self._over.wait(max(self._pause_s, used_s / _SHARE)):
                     break
-            if self._block and not self._objection:  # too few for a block of their own
+            if self._block and not self._objection:  # an incomplete block is completed by the last one
                 self._judge({**self._last, **self._block})
-        except BaseException as error:  # noqa: BLE001 - it is raised where the answers are judged
+        except BaseException as error:  # noqa: BLE001 - `objection` raises it in the main thread
             self._failure = error
 
     def _ask_next(self) -> None:
@@ -416,17 +416,17 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         self.next_question += 1
         try:
             answer = self._questions.answer(number, self._ask(self._questions.request(number)))
-        except ClientError as error:  # an overloaded server refuses, which the load counts
+        except ClientError as error:  # refused by an overloaded server, which the load counts
             self._refusal = str(error)
             return
-        if number in self._block:  # others in between were not answered
+        if number in self._block:  # the requests in between were refused
             self._judge(self._block)
         self._block[number] = answer
         if len(self._block) == min(_BLOCK, len(self._questions.feeds)):
             self._judge(self._block)
 
     def _judge(self, found: dict[int, Arrays]) -> None:
-        """Compare a block of answers with the policy, and keep it to complete a short last block."""
+        """Compare a block of answers, and keep it to complete a short last block."""
         self.judged += len(self._block)
         if not self._objection:
             self._objection = self._questions.objection(found, engine=self._engine, precision=self._precision)

@@ -35,7 +35,7 @@ from graphkiln_backend.proof.policy import Limits
 from graphkiln_converters.samples import read_samples, read_targets
 from graphkiln_converters.sources.base import InputSpec
 
-# Samples that requests are made of; more are read only to compare labels.
+# Maximum number of samples sent as requests; more are read only to compare labels.
 MOST_SAMPLES = 256
 _MADE_UP = 8
 Arrays = Mapping[str, AnyArray]
@@ -43,18 +43,18 @@ Arrays = Mapping[str, AnyArray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Questions:
-    """Requests with the outputs of the saved graph itself.
+    """Requests with the reference outputs of the saved graph.
 
     Attributes:
-        origin: Where they come from, in words.
-        feeds: The inputs of each request.
-        answers: The right outputs of each.
-        saved: Precision that the graph was saved in.
-        reading: What users read from the outputs, or None.
-        targets: The right class of each, `[requests]`; None if unknown.
-        unlabelled: Why it is unknown, for messages.
-        output: Name of the output whose classes the labels name; empty for the first one.
-        is_batched: Whether the first dimension of a request is Triton's batch.
+        origin: Description of the source, for reports.
+        feeds: Inputs of each request.
+        answers: Reference outputs of each request.
+        saved: Precision of the saved graph.
+        reading: Interpretation of the outputs (classes, boxes, ...), or None.
+        targets: True class of each request, `[requests]`; None if unknown.
+        unlabelled: Reason for missing targets, for error messages.
+        output: Name of the output whose classes the labels name; "" for the first one.
+        is_batched: The first dimension of a request is Triton's batch dimension.
     """
 
     origin: str
@@ -71,9 +71,9 @@ class Questions:
         """Compare outputs with those of the saved graph; return the violation of the numeric policy, or "".
 
         Args:
-            found: Number of the request -> the outputs for it; at least one.
-            engine: What computed them.
-            precision: What it was to compute in.
+            found: Request number -> outputs; at least one.
+            engine: Engine that computed them.
+            precision: Requested precision.
         """
         config = SessionConfig(
             engine=engine, device=CPU, threads=1, spin=False, reason="", precision=Precision(precision)
@@ -93,7 +93,7 @@ class Questions:
         return ""
 
     def accuracy(self, found: Sequence[Arrays]) -> float | None:
-        """Share of the requests whose best class is the right one; None without labels."""
+        """Return the share of requests whose top class is the true one; None without labels."""
         if self.targets is None:
             return None
         ranking = self.reading if isinstance(self.reading, Ranking) else None
@@ -102,15 +102,15 @@ class Questions:
 
     @property
     def sent(self) -> tuple[Arrays, ...]:
-        """Requests of a load: all feeds, or an evenly spread selection of at most `MOST_SAMPLES`."""
+        """All feeds as requests, or an evenly spaced selection of at most `MOST_SAMPLES`."""
         return tuple(map(self.request, range(0, len(self.feeds), -(-len(self.feeds) // MOST_SAMPLES))))
 
     def request(self, number: int) -> Arrays:
-        """Feeds as the server takes them: rows of one number become `[rows, 1]`, as Triton has no scalars."""
+        """Return the feeds in the server's shapes: one number per row becomes `[rows, 1]`, as Triton has no scalars."""
         return {name: _as_sent(array, int(self.is_batched)) for name, array in self.feeds[number].items()}
 
     def answer(self, number: int, found: Arrays) -> Arrays:
-        """Give a server's answer the shapes of the graph: the reverse of `request`."""
+        """Restore the graph's shapes in a server's answer: the reverse of `request`."""
         shapes = {name: np.shape(array) for name, array in self.answers[number].items()}
         return {name: _without_scalar(array, shapes.get(name, array.shape)) for name, array in found.items()}
 
@@ -122,7 +122,7 @@ def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
 
 
 def _as_sent(array: AnyArray, scalar: int) -> AnyArray:
-    """Append a dimension to what has as many dimensions as a scalar."""
+    """Append a dimension to an array that has as many dimensions as a scalar."""
     return np.asarray(array)[..., None] if np.ndim(array) == scalar else array
 
 
@@ -138,11 +138,11 @@ def _best_class(outputs: Arrays, ranking: Ranking | None, name: str) -> int:
 
 
 def read_questions(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Questions:
-    """Read the user's samples, else the golden samples, else make requests up.
+    """Read the user's samples, otherwise the golden samples, otherwise generate requests.
 
     Raises:
-        ConversionError: The samples cannot be read, or do not fit the model.
-        MeasurementError: The graph computes none of the requests that can be made up.
+        ConversionError: The samples cannot be read or do not fit the model.
+        MeasurementError: The graph fails on all generated requests.
     """
     version, is_batched = subject.deployment.version, subject.config.max_batch_size > 0
     if samples is None and version.golden:
@@ -154,7 +154,7 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
         )  # fmt: skip
     feeds, targets = _read(subject, samples, most) if samples else (_make_up(subject), None)
     return Questions(
-        origin=str(samples) if samples else "made up",
+        origin=str(samples) if samples else "made up",  # part of a journal's identity
         feeds=feeds,
         answers=_reference_answers(subject, feeds),
         saved=subject.deployment.saved,
@@ -171,7 +171,7 @@ def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:
 
 
 def classifies(reading: Reading | None) -> bool:
-    """Return true if answers are classes, or may be."""
+    """Return true if the outputs are, or may be, class scores."""
     return reading is None or isinstance(reading, Ranking | Classification)
 
 
@@ -185,7 +185,7 @@ def _read(subject: Subject, samples: Path, most: int) -> tuple[tuple[Arrays, ...
         {name: array[number : number + 1] if batched else array[number] for name, array in arrays.items()}
         for number in range(count)
     )
-    _check_fit(subject.signature, feeds[0], samples)  # one array holds them all
+    _check_fit(subject.signature, feeds[0], samples)  # all feeds have the same shape
     is_labelled = classifies(subject.deployment.version.reading)
     return feeds, read_targets(samples, _labels_of(contract), most) if is_labelled else None
 
@@ -205,20 +205,20 @@ def _input_spec(spec: TensorSpec, signature: Signature) -> InputSpec:
 
 
 def _labels_of(contract: Contract) -> tuple[str, ...]:
-    """Labels of the scores, or of an embedded top-k."""
+    """Return the labels of the scores or of an embedded top-k."""
     return contract.labels or (contract.ranking.labels if contract.ranking else ())
 
 
 def _why_unlabelled(samples: Path | None, labels: Sequence[str]) -> str:
-    """Explain why the samples have no labels."""
+    """Return the reason why the samples have no labels."""
     if samples is None:
-        return "requests that are made up have none"
+        return "generated requests have no labels"
     if not labels:
         return "the model has no labels"
     if not samples.is_dir():
-        return f"{samples} has none"
+        return f"{samples} is not a folder of images"
     unknown = sorted({file.parent.name for file in image_files(samples)} - {*labels})
-    return f"'{unknown[0]}' is no label of the model" if unknown else "its folders do not say"
+    return f"'{unknown[0]}' is not a label of the model" if unknown else "its folders are not named after labels"
 
 
 def _make_up(subject: Subject) -> tuple[Arrays, ...]:
@@ -228,7 +228,7 @@ def _make_up(subject: Subject) -> tuple[Arrays, ...]:
             synthetic, signature = proven.synthetic, proven.session.signature
     if synthetic is None:
         raise MeasurementError(
-            f"no request could be made up that '{subject.name}' computes", hint="give some: --samples FILE.npz"
+            f"'{subject.name}' fails on generated requests", hint="provide samples: --samples FILE.npz"
         )
     return tuple(synthetic.feeds(signature, seed=seed) for seed in range(_MADE_UP))
 
@@ -239,21 +239,21 @@ def _reference_answers(subject: Subject, feeds: Sequence[Arrays]) -> tuple[Array
         return tuple(reference.run(each) for each in feeds)
 
 
-# `--accuracy-floor`: check that model and samples allow it, and compute the smallest loss that they can exclude.
+# `--accuracy-floor`: check that the model and the samples support it, and the smallest loss that they can exclude.
 
-# Each candidate's session computes all of them, and they are held in memory.
+# Every candidate's session computes all of them, and the outputs are held in memory.
 _MOST_LABELLED = 2048
 
 
 def samples_to_read(floor: float | None) -> int:
-    """Number of samples to read: with a floor, as many as detect such a loss, within bounds."""
+    """Return the number of samples to read: with a floor, enough to detect such a loss, within bounds."""
     if floor is None:
         return MOST_SAMPLES
     return min(_MOST_LABELLED, max(MOST_SAMPLES, samples_needed(floor) or 0))
 
 
 def samples_needed(floor: float) -> int | None:
-    """Number of samples that exclude a larger loss at 95% when none of them is lost; None if no number does.
+    """Return how many samples, all answered correctly, exclude a larger loss at 95%; None for a floor of 0.
 
     598 for 0.5%.
 
@@ -263,35 +263,35 @@ def samples_needed(floor: float) -> int | None:
 
 
 def check_floor(questions: Questions, floor: float | None) -> None:
-    """Refuse an accuracy floor for samples without labels, or a model without classes.
+    """Check that the model gives classes and the samples have labels if there is an accuracy floor.
 
     Raises:
-        InvalidInput: The samples have no labels, or the model gives no classes.
+        InvalidInput: The samples have no labels, or the model does not give classes.
     """
     if floor is None:
         return
     if not classifies(questions.reading):
         raise InvalidInput(
-            "--accuracy-floor counts right classes, and this model answers with something else",
-            hint="leave it out: what it answers is held to the limits of its task in any case",
+            "--accuracy-floor counts correct classes, but this model does not classify",
+            hint="leave it out: the outputs are held to the limits of their task in any case",
         )
     if questions.targets is None:
         raise InvalidInput(
-            f"--accuracy-floor needs samples whose right classes are known: {questions.unlabelled}",
+            f"--accuracy-floor needs labelled samples: {questions.unlabelled}",
             hint="--samples DIR with one folder of images for each label of the model",
         )
 
 
 def undecided(questions: Questions, floor: float | None) -> str:
-    """Describe a floor that the samples are too few to decide; empty if they decide it or there is no floor."""
+    """Return a warning if the samples are too few to verify the floor; "" otherwise."""
     if floor is None or questions.targets is None:
         return ""
     count, needed = len(questions.targets), samples_needed(floor)
     if needed is not None and count >= needed:
         return ""
     undetected = 1 - (1 - CONFIDENCE) ** (1 / count)
-    enough = "no number decides a floor of 0" if needed is None else f"it takes {needed}"
+    enough = "no number of samples verifies a floor of 0" if needed is None else f"{needed} are needed"
     return (
-        f"an accuracy floor of {floor * 100:.3g}% is not decided by {count} labelled samples: "
-        f"where none is lost, a loss below {undetected * 100:.2g}% may still be there (at 95%); {enough}"
+        f"{count} labelled samples cannot verify an accuracy floor of {floor * 100:.3g}%: "
+        f"even if all stay correct, a loss below {undetected * 100:.2g}% is possible (at 95%); {enough}"
     )

@@ -1,4 +1,4 @@
-"""Reports of a search: the JSON document, from which the table and the HTML page are made."""
+"""Reports of a search: the JSON document, and the table and HTML page made from it."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from graphkiln.tuning.trials import Bare, Failed, LoadShape, OpenLoop
 from graphkiln.tuning.tuner import Tuning
 from graphkiln_backend.graph.files import MIB
 
-# The table, for a terminal of 80 columns.
+# Output for a terminal of 80 columns.
 
 _COLUMNS = 80
 _ROWS = 6
 _NONE = "-"
-_NOT_AGAIN = "the budget was spent before it was measured again"
+_NOT_AGAIN = "the budget was spent before it was confirmed"
 
 Document = Mapping[str, Any]
 
 
 def print_result(document: Document, console: Console | None = None) -> None:
-    """Print the answer, the best few, why the others lost, and what is doubtful."""
+    """Print the choice, the best candidates, why others lost, and notes."""
     console = console or Console()
     console.width = min(console.width, _COLUMNS)
     for line in _answer(document):
@@ -44,11 +44,11 @@ def print_result(document: Document, console: Console | None = None) -> None:
         console.print(line, markup=False, highlight=False)
     for line in _facts(document):
         console.print(line, markup=False, highlight=False)
-    console.print(document["journal"], markup=False, highlight=False, soft_wrap=True)  # a path that can be copied
+    console.print(document["journal"], markup=False, highlight=False, soft_wrap=True)  # can be copied as a whole
 
 
 def print_space(document: Mapping[str, Any], console: Console | None = None) -> None:
-    """Print a space before it is searched."""
+    """Print the space before the search."""
     console = console or Console(stderr=True)
     console.width = min(console.width, _COLUMNS)
     table = Table("key", "values (today's first)")
@@ -67,7 +67,7 @@ def _answer(document: Document) -> Iterator[str]:
     yield f"{document['model']} {document['version']}: {document['target']['text']}"
     if chosen := document["chosen"]:
         yield f"chosen: {chosen['changes']}"
-        yield f"measured again: {_promise(document['promise'])}"
+        yield f"confirmed: {_promise(document['promise'])}"
         yield from _gain(document)
         return
     closest = document["closest"]
@@ -76,12 +76,12 @@ def _answer(document: Document) -> Iterator[str]:
         for reason, count in list(document["refused"].items())[:_ROWS]:
             yield f"{count} left out: {reason}"
         return
-    yield "no configuration was proven to meet the target"
-    found = "found, but not proven" if document["unproven"] else "closest"
+    yield "no configuration was confirmed to meet the target"
+    found = "found, but not confirmed" if document["unproven"] else "closest"
     yield f"{found}: {closest['changes']}: {_promise(closest['best'])}"
     if document["unproven"]:
-        yield f"why it is not proven: {closest['lost'] or _NOT_AGAIN}"
-    yield f"what limits it: {closest['limit']}"
+        yield f"not confirmed because: {closest['lost'] or _NOT_AGAIN}"
+    yield f"bottleneck: {closest['limit']}"
 
 
 def _promise(point: Mapping[str, Any]) -> str:
@@ -131,22 +131,22 @@ def _runners_up(document: Document) -> Iterator[str]:
 def _facts(document: Document) -> Iterator[str]:
     if untried := len(document["untried"]):
         every = document["space"]["candidates"]
-        yield f"not tried, for the budget: {untried} of {every} candidates (--json and --html name them)"
+        yield f"not tried for lack of budget: {untried} of {every} candidates (listed by --json and --html)"
     if document["knee"]:
-        yield f"knee: beyond {document['knee']:.4g} requests per second, latency rises faster than throughput"
+        yield f"knee: above {document['knee']:.4g} requests per second, latency rises faster than throughput"
     if point := document["promise"] or (document["closest"] or {}).get("best"):
         yield from _measured_facts(point)
     for note in document["notes"]:
         yield f"note: {note}"
     minutes = document["spent_s"] / 60
-    yield f"{document['measurements']} measurements in {minutes:.1f} minutes, kept in"
+    yield f"{document['measurements']} measurements in {minutes:.1f} minutes, recorded in"
 
 
 def _measured_facts(point: Mapping[str, Any]) -> Iterator[str]:
     if point["placed"]:
         yield f"ran: {point['placed']}"
-    yield f"the load generator took {point['client_cores']:.2f} cores"
-    yield f"compared under load: {point['answers_checked']} answers"
+    yield f"the load generator used {point['client_cores']:.2f} cores"
+    yield f"answers checked under load: {point['answers_checked']}"
     if "watt_hours_per_1000" in point:
         yield f"watt-hours of 1,000 requests: {point['watt_hours_per_1000']:.3g}"
 
@@ -161,20 +161,20 @@ def _number(value: float | None) -> str:
     return _NONE if value is None else f"{value:.4g}"
 
 
-# One measurement in one line.
+# Progress: one line for each measurement.
 
 _LONGEST = 100
 
 
 def line_of(progress: Progress, default: Candidate, budget_s: float) -> str:
-    """Describe a measurement in one line."""
+    """Format a measurement as one line."""
     words = in_words(progress.candidate, default)
     return f"{progress.spent_s:.0f} of {budget_s:.0f} s: {words}{_load(progress.load)}: {_outcome(progress)}"
 
 
 def _load(load: LoadShape | None) -> str:
     if load is None:
-        return ", its session alone"
+        return ", session without a server"
     return f", {load.rate:.4g}/s" if isinstance(load, OpenLoop) else f", {load.callers} callers"
 
 
@@ -194,7 +194,7 @@ def _shortened(reason: str) -> str:
 
 
 def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
-    """A search as JSON data, in which no value is infinite."""
+    """Convert a result to JSON data without infinite values."""
     default = tuning.space.today
 
     def point(found: Point | None) -> dict[str, Any] | None:
@@ -260,7 +260,7 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
 
 
 def space_document(tuning: Tuning) -> dict[str, Any]:
-    """The space as JSON data: axes, candidates, and reasons of what is left out."""
+    """Convert a space to JSON data: axes, number of candidates, and reasons for exclusions."""
     space = tuning.space
     return {
         "axes": {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes},
@@ -272,9 +272,9 @@ def space_document(tuning: Tuning) -> dict[str, Any]:
 
 
 def in_words(candidate: Candidate, default: Candidate) -> str:
-    """A candidate by what distinguishes it from the default configuration."""
+    """Format a candidate by its differences from the default configuration."""
     changed = {key: value for key, value in candidate.items if default.values.get(key) != value}
-    return str(Candidate.of(changed)) if changed else "as it is served today"
+    return str(Candidate.of(changed)) if changed else "as served today"
 
 
 def _point(point: Point) -> dict[str, Any]:
@@ -306,7 +306,7 @@ def _point(point: Point) -> dict[str, Any]:
 
 
 def _refused(result: Result, tuning: Tuning) -> dict[str, int]:
-    """Count the space's unmeasured candidates by reason."""
+    """Count the legal candidates without a measurement by reason."""
     legal = set(tuning.space.candidates)
     return dict(Counter(each.reason for each in result.exclusions if each.candidate in legal).most_common())
 
@@ -322,17 +322,16 @@ def _doubts(tuning: Tuning) -> list[str]:
     return list(filter(None, [undecided(tuning.questions, tuning.target.accuracy_floor)]))
 
 
-# The self-contained HTML page.
+# The self-contained HTML page, with scatter and curve as coordinates for SVG in the units of a fixed picture.
 
-# Scatters and curves as coordinates for SVG, in the units of a picture of fixed size.
 
-# Small, so that letters are legible where a phone shows it in 335 pixels.
+# Small, so that text is legible on a phone (335 pixels).
 WIDTH, HEIGHT = 440, 264
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
 
 
 def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """p99 against throughput of the best point of each candidate; None where nothing was measured."""
+    """Return p99 against throughput of the best point of each candidate; None without measurements."""
     rows = [row for row in document["rows"] if _is_shown(row["best"])]
     if not rows:
         return None
@@ -349,13 +348,13 @@ def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
         }
         for row in rows
     ]
-    # what matters is drawn last, on top
+    # the choice is drawn last, on top
     marks.sort(key=lambda mark: ("other", "front", "chosen").index(str(mark["kind"])))
     return _picture(across, up, target, marks=marks)
 
 
 def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
-    """p99 against the rate of what was chosen, with its bounds and the knee; None for fewer than two points."""
+    """Return p99 against the rate of the choice, with bounds and knee; None for fewer than two points."""
     points = curve_points(document)
     if len(points) < 2:
         return None
@@ -382,7 +381,7 @@ def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def curve_points(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """The measurements of the curve."""
+    """Return the drawable measurements of the curve."""
     return [point for point in document["curve"] if _is_shown(point) and point["rate"]]
 
 
@@ -402,13 +401,13 @@ def _is_shown(point: Mapping[str, Any] | None) -> bool:
 
 
 def _bounds(point: Mapping[str, Any]) -> tuple[float, float]:
-    """Bounds of p99, or p99 itself where there are none."""
+    """Return the bounds on p99, or p99 itself without bounds."""
     low, high = point["p99_range_ms"]
     return low or point["p99_ms"], high or point["p99_ms"]
 
 
 def render_page(document: Mapping[str, Any]) -> str:
-    """Render a document."""
+    """Render a document as an HTML page."""
     templates = environment(__package__ or "")
     templates.filters["number"] = _figure
     templates.filters["word"] = format_value
@@ -417,7 +416,7 @@ def render_page(document: Mapping[str, Any]) -> str:
 
 
 def rate_table(document: Mapping[str, Any]) -> HtmlTable:
-    """The figures of the curve: a row for each rate."""
+    """Return the figures of the curve, one row per rate."""
     columns = ("requests per s", "responses per s", "p50 ms", "p99 ms", "p99 at least", "at most, at 95%")
     rows = [
         [_figure(value) for value in (p["rate"], p["throughput"], p["p50_ms"], p["p99_ms"], *p["p99_range_ms"])]

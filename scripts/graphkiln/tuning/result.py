@@ -1,4 +1,4 @@
-"""Result of a search: the table with what limits each candidate, the Pareto front, the knee of the curve."""
+"""Result of a search: ranked candidates with their limits, the Pareto front, and the knee of the latency curve."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from graphkiln.tuning.trials import Bare, Measured, OpenLoop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """A candidate in the table of results.
+    """A measured candidate in the table of results.
 
     Attributes:
-        scored: Its points and its score; `lost` is the reason why it was not chosen.
-        score: In words.
-        limit: What keeps it from doing better, in words.
-        accuracy_lost: Share of the labelled samples' accuracy that it loses; None if unknown.
+        scored: Points and score; `lost` is the reason why it was not chosen.
+        score: Formatted score.
+        limit: Description of the bottleneck.
+        accuracy_lost: Loss of accuracy on the labelled samples as a share; None if unknown.
     """
 
     scored: CandidateScore
@@ -32,7 +32,7 @@ class Row:
 
     @property
     def best_point(self) -> Point | None:
-        """The point that counts: of rates that were reached, the highest, or else the load with the lowest p99."""
+        """The highest reached rate, otherwise the load with the lowest p99."""
         points = self.scored.points
         reached = [
             each for each in points if isinstance(each.load, OpenLoop) and _rate(each) <= self.scored.score.lower
@@ -47,20 +47,20 @@ class Result:
     """Result of a search.
 
     Attributes:
-        target: p99, rate and objective.
-        chosen: The configuration; None if none meets the target.
-        promise: The load under which it was measured once more, without any correction, and the measurement.
-        closest: If none was proven, the best that met the target all the same, or else the one that comes closest.
+        target: Required p99, rate and objective.
+        chosen: Chosen configuration; None if none meets the target.
+        promise: Load and measurement of the confirmation, without conversion to another machine speed.
+        closest: Without a choice, the best unconfirmed candidate that met the target, otherwise the nearest one.
         default: Today's configuration, if it was measured.
-        rows: All measured candidates, the best first.
-        front: Rows that no other beats in throughput, p99, memory and accuracy together.
-        exclusions: Candidates that were not measured, with the reasons.
+        rows: All measured candidates, best first.
+        front: Pareto front by throughput, p99, memory and accuracy.
+        exclusions: Candidates without a measurement, with reasons.
         curve: Latency of the choice by rate.
-        knee: Rate beyond which latency rises faster than throughput; None if the curve has none.
+        knee: Rate above which latency rises faster than throughput; None if the curve has none.
         readings: Speed of the machine over time.
         notes: Reasons to doubt the results.
-        spent_s: Seconds of the budget.
-        measurements: Their number.
+        spent_s: Spent seconds of the budget.
+        measurements: Number of measurements.
     """
 
     target: Target
@@ -80,12 +80,12 @@ class Result:
 
     @property
     def is_unproven(self) -> bool:
-        """Return true if `closest` met the target and was not confirmed."""
+        """True if `closest` met the target but was not confirmed."""
         return self.closest is not None and has_reached(self.closest.scored, self.target)
 
     @property
     def candidate(self) -> Candidate | None:
-        """The configuration that was chosen."""
+        """The chosen configuration."""
         return self.chosen.scored.candidate if self.chosen else None
 
 
@@ -96,19 +96,19 @@ def has_reached(scored: CandidateScore, target: Target) -> bool:
 
 
 def closest_row(rows: Sequence[Row], target: Target) -> Row | None:
-    """Row to report if nothing was proven: the best unproven one that met the target, else the lowest p99."""
+    """Return the row to report without a choice: the best unconfirmed one that met the target, else the lowest p99."""
     if met := [row for row in rows if has_reached(row.scored, target)]:
         return max(met, key=lambda row: row.scored.score.lower)
     p99_s = [(point.measured.latency.p99.value, row) for row in rows if (point := row.best_point)]
     return min(p99_s, key=lambda each: each[0])[1] if p99_s else None
 
 
-# Share of the p99 that makes a part the limit.
+# Share of p99 above which a part is the bottleneck.
 _MUCH = 0.5
 
 
 def limit_of(scored: CandidateScore, bare: Bare, target: Target, cores: int) -> str:
-    """Describe what limits a candidate: errors, the model, the batcher, the cores, or the queue."""
+    """Describe the bottleneck of a candidate: errors, the model, the batcher, the cores or the queue."""
     point = _hardest(scored, target)
     if point is None:
         return scored.lost
@@ -122,23 +122,23 @@ def limit_of(scored: CandidateScore, bare: Bare, target: Target, cores: int) -> 
 
 
 def _slowest_part(candidate: Candidate, measured: Measured, run_s: float, cores: int) -> str:
-    """Describe what the slowest requests wait for."""
+    """Describe the main part of the latency of the slowest requests."""
     p99_s, delay_s = measured.latency.p99.value, max(0, candidate.number(QUEUE_DELAY_US, 0)) * 1e-6
     if run_s > _MUCH * p99_s:
-        return f"the model: a run of one sample takes {run_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms"
+        return f"the model: one sample takes {run_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms"
     if delay_s > _MUCH * p99_s:
         return f"the batcher: it waits up to {delay_s * 1e3:.3g} of {p99_s * 1e3:.3g} ms for more requests"
     if measured.server_cores is not None and measured.server_cores > 0.9 * (cores - measured.client_cores):
-        return f"the cores: the server keeps {measured.server_cores:.2g} of {cores} busy"
+        return f"the cores: the server uses {measured.server_cores:.2g} of {cores}"
     if measured.latency.p50_s < p99_s / 3:
-        return f"the queue: half of the requests take {measured.latency.p50_s * 1e3:.3g} ms, the slowest wait"
-    return f"a run under load takes {measured.latency.p50_s * 1e3:.3g} ms, alone {run_s * 1e3:.3g} ms"
+        return f"the queue: the median is {measured.latency.p50_s * 1e3:.3g} ms, slower requests wait"
+    return f"the model under load: it takes {measured.latency.p50_s * 1e3:.3g} ms, alone {run_s * 1e3:.3g} ms"
 
 
 def _hardest(scored: CandidateScore, target: Target) -> Point | None:
-    """The point that shows the limit: the lowest rate that missed the target, or else the last one.
+    """Return the point at the limit: the lowest rate that missed the target, otherwise the last one.
 
-    If every load missed it, the one that came closest.
+    If all points missed the target, return the closest one.
     """
     points = scored.points
     if points and all(each.measured.latency.p99.value > target.p99_s for each in points):
@@ -152,13 +152,13 @@ def _hardest(scored: CandidateScore, target: Target) -> Point | None:
 
 
 def pareto_front(rows: Sequence[Row], target: Target) -> tuple[Row, ...]:
-    """The rows that met the target, and that no other row beats in one respect without losing in another."""
+    """Return the rows that met the target and that no other row dominates."""
     judged = [(row, _respects(row)) for row in rows if row.scored.points and has_reached(row.scored, target)]
     return tuple(row for row, own in judged if not any(_dominates(other, own) for _, other in judged))
 
 
 def _respects(row: Row) -> tuple[float, ...]:
-    """Throughput, and negated p99, memory and lost accuracy."""
+    """Return throughput, and negated p99, memory and lost accuracy."""
     point = row.best_point
     if point is None:
         return (-math.inf,) * 4
@@ -176,7 +176,7 @@ def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
 
 
 def knee(points: Sequence[Point]) -> float | None:
-    """The rate of a curve at which its p99 is farthest below the line between its ends; None if it never is.
+    """Return the rate at which p99 is farthest below the line between the ends of the curve, or None.
 
     Source: V. Satopaa and others, "Finding a 'Kneedle' in a Haystack" (2011), without smoothing.
     """

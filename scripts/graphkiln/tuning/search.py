@@ -1,17 +1,15 @@
-"""The search: from a space and a target to the configuration that was proven to meet it.
+"""The search: from a space and a target to a configuration that is confirmed to meet the target.
 
-1. Bare sessions rule out what no scheduler can save (`probe`).
-2. Successive halving: a short measurement of each of the others, or of as many as the budget allows, longer ones of
-   those that are left. A candidate leaves because what it can still reach is below what another proved (that is final),
-   or because it ranks below the best third (a guess: the search looks again around the best).
-3. The finalists are measured until their scores are exact; then the neighbors of the best, for as long as one of them
-   is better.
-4. Near-ties race under one load. Of those that do not differ significantly, the simplest is chosen and measured once
-   more: the promise (`confirm`).
+1. Sessions are timed without a server, which rules out candidates that no scheduler can make fast enough (`probe`).
+2. Successive halving: short measurements of the remaining candidates, or of as many as the budget allows, then longer
+   ones of the survivors. A candidate is eliminated if the most it can reach is below what another one has reached, or
+   if it ranks below the best third (a heuristic: the search later looks around the best).
+3. The finalists are measured until their scores are exact, then the neighbors of the best while they improve it.
+4. Near-ties race under the same load. The simplest of those without a significant difference is chosen.
+5. The choice is measured once more: its bound on p99 is the promise (`confirm`).
 
-No surrogate model drives it: bounds and dominance decide most points with one measurement, each measurement is exact
-about one candidate, and every rejection has a reason that can be read. The search is a function of the outcomes: where
-they come from a journal, it goes on where it was.
+There is no surrogate model: bounds and dominance decide most candidates with one measurement, and every rejection has a
+readable reason. The search is a deterministic function of the outcomes, so that it continues from a journal.
 
 Sources: K. Jamieson, A. Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization" (2016);
 M. Birattari and others, "A Racing Algorithm for Configuring Metaheuristics" (2002), with paired differences.
@@ -27,42 +25,172 @@ from functools import partial
 from itertools import zip_longest
 
 from graphkiln.tuning.candidate import SESSION_KEYS, Candidate
-from graphkiln.tuning.confirm import confirm, sweep
 from graphkiln.tuning.contest import CandidateScore, Contest, LoadContest, Point, RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.journal import RecordedTrials
+from graphkiln.tuning.journal import Budget, RecordedTrials
 from graphkiln.tuning.result import Result, Row, closest_row, has_reached, knee, limit_of, pareto_front
 from graphkiln.tuning.space import Exclusion, Space, bound_of, objection
+from graphkiln.tuning.statistics import requests_needed
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, Trials
+from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop, Trials
 
-# Shares of the budget: for bare sessions, for the first rung, after which no rung begins, none but near-ties are
-# measured, and nothing but the confirmation.
+# Confirmation: a longer measurement with other arrivals and without conversion of the machine's speed.
+
+_SEED = 77_000_000
+# Maximum number of measurements, and number of slices of the remaining budget.
+_TRIES, _SLICES = 8, 5
+# Factors on a rate: before the last affordable measurement, after a p99 above the target, and after only the bound was
+# above it.
+_LARGE_STEP, _STEP, _SMALL_STEP = 0.75, 0.9, 0.93
+# Number of requests above a tight bound, and the minimum for finding a bound at all.
+_SLOWER, _FEW_SLOWER = 100, 5
+# The minimum in independent requests, and the number of requests of a measurement that gives a reliable inflation.
+_CERTAIN, _COUNTED = 1, 100
+_SHORTEST_S = 5.0
+# Factor on the duration of the second measurement of a load that missed the target.
+_LONGER = 2
+# Additional rates of the latency curve as shares of the promised rate.
+_CURVE = (0.25, 0.5, 0.7, 0.85, 1.1)
+
+
+def confirm(trials: RecordedTrials, scored: CandidateScore, target: Target, level: float) -> tuple[Point | None, str]:
+    """Measure a candidate under the load to be promised; lower a free rate until the target is met.
+
+    Args:
+        trials: Performs measurements within its budget, but at least one.
+        scored: Candidate with its score from the search.
+        target: Required p99 and optional rate.
+        level: Current speed of the machine, relative to that of the score.
+
+    Returns:
+        The confirmed load with its measurement and the failure of an earlier attempt ("" for none), or None with the
+        reason.
+    """
+    is_free = target.objective is Objective.THROUGHPUT
+    rate = scored.score.lower * min(level, 1.0) if is_free else target.rate
+    budget, candidate = trials.budget, scored.candidate
+    reason, slice_s = "its figures were not measured again", (budget.left_s - budget.start_s) / _SLICES
+    inflation, doubt = _inflation_of(scored, target.p99_s), ""
+    for number in range(_TRIES):
+        if number and budget.left_s < budget.needed_s(candidate, _SHORTEST_S):
+            return None, f"{reason}, and the budget is spent"
+        if rate and is_free and not _fits_twice(budget, candidate, _enough_s(slice_s, rate, inflation)):
+            rate *= _LARGE_STEP  # the last affordable measurement: prefer a lower promise to none
+        load: LoadShape = OpenLoop(float(f"{rate:.4g}")) if rate else ClosedLoop(1)
+        per_s = _requests_per_s(load, scored)
+        seconds = _seconds(budget, candidate, per_s, _enough_s(slice_s, per_s, inflation) * (_LONGER if doubt else 1))
+        outcome = trials.measure(candidate, load, round(seconds, 3), _SEED + number)
+        if isinstance(outcome, Failed):
+            return None, outcome.reason
+        p99 = outcome.latency.p99
+        if outcome.latency.p99_at_most_s <= target.p99_s and outcome.keeps_up:
+            return Point(load=load, measured=outcome), doubt
+        reason = _missed(outcome, target.p99_s)
+        if p99.value <= target.p99_s:
+            inflation = outcome.latency.inflation  # meaningless while a queue grows
+        if rate and is_free:
+            rate *= _STEP if p99.value > target.p99_s else _SMALL_STEP
+        elif p99.value > target.p99_s or not outcome.keeps_up:
+            if doubt:
+                break
+            doubt = reason  # retry once: the machine may have stalled
+    return None, reason
+
+
+def sweep(
+    trials: RecordedTrials, candidate: Candidate, promise: Point, seconds: float
+) -> tuple[tuple[Point, ...], str]:
+    """Measure latency around the promised rate, at as many rates as the budget allows.
+
+    Returns:
+        The points by rate, and the failure at another rate ("" for none).
+    """
+    if not isinstance(promise.load, OpenLoop):
+        return (), ""
+    points, failure = {promise.load.rate: promise}, ""
+    for share in _CURVE:
+        if trials.budget.left_s < 1.5 * trials.budget.needed_s(candidate, seconds):
+            break
+        load = OpenLoop(float(f"{promise.load.rate * share:.4g}"))
+        outcome = trials.measure(candidate, load, seconds, _SEED - 1)
+        if isinstance(outcome, Failed):
+            failure = f"at {load.rate:g} requests per second, beside the promise, it failed: {outcome.reason}"
+            break
+        points[load.rate] = Point(load=load, measured=outcome)
+    return tuple(points[rate] for rate in sorted(points)), failure
+
+
+def _missed(measured: Measured, p99_s: float) -> str:
+    """Return why a measurement is not a confirmation: too slow, growing queue, or too short for the bound."""
+    latency = measured.latency
+    p99_ms = latency.p99.value * 1e3
+    if latency.p99.value > p99_s:
+        return f"p99 was {p99_ms:.3g} ms when measured again"
+    if not measured.keeps_up:
+        reached = f"{measured.throughput.value:.3g} of {measured.due_per_s:.3g}"
+        return f"only {reached} requests per second were answered when measured again: the queue grows"
+    return (
+        f"p99 was {p99_ms:.3g} ms when measured again, but {latency.count} requests are too few to confirm the target"
+    )
+
+
+def _inflation_of(scored: CandidateScore, p99_s: float) -> float:
+    """Return the median inflation of the points that met the target; 1 if unknown."""
+    latencies = [point.measured.latency for point in scored.points if isinstance(point.load, OpenLoop)]
+    within = [each for each in latencies if each.p99.value <= p99_s and each.count >= _COUNTED]
+    return statistics.median(each.inflation for each in within) if within else 1.0
+
+
+def _enough_s(slice_s: float, requests_per_s: float, inflation: float) -> float:
+    """Return the seconds of a slice of the budget, or more if a bound needs more requests."""
+    requests = max(requests_needed(_FEW_SLOWER), inflation * requests_needed(_CERTAIN))
+    return max(slice_s, requests / requests_per_s)
+
+
+def _fits_twice(budget: Budget, candidate: Candidate, seconds: float) -> bool:
+    return budget.left_s >= 2 * budget.needed_s(candidate, seconds)
+
+
+def _seconds(budget: Budget, candidate: Candidate, requests_per_s: float, enough_s: float) -> float:
+    """Return the duration of a measurement: enough for a tight bound, within the budget."""
+    fits_s = budget.left_s - budget.needed_s(candidate, 0.0)
+    return max(_SHORTEST_S, min(requests_needed(_SLOWER) / requests_per_s, enough_s, fits_s))
+
+
+def _requests_per_s(load: LoadShape, scored: CandidateScore) -> float:
+    if isinstance(load, OpenLoop):
+        return load.rate
+    reached = scored.points[-1].measured.throughput.value if scored.points else 1.0
+    return max(reached, 1e-3)
+
+
+# Shares of the budget: for timing sessions and for the first rung; then the shares after which no rung begins, no
+# candidate is settled, and no race continues.
 _PROBING, _FIRST_RUNG, _HALVING, _SEARCHING, _RACING = 0.3, 0.25, 0.5, 0.7, 0.75
 FINALISTS = 4
 _RUNGS = 6
-# One of so many candidates of a rung goes on to the next.
+# Reciprocal of the share of a rung's candidates that advances.
 _KEPT = 3
-# Candidates between two looks at the machine's speed.
+# Number of candidates between two checks of the machine's speed.
 _CHUNK = 8
-# Candidates of the first rung, however short its share is.
+# Minimum number of candidates of the first rung.
 _FEWEST = 8
-# Candidates of a race beside the best, and its rounds.
+# Number of opponents of the best in a race, and of rounds.
 _RUNNERS, _ROUNDS = 5, 5
-# Configurations that are measured once more before the search gives up.
+# Number of configurations that are tried to confirm before the search gives up.
 _CONFIRMED = 3
 _NO_TIME = "the budget was spent before it was measured"
-_UNTIMED = Failed(reason="the budget was spent before its session was timed")
+_UNTIMED = Failed(reason="the budget was spent before the session was timed")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Probes:
-    """Results of bare sessions.
+    """Results of timing sessions without a server.
 
     Attributes:
-        sessions: Session -> its times, or why it has none.
-        viable: Candidates that may meet the target, the simplest first.
-        refused: The others, with the reasons.
+        sessions: Session keys -> times or failure.
+        viable: Candidates that may meet the target, simplest first.
+        refused: The other candidates, with reasons.
     """
 
     sessions: Mapping[Candidate, Bare | Failed]
@@ -70,10 +198,10 @@ class Probes:
     refused: tuple[Exclusion, ...] = ()
 
     def bare(self, candidate: Candidate) -> Bare:
-        """The times of a viable candidate's session.
+        """Return the times of a viable candidate's session.
 
         Raises:
-            KeyError: It is not viable.
+            KeyError: The candidate is not viable.
         """
         found = self.sessions[session_of(candidate)]
         if isinstance(found, Failed):
@@ -82,12 +210,12 @@ class Probes:
 
 
 def session_of(candidate: Candidate) -> Candidate:
-    """The part of a candidate that a bare session depends on."""
+    """Return the part of a candidate that a session without a server depends on."""
     return candidate.restricted_to(SESSION_KEYS)
 
 
 def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], bool] = lambda: True) -> Probes:
-    """Measure the bare session of every candidate, each session once; the simplest one however short the time is."""
+    """Time each distinct session of the candidates once; at least that of the simplest candidate."""
     sessions: dict[Candidate, Bare | Failed] = {}
     for session in dict.fromkeys(map(session_of, space.candidates)):
         sessions[session] = trials.probe(session) if not sessions or has_time() else _UNTIMED
@@ -102,7 +230,7 @@ def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], b
 
 
 def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> list[Candidate]:
-    """Select `most` candidates, spread over all sessions, those of the fastest sessions first."""
+    """Select `most` candidates evenly from all sessions, beginning with the fastest sessions."""
     by_session: dict[Candidate, list[Candidate]] = {}
     for candidate in sorted(probes.viable, key=lambda each: -bound_of(each, probes.bare(each)).rate):
         by_session.setdefault(session_of(candidate), []).append(candidate)
@@ -112,7 +240,7 @@ def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> lis
 
 
 def _spread(candidates: list[Candidate]) -> list[Candidate]:
-    """Reorder candidates so that every prefix is spread over the whole: ends first, then middles."""
+    """Reorder candidates so that every prefix is spread evenly: ends first, then middles."""
     order: list[int] = []
     step = len(candidates)
     while step:
@@ -126,11 +254,11 @@ class Search:
 
     Args:
         space: Candidates.
-        target: p99, rate and objective.
-        trials: Measurements, with their journal.
-        budget_s: Seconds that measurements may take, those of earlier runs of the same command included.
-        cores: Cores of the machine, to describe limits.
-        seed: Another number gives other arrivals.
+        target: Required p99, rate and objective.
+        trials: Performs measurements, with a journal.
+        budget_s: Seconds for measurements, including those of earlier runs of the same command.
+        cores: Number of cores, to describe bottlenecks.
+        seed: Seed of the arrivals.
     """
 
     def __init__(
@@ -152,7 +280,7 @@ class Search:
         self._notes: list[str] = []
 
     def run(self) -> Result:
-        """Search until the best is found, or the budget is spent."""
+        """Run the search until the best candidate is confirmed or the budget is spent."""
         self._probes = probe(self._space, self._target, self._trials, self._has_time_to_probe)
         for candidate, reason in self._reference.begin(self._probes.viable[:_FEWEST]).items():
             self._keep(self._enter(candidate).out(reason))
@@ -185,11 +313,11 @@ class Search:
         self._scores[scored.candidate] = scored
 
     def _reached(self) -> float:
-        """The best score that was reached."""
+        """Return the best reached score."""
         return max((each.score.lower for each in self._scores.values()), default=-math.inf)
 
     def _by_score(self) -> list[CandidateScore]:
-        """All scores: what is still in first, what was measured before what runs before what needs a start."""
+        """Return all scores: remaining candidates first, then measured ones, then those without a server start."""
 
         def rank(each: CandidateScore) -> tuple[bool, int, float, float]:
             distance = 0 if each.points else 1 if each.candidate == self._reference.candidate else 2
@@ -220,7 +348,7 @@ class Search:
         return self._has_time(_HALVING) and self._budget.searching_s >= self._budget.start_s + self._reading_s
 
     def _run_rung(self, running: Sequence[CandidateScore], seconds: float) -> None:
-        """Measure each candidate once, in chunks between which the machine's speed is watched."""
+        """Measure each candidate once, in chunks between which the machine's speed is checked."""
         for start in range(0, len(running), _CHUNK):
             chunk, reached = running[start : start + _CHUNK], self._reached()
             if self._has_time_to_halve():
@@ -233,12 +361,12 @@ class Search:
         return [self._contest.advance(each, seconds, reached) if self._has_time_to_halve() else each for each in chunk]
 
     def _drop_worst(self, rung: Sequence[CandidateScore], seconds: float) -> None:
-        """Mark as lost what cannot reach the best, and what ranks below the best third; today's stays with these."""
+        """Eliminate candidates that cannot reach the best or rank below the best third, but not today's."""
         reached = max(each.score.lower for each in rung)
         for each in rung:
             if not each.lost and each.score.upper < reached:
                 upper, best = self._contest.describe(each.score.upper), self._contest.describe(reached)
-                self._keep(each.out(f"{upper} at best, where another has {best}"))
+                self._keep(each.out(f"at most {upper}, but another one reached {best}"))
         running = [now for each in rung if not (now := self._scores[each.candidate]).lost]
         running.sort(key=lambda each: -each.score.value)
         kept = max(FINALISTS, math.ceil(len(running) / _KEPT))
@@ -246,20 +374,20 @@ class Search:
             if each.candidate != self._space.default:
                 self._keep(each.out(f"ranks {place} of {len(running)} after {seconds:g} s"))
 
-    # Exact scores of the best, and of what is near it.
+    # Exact scores of the best candidates.
 
     def _settle(self, scores: Sequence[CandidateScore]) -> None:
-        """Measure the best first, so that the others need to be measured against it only.
+        """Measure until scores are exact, best first, so that the others are measured only against the best.
 
-        While nothing meets the target, failures count against their session: candidates of others come first, so that
-        a budget is not spent on twenty configurations of the one that looks fast and does not last.
+        While nothing meets the target, candidates of sessions with fewer failures come first, so that the budget is not
+        spent on many configurations of one session that looks fast but fails.
         """
         left = list(scores)
         while left:
             scored = min(left, key=self._failures)
             left.remove(scored)
             reached = self._reached()
-            is_late = len(left) + 1 < len(scores) and self._budget.left_s <= 0  # one is tried, however late it is
+            is_late = len(left) + 1 < len(scores) and self._budget.left_s <= 0  # the first one is always tried
             must = not is_late and not any(each.points for each in self._scores.values())
             if scored.score.upper >= reached and (must or self._affords(scored)):
                 begun = self._contest.advance(scored, 0.0, reached) if must else scored
@@ -267,7 +395,7 @@ class Search:
                 self._settled.add(scored.candidate)
 
     def _failures(self, scored: CandidateScore) -> int:
-        """Count failures of its session while nothing has met the target; today's configuration comes first then."""
+        """Count failures of the session while nothing has met the target; today's configuration sorts first."""
         if not self._settled or any(has_reached(each, self._target) for each in self._scores.values()):
             return 0
         if scored.candidate == self._space.default:
@@ -276,7 +404,7 @@ class Search:
         return sum(session_of(each) == own for each in self._settled)
 
     def _come_closer(self) -> None:
-        """If nothing met the target, settle the nearest candidates, to report how near they come."""
+        """If nothing met the target, settle the nearest candidates to report how close they come."""
         for _ in range(_CONFIRMED):
             left = [each for each in self._scores.values() if each.points and each.candidate not in self._settled]
             if self._best() or not left or not self._has_time(1.0):
@@ -286,7 +414,7 @@ class Search:
             self._settle([replace(nearest, lost="")])
 
     def _look_around(self) -> None:
-        """Climb from neighbor to neighbor, while one of them is better."""
+        """Hill-climb from the best to better neighbors."""
         best, viable = self._best(), set(self._probes.viable)
         while best is not None:
             nearby = [each for each in self._space.neighbors(best.candidate) if each in viable - self._settled]
@@ -304,7 +432,7 @@ class Search:
             self._keep(replace(settled, lost=settled.lost or default.lost))
 
     def _best(self) -> CandidateScore | None:
-        """The winner of the race, or else the simplest of those that nothing is significantly better than."""
+        """Return the winner of the race, otherwise the simplest candidate without a significantly better one."""
         raced = self._scores[self._winner] if self._winner else None
         if raced and not raced.lost:
             return raced
@@ -315,13 +443,12 @@ class Search:
         ties = [each for each in running if each is best or self._contest.is_tie(each, best)]
         return min(ties, key=lambda each: self._space.simplicity(each.candidate))
 
-    # A bracket of rates is exact about the arrivals that it was measured with, and a latency about its minute; neither
-    # is more exact than the machine was steady. Those that came close to the best get the same load, all with the same
-    # new arrivals, round after round, and pairs of the same round are compared: what the arrivals and the moment do to
-    # both cancels out.
+    # The scores of near-ties depend on their arrivals and on the state of the machine at the time. A race measures all
+    # of them with the same load and the same new arrivals in each round, and compares pairs of the same round, so that
+    # these influences cancel out.
 
     def _race_near_ties(self) -> None:
-        """Race the best against what came close until they differ significantly."""
+        """Race the best against near-ties until they differ significantly."""
         best = self._best()
         if best is None or not self._contest.race_by:
             return
@@ -339,9 +466,9 @@ class Search:
         return scored.candidate == self._space.today and has_reached(scored, self._target)
 
     def _race(self, runners: list[CandidateScore], best: CandidateScore) -> None:
-        """Keep the scores of all that took part: the winner's, and the others as lost.
+        """Race candidates, and store the winner and why the others lost.
 
-        Nothing changes if there is no candidate to compare, or no time for the fewest rounds.
+        Nothing changes if there are fewer than two runners or no time for the minimum number of rounds.
         """
         contest = self._contest
         load, seconds = contest.race_load(best)
@@ -355,7 +482,7 @@ class Search:
         for number in range(1, _ROUNDS + 1):
             outcomes = self._run_round(running, load, seconds, number)
             if len(outcomes) < len(running):
-                break  # a round that was not finished does not count
+                break  # incomplete rounds do not count
             for candidate, outcome in outcomes.items():
                 if isinstance(outcome, Failed):
                     failures[candidate] = outcome.reason
@@ -399,24 +526,26 @@ class Search:
 
     def _why_beaten(self, costs: Sequence[float], winner: Sequence[float]) -> str:
         if not all(map(math.isfinite, costs)):
-            return "more than 1 in 100 of its requests failed when near-ties were measured again"
+            return "more than 1 in 100 requests failed in the race of near-ties"
         rounds = winner[: len(costs)]
         ratio = math.exp(statistics.fmean(costs) - statistics.fmean(rounds))
-        words = f"a near-tie, measured {len(costs)} times more: {ratio:.2f} times the {self._contest.race_by}"
+        words = f"near-tie, raced for {len(costs)} rounds: {ratio:.2f} times the {self._contest.race_by}"
         is_worse = self._is_worse(costs, rounds)
-        return words if is_worse else f"{words}, which is no significant difference; the chosen one is simpler"
+        return words if is_worse else f"{words}, no significant difference, but the chosen one is simpler"
 
     # The promise, and the result.
 
     def _confirm(self) -> tuple[CandidateScore | None, Point | None]:
-        """The best candidate whose figures hold when it is measured again, with that measurement."""
+        """Return the best candidate that is confirmed by another measurement, with that measurement."""
         for number in range(_CONFIRMED):
             best = self._best()
             if best is None or (number and self._budget.left_s < self._budget.start_s + self._reading_s):
                 break
             promise, reason = confirm(self._trials, best, self._target, self._reference.level)
             if promise:
-                self._notes += [f"the promise held at the second try; at the first, {reason}"] if reason else []
+                self._notes += (
+                    [f"the promise was confirmed at the second attempt; at the first, {reason}"] if reason else []
+                )
                 return best, promise
             self._keep(best.out(reason))
         return None, None
@@ -458,42 +587,44 @@ class Search:
     def _why_not(self, scored: CandidateScore, chosen: CandidateScore) -> str:
         simplicity = self._space.simplicity
         if self._contest.is_tie(scored, chosen) and simplicity(chosen.candidate) < simplicity(scored.candidate):
-            return "no significant difference from the chosen one, which is simpler"
+            return "no significant difference, but the chosen one is simpler"
         best = self._contest.describe(chosen.score.lower)
         if scored.candidate not in self._settled:
             return "the budget was spent before it was compared with the chosen one"
         if not has_reached(scored, self._target):
-            return f"did not meet the target at the load of the chosen one: {best}"
+            return f"missed the target at the load of the chosen one: {best}"
         return f"{self._contest.describe(scored.score.lower)}, the chosen one {best}"
 
     def _unmeasured(self, candidate: Candidate) -> Exclusion:
         scored = self._scores.get(candidate)
         reason = scored.lost if scored else ""
-        words = reason or "not measured: the budget went to more promising ones"
+        words = reason or "not measured: the budget was spent on more promising candidates"
         return Exclusion(candidate=candidate, reason=words, by_budget=reason in ("", _NO_TIME))
 
     def _bound_notes(self) -> list[str]:
-        """Describe the fastest and the highest bound if bare sessions rule every candidate out."""
+        """Describe the best bounds if the sessions' times rule out every candidate."""
         sessions = self._probes.sessions
         timed = {each: bare for each, bare in sessions.items() if isinstance(bare, Bare) and not bare.accuracy}
         if self._probes.viable or not timed:
             return []
         run_s = {each: min(bare.batch_s.values()) for each, bare in timed.items()}
         fastest = min(run_s, key=lambda each: run_s[each])
-        notes = [f"no bare session takes less than {run_s[fastest] * 1e3:.3g} ms: {fastest}"]
+        notes = [f"the fastest session without a server takes {run_s[fastest] * 1e3:.3g} ms: {fastest}"]
         if self._target.rate:
             candidates = [each for each in self._space.candidates if session_of(each) in timed]
             rates = {each: bound_of(each, timed[session_of(each)]).rate for each in candidates}
             best = max(rates, key=lambda each: rates[each])
-            notes.append(f"no bare sessions reach more than {rates[best]:.3g} requests per second: {best}")
+            notes.append(f"sessions without a server reach at most {rates[best]:.3g} requests per second: {best}")
         return notes
 
     def _budget_notes(self, chosen: CandidateScore | None) -> list[str]:
-        """Describe what the budget did not allow."""
+        """Describe the effects of a short budget."""
         notes, budget = [], self._budget
         if budget.left_s < -0.5:
             notes.append(f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s")
         is_over = not self._has_time(_SEARCHING) or budget.searching_s < budget.start_s + self._reading_s
         if chosen is None and self._probes.viable and is_over:
-            notes.append("the budget was spent before a configuration was proven: with a larger one the search goes on")
+            notes.append(
+                "the budget was spent before a configuration was confirmed: a larger --budget continues the search"
+            )
         return notes

@@ -1,4 +1,4 @@
-"""The space of candidates: an axis for each key, and constraints that say once why a point is left out."""
+"""The space of candidates: one axis per key, and constraints that give a reason for each excluded combination."""
 
 from __future__ import annotations
 
@@ -37,17 +37,17 @@ from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.lowering.settings import CONV_SEARCHES, LAYOUTS
 from graphkiln_backend.repository.config_changes import NO_BATCHER
 
-# Returns why a candidate is illegal or hopeless; "" if it is neither.
+# Returns the reason why a candidate is excluded, or "".
 Constraint = Callable[[Candidate], str]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """A key and the values that are tried.
+    """A key and its values.
 
     Attributes:
-        key: As in `Candidate`.
-        values: At least one; the first is the default configuration's, and a later one counts as less simple.
+        key: Key of `Candidate`.
+        values: At least one; the first is today's value, and later ones count as less simple.
     """
 
     key: str
@@ -56,12 +56,12 @@ class Axis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Exclusion:
-    """A candidate that is left out.
+    """A candidate that was not measured.
 
     Attributes:
-        candidate: Which.
-        reason: Why, in words.
-        by_budget: Whether a larger budget would have had it measured.
+        candidate: The candidate.
+        reason: Message for reports.
+        by_budget: A larger budget would have allowed the measurement.
     """
 
     candidate: Candidate
@@ -71,13 +71,13 @@ class Exclusion:
 
 @dataclass(frozen=True, kw_only=True)
 class Space:
-    """All combinations of the axes' values, without those that a constraint rules out.
+    """All combinations of the axes' values except those that violate a constraint.
 
     Attributes:
-        axes: One for each key.
-        constraints: The first that objects gives the reason.
-        served: Today's configuration, if a key was fixed to another value; None for the first value of each axis.
-        left_out: A line for each value or key that is not tried, with the reason.
+        axes: One axis per key.
+        constraints: Rules; the first violated one gives the reason.
+        served: Today's configuration if a key was fixed to another value; None for the first value of each axis.
+        left_out: Messages about values and keys that are not tried.
     """
 
     axes: tuple[Axis, ...]
@@ -87,43 +87,43 @@ class Space:
 
     @property
     def points(self) -> int:
-        """Number of combinations, excluded ones included."""
+        """Number of combinations, including excluded ones."""
         return prod(len(axis.values) for axis in self.axes)
 
     @property
     def default(self) -> Candidate:
-        """The first value of each axis."""
+        """Candidate with the first value of each axis."""
         return Candidate.of({axis.key: axis.values[0] for axis in self.axes})
 
     @property
     def today(self) -> Candidate:
-        """Today's configuration, which need not be in the space."""
+        """Today's configuration, which may be outside of the space."""
         return self.served or self.default
 
     @cached_property
     def candidates(self) -> tuple[Candidate, ...]:
-        """Candidates that satisfy all constraints, the simplest first."""
+        """Candidates that satisfy all constraints, simplest first."""
         return tuple(candidate for candidate, reason in self._judged if not reason)
 
     @cached_property
     def exclusions(self) -> tuple[Exclusion, ...]:
-        """Candidates that violate a constraint, with the reason."""
+        """Candidates that violate a constraint."""
         return tuple(Exclusion(candidate=candidate, reason=reason) for candidate, reason in self._judged if reason)
 
     def reasons(self) -> dict[str, int]:
-        """Count excluded candidates by reason, the most frequent first."""
+        """Count excluded candidates by reason, most frequent first."""
         return dict(Counter(exclusion.reason for exclusion in self.exclusions).most_common())
 
     def simplicity(self, candidate: Candidate) -> tuple[int, int, str]:
-        """Sort key, the simplest first: number of changed values, their distance from the default, the id."""
+        """Return a sort key: number of changed values, their distance from the default, the id."""
         steps = [self._positions[axis.key].get(candidate[axis.key], len(axis.values)) for axis in self.axes]
         return sum(step > 0 for step in steps), sum(steps), candidate.id
 
     def neighbors(self, candidate: Candidate) -> tuple[Candidate, ...]:
-        """The legal candidates that are one step away: on one axis, the next value on either side.
+        """Return the legal candidates one step away: the next value on either side of one axis.
 
-        An exchange of threads for instances is a step, too: the way from one to the other leads through set-ups that
-        use too few cores or too many, and is never climbed.
+        Trading threads for instances is one step, too: a path through single steps would need configurations with too
+        few or too many busy cores.
         """
         found = self._exchanges(candidate)
         for axis in self.axes:
@@ -133,7 +133,7 @@ class Space:
         return tuple(each for each in found if not self.objection(each))
 
     def _exchanges(self, candidate: Candidate) -> list[Candidate]:
-        """Candidates with the same total number of threads, in more or fewer instances."""
+        """Return candidates with the same total number of threads in more or fewer instances."""
         values = {axis.key: axis.values for axis in self.axes}
         cores = candidate.number(THREADS) * candidate.number(INSTANCES)
         pairs = product(values.get(THREADS, ()), values.get(INSTANCES, ()))
@@ -142,14 +142,14 @@ class Space:
         return [each for each in same if each != candidate]
 
     def objection(self, candidate: Candidate) -> str:
-        """Return the reason of the first violated constraint; "" if none is violated."""
+        """Return the reason of the first violated constraint, or ""."""
         return next(filter(None, (constraint(candidate) for constraint in self.constraints)), "")
 
     def fixed(self, values: Mapping[str, Value]) -> Space:
-        """The space in which some keys have one value only, whether it was among those tried or not.
+        """Return a space in which some keys have a single value, which may be new to the axis.
 
         Raises:
-            InvalidInput: No axis has the key.
+            InvalidInput: A key has no axis.
         """
         self.check_keys(values)
         fixed = (replace(axis, values=(values[axis.key],)) if axis.key in values else axis for axis in self.axes)
@@ -159,7 +159,7 @@ class Space:
         """Check that each key has an axis.
 
         Raises:
-            InvalidInput: One has none.
+            InvalidInput: A key has no axis.
         """
         known = [axis.key for axis in self.axes]
         for key in keys:
@@ -181,9 +181,9 @@ _LARGEST_BATCH = 64
 _LARGEST_GPU_BATCH = 128
 _DELAYS_US = (0, 100, 500, 2000, 5000, 20000)
 _GPU_INSTANCES = (1, 2, 4)
-# Runs on a GPU? -> engines that may serve there.
+# Engines to try on a CPU (False) and on a GPU (True).
 _ENGINES = {False: ("onnxruntime", "openvino"), True: ("onnxruntime", "tensorrt")}
-# Key -> keys that may constrain it, and the values that it then also takes.
+# Key -> keys that constrain it, and values to try in addition to today's if one of these keys varies.
 _FOLLOWING: Mapping[str, tuple[tuple[str, ...], Sequence[Value]]] = {
     SPIN: ((ENGINE, THREADS, INSTANCES), (False,)),
     THREADS: ((INSTANCES,), range(1, 1 << 10)),
@@ -192,21 +192,21 @@ _FOLLOWING: Mapping[str, tuple[tuple[str, ...], Sequence[Value]]] = {
     PREFERRED: ((MAX_BATCH_SIZE, QUEUE_DELAY_US), ((),)),
 }
 _NEVER_TUNED = {
-    "execution_mode, inter_op_thread_count": "stay as they are: instances and streams fill the same cores",
-    "optimization.graph.level": "stays as it is: the default rewrites the graph as far as it can be",
-    "enable_mem_arena, enable_mem_pattern": "stay as they are: the arena is on for speed, patterns cost memory alone",
-    "self_test": "what is not proven is not served",
-    "response_cache": "answers equal requests only: it does not speed up the model",
-    "rate_limiter, priorities": "share a machine between models; here one is measured",
-    "preserve_ordering": "changes no figure but that of requests that wait for others",
-    "queue policies": "refuse requests, or let them wait: a target is met without either",
-    "model_warmup, fallback": "say what happens before the first request",
-    "enable_cuda_graph, gpu_mem_limit and the like": "options of an accelerator stay as config.pbtxt has them",
+    "execution_mode, inter_op_thread_count": "unchanged: instances and streams use the same cores",
+    "optimization.graph.level": "unchanged: the default already optimizes the graph fully",
+    "enable_mem_arena, enable_mem_pattern": "unchanged: the arena is on for speed, patterns only cost memory",
+    "self_test": "unchanged: unproven models are not served",
+    "response_cache": "only answers identical requests: it does not speed up the model",
+    "rate_limiter, priorities": "share a machine between models, but a search measures one",
+    "preserve_ordering": "only affects requests that wait for others",
+    "queue policies": "refuse or delay requests, but a target is met without them",
+    "model_warmup, fallback": "only affect the time before the first request",
+    "enable_cuda_graph, gpu_mem_limit and the like": "options of an accelerator stay as in config.pbtxt",
 }
 
 
 def span_space(subject: Subject, *, p99_s: float) -> Space:
-    """All candidates of a model on this machine; a queue delay that takes half of the target's p99 is none."""
+    """Return the space of a model on this machine, with queue delays below half of the target's p99."""
     axes = _Axes(subject=subject, p99_us=p99_s * 1e6)
     spanned = tuple(axes.all())
     never = [f"{key}: {reason}" for key, reason in _NEVER_TUNED.items()]
@@ -215,7 +215,7 @@ def span_space(subject: Subject, *, p99_s: float) -> Space:
 
 @dataclass(slots=True)
 class _Axes:
-    """Collect the axes of a space, and reasons for values that are left out."""
+    """Builder of the axes, which collects reasons for values that are left out."""
 
     subject: Subject
     p99_us: float
@@ -239,7 +239,7 @@ class _Axes:
         yield self.axis(MAX_BATCH_SIZE, self.batches())
         yield self.axis(QUEUE_DELAY_US, self.delays())
         if self.defaults[PREFERRED]:
-            yield self.axis(PREFERRED, ((),))  # which smaller batches need
+            yield self.axis(PREFERRED, ((),))  # smaller batches need an empty list
         if self.on_gpu:
             yield self.axis(LAYOUT, LAYOUTS)
             yield self.axis(CONV_SEARCH, CONV_SEARCHES)
@@ -247,7 +247,7 @@ class _Axes:
             self.left_out.append("layout, conv_search, precision tf32: the instance runs on the CPU")
 
     def axis(self, key: str, values: Sequence[Value]) -> Axis:
-        """Axis with today's value first, which wins ties."""
+        """Create an axis with today's value first, so that it wins ties."""
         return Axis(key=key, values=tuple(dict.fromkeys((self.defaults[key], *values))))
 
     def engines(self) -> list[str]:
@@ -271,7 +271,7 @@ class _Axes:
         if self.subject.int8:
             found.append(str(Precision.INT8))
         elif saved is not Precision.INT8:
-            reason = self.subject.no_int8 or "needs an int8 graph: --calibration PATH makes one of samples"
+            reason = self.subject.no_int8 or "requires an int8 graph: --calibration PATH creates one from samples"
             self.left_out.append(f"precision int8: {reason}")
         return found
 
@@ -280,12 +280,12 @@ class _Axes:
         if precision is saved:
             return ""
         if saved is not Precision.FP32:
-            return f"the graph was saved in {saved}, which loading does not change"
+            return f"the graph is saved in {saved}"
         return "" if self.on_gpu else missing_instructions(precision)
 
     def streams(self) -> Sequence[int]:
         if self.on_gpu or self.subject.config.max_batch_size < 2:
-            self.left_out.append("streams: they split a batch on a CPU, and this model has no batches there")
+            self.left_out.append("streams: apply only to batches on a CPU")
             return ()
         return _powers(self.subject.cores)
 
@@ -305,32 +305,32 @@ class _Axes:
     def _unbatchable(self) -> str:
         subject = self.subject
         if not subject.config.max_batch_size:
-            return "the graph is served without batches"
-        return f"requests are computed one by one: {subject.mixing}" if subject.mixing else ""
+            return "the model is served without batches"
+        return f"rows cannot be computed together: {subject.mixing}" if subject.mixing else ""
 
     def delays(self) -> Sequence[int]:
         if self._unbatchable():
             return ()
         fitting = [delay for delay in _DELAYS_US if delay < self.p99_us / 2]
         if len(fitting) < len(_DELAYS_US):
-            self.left_out.append(f"max_queue_delay_us of {self.p99_us / 2:g} and more: half of the target is gone")
+            self.left_out.append(f"max_queue_delay_us from {self.p99_us / 2:g}: uses up half of the target's p99")
         return (*fitting, NO_BATCHER)
 
 
 def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... up to a number, which is the last one."""
+    """Return 1, 2, 4, ... and the maximum itself."""
     powers = [1 << exponent for exponent in range(most.bit_length()) if 1 << exponent <= most]
     return list(dict.fromkeys((*powers, most))) if most else []
 
 
 def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> Space:
-    """The space in which only some keys vary, and some have one value.
+    """Restrict a space to some varying keys and fix others.
 
-    Keys that are not named stay as they are, but where what is named would leave them no legal value: a second instance
-    takes threads from the first, and OpenVINO has no use for spinning.
+    Other keys keep today's value, unless the named keys require a change: a second instance takes threads from the
+    first one, and OpenVINO threads do not spin.
 
     Raises:
-        InvalidInput: No axis has a key, a value is unknown on this machine, or no candidate is left.
+        InvalidInput: A key has no axis, a value is unknown on this machine, or no candidate is left.
     """
     space.check_keys([*only, *fixes])
     _check_words(space, fixes)
@@ -341,24 +341,24 @@ def narrow(space: Space, only: Collection[str], fixes: Mapping[str, Value]) -> S
     space = space.fixed(fixes)
     if not space.candidates:
         reasons = "; ".join(space.reasons())
-        raise InvalidInput(f"no candidate is left: {reasons}", hint="fix fewer keys, or other values")
+        raise InvalidInput(f"no candidate is left: {reasons}", hint="fix fewer keys, or choose other values")
     return space
 
 
 def _check_words(space: Space, fixes: Mapping[str, Value]) -> None:
-    """Refuse unknown words as values; numbers beyond the tried ones are allowed."""
+    """Refuse unknown names as values; numbers outside of the axis are allowed."""
     for axis in space.axes:
         known = tuple(map(str, Precision)) if axis.key == PRECISION else axis.values
         value = fixes.get(axis.key)
         if isinstance(value, str) and value not in known:
             raise InvalidInput(
-                f"--fix {axis.key}={value}: that cannot serve this model here",
-                hint=f"one of {', '.join(map(str, known))}",
+                f"--fix {axis.key}={value}: not available for this model on this machine",
+                hint=f"expected one of {', '.join(map(str, known))}",
             )
 
 
 def _following(axis: Axis, moved: Collection[str]) -> Axis:
-    """Restrict an axis to today's value and those that changes of other keys may require."""
+    """Restrict an axis to today's value and those that varying keys may require."""
     causes, values = _FOLLOWING.get(axis.key, ((), ()))
     follows = values if any(key in moved for key in causes) else ()
     kept = [value for value in axis.values[1:] if value in follows]
@@ -366,7 +366,7 @@ def _following(axis: Axis, moved: Collection[str]) -> Axis:
 
 
 def constraint_of(subject: Subject) -> Constraint:
-    """The rules on candidates of a model; today's configuration is never excluded: the others are compared with it."""
+    """Return the rules for a model. Today's configuration is always legal: the others are compared with it."""
     on_gpu = subject.config.device.is_gpu
     default = default_values(subject)
 
@@ -393,8 +393,8 @@ def _refuse_batcher(candidate: Candidate) -> str:
         return ""
     batches, delay = candidate.number(MAX_BATCH_SIZE) > 1, candidate.number(QUEUE_DELAY_US)
     if batches and delay == NO_BATCHER:
-        return "a model with batches always gets a dynamic batcher"
-    return "without batches there is nothing to wait for" if not batches and delay != NO_BATCHER else ""
+        return "models with batches always get a dynamic batcher"
+    return "no queue delay without batches" if not batches and delay != NO_BATCHER else ""
 
 
 def _refuse_preferred(candidate: Candidate) -> str:
@@ -408,7 +408,7 @@ def _refuse_preferred(candidate: Candidate) -> str:
 def _refuse_ensembles(candidate: Candidate, ensembles: Mapping[str, int]) -> str:
     size = candidate.number(MAX_BATCH_SIZE, 0)
     larger = [f"'{name}' takes batches of {largest}" for name, largest in ensembles.items() if 0 < size < largest]
-    return f"a step of an ensemble takes its batches: {larger[0]}" if larger else ""
+    return f"max_batch_size is below that of an ensemble: {larger[0]}" if larger else ""
 
 
 def _refuse_precision(candidate: Candidate) -> str:
@@ -421,7 +421,7 @@ def _refuse_precision(candidate: Candidate) -> str:
 def _refuse_streams(candidate: Candidate) -> str:
     streams = candidate.number(STREAMS)
     if streams > 1 and candidate.values.get(ENGINE) == "onnxruntime":
-        return "ONNX Runtime computes a batch as a whole: no streams"
+        return "ONNX Runtime has no streams"
     if streams > candidate.number(THREADS):
         return "streams > threads"
     return "streams > max_batch_size" if streams > max(1, candidate.number(MAX_BATCH_SIZE)) else ""
@@ -431,25 +431,23 @@ def _refuse_spin(candidate: Candidate) -> str:
     if not candidate.values.get(SPIN):
         return ""
     if candidate.values.get(ENGINE) != "onnxruntime":
-        return "only ONNX Runtime's idle threads can spin"
+        return "only ONNX Runtime's threads can spin"
     if candidate.number(INSTANCES) > 1:
-        return "threads of several instances that spin take the cores from each other"
-    return "a single thread has no other to wait for: no spin" if candidate.number(THREADS) == 1 else ""
+        return "spinning threads of several instances compete for cores"
+    return "a single thread does not spin" if candidate.number(THREADS) == 1 else ""
 
 
 def _refuse_gpu(candidate: Candidate) -> str:
     if candidate.values.get(ENGINE) == "tensorrt":
         chosen = [key for key in (LAYOUT, CONV_SEARCH) if candidate.values.get(key, ENGINES_CHOICE) != ENGINES_CHOICE]
-        return f"TensorRT chooses itself: no {', '.join(chosen)}" if chosen else ""
+        return f"TensorRT has no {', '.join(chosen)}" if chosen else ""
     return ""
 
 
-# Cheap bounds on every configuration, from the time of its bare session.
-#
-# A server adds to a session, and instances that share cores slow each other down: no configuration answers faster than
-# the bare session of one sample, or more often than its instances would if each had the machine to itself.
+# Bounds from the time of a session without a server: no configuration answers faster than a session computes one
+# sample, or has a higher throughput than its instances would have with the whole machine for each.
 
-# A session may be this much faster than it was measured: clocks and other load change.
+# A session may be this much faster than measured: clock rates and other load vary.
 _SLACK = 1.2
 
 
@@ -458,8 +456,8 @@ class Bound:
     """Bounds on the performance of a candidate.
 
     Attributes:
-        rate: Requests of one sample per second, at most.
-        latency_s: Seconds of one request, at least.
+        rate: Maximum of requests (of one sample) per second.
+        latency_s: Minimum of seconds per request.
     """
 
     rate: float
@@ -467,9 +465,9 @@ class Bound:
 
 
 def bound_of(candidate: Candidate, bare: Bare) -> Bound:
-    """The bounds that a bare session sets, by its fastest batch size.
+    """Compute the bounds from a session's fastest batch size.
 
-    Sizes that were not measured count with the time of a line through the smallest and the largest that were.
+    Times of other batch sizes are extrapolated linearly from the smallest and the largest measured ones.
     """
     largest = max(1, candidate.number(MAX_BATCH_SIZE))
     sizes = {size for size in bare.batch_s if size <= largest} | {1, largest}
@@ -479,19 +477,19 @@ def bound_of(candidate: Candidate, bare: Bare) -> Bound:
 
 
 def objection(candidate: Candidate, bare: Bare | Failed, target: Target) -> str:
-    """Return why a candidate cannot meet a target with any scheduling; "" if it may."""
+    """Return why a candidate cannot meet a target with any scheduling, or ""."""
     if isinstance(bare, Failed):
         return bare.reason
     if bare.accuracy:
         return f"changes the outputs: {bare.accuracy}"
     lost, floor = bare.accuracy_lost, target.accuracy_floor
     if lost is not None and floor is not None and lost > floor:
-        return f"loses {lost:.2%} of accuracy, allowed {floor:.2%}"
+        return f"loses {lost:.2%} of accuracy, but only {floor:.2%} is allowed"
     bound = bound_of(candidate, bare)
     if bound.latency_s > target.p99_s:
-        return f"its bare session alone takes {bound.latency_s * _SLACK * 1e3:.3g} ms"
+        return f"a session without a server takes {bound.latency_s * _SLACK * 1e3:.3g} ms"
     if target.rate and bound.rate < target.rate:
-        return f"its bare sessions alone reach at most {bound.rate:.3g} requests per second"
+        return f"sessions without a server reach at most {bound.rate:.3g} requests per second"
     return ""
 
 
@@ -500,6 +498,6 @@ def _run_s(bare: Bare, size: int) -> float:
         return bare.batch_s[size]
     smallest, largest = min(bare.batch_s), max(bare.batch_s)
     if smallest == largest:
-        return bare.batch_s[largest]  # nothing is known of larger batches: they may cost the same
+        return bare.batch_s[largest]  # lower bound: larger batches may cost the same
     each = (bare.batch_s[largest] - bare.batch_s[smallest]) / (largest - smallest)
     return max(bare.batch_s[smallest] + (size - smallest) * each, min(bare.batch_s.values()))

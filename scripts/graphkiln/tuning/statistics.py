@@ -1,10 +1,10 @@
-"""Statistics of a measurement: bounds on a quantile of latency, intervals of throughput, comparisons.
+"""Statistics of a measurement: bounds on quantiles of latency, and intervals of throughput.
 
-The bounds on a quantile assume no distribution: the number of requests slower than the quantile is binomial. Requests
-that share a queue are slow together, so that n of them say less than n independent ones; how much less is estimated
-from blocks of successive requests (the ratio of the variance of their means to that of independent requests), and the
-binomial counts with as many requests as there would be independent ones. Where these are fewer than a bound takes (a
-machine whose speed changes makes all requests of a while slow together), the tail is taken for exponential.
+The bounds are distribution-free: the number of requests slower than a quantile is binomial. Requests that share a
+queue are correlated, so that n of them carry less information than n independent ones. The ratio (`inflation`) is
+estimated from blocks of successive requests, as the variance of block means relative to that of independent requests;
+the binomial distribution is evaluated for the equivalent number of independent requests. If these are too few for a
+bound (for example because the machine's speed changed), the tail is assumed to be exponential.
 
 Sources: H. A. David, H. N. Nagaraja, "Order Statistics", 3rd ed. (2003), 7.1 (bounds on quantiles); A. M. Law,
 "Simulation Modeling and Analysis", 5th ed. (2015), 9.5.3 (batch means).
@@ -22,24 +22,24 @@ import numpy.typing as npt
 from graphkiln.bench.generator import WINDOWS, mean_and_margin
 from graphkiln.tuning.target import CONFIDENCE, QUANTILE
 
-# `[requests]`, in the order in which they were due; infinite for those that failed.
+# `[requests]` seconds, ordered by due time; infinite for failed requests.
 Seconds = npt.NDArray[np.float64]
 
-# Number of blocks, of successive requests or of time: few, so that each is longer than a queue's memory.
+# Number of blocks of successive requests or of time: few, so that a block is longer than the memory of a queue.
 BLOCKS = WINDOWS
-# Factor on a variance that is estimated from `BLOCKS` blocks, for one-sided bounds at 95%: the quantile of
-# Student's t takes the place of the normal distribution's.
+# Correction of a variance estimated from `BLOCKS` blocks, for one-sided bounds at 95%: quantile of Student's t divided
+# by that of the normal distribution.
 FEW_BLOCKS = (1.833 / 1.645) ** 2
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A value and the interval that holds it at 95%.
+    """An estimate with its 95% confidence interval.
 
     Attributes:
-        value: The estimate.
-        lower: May be 0.
-        upper: May be infinite.
+        value: Estimate.
+        lower: Lower bound; may be 0.
+        upper: Upper bound; may be infinite.
     """
 
     value: float
@@ -48,11 +48,11 @@ class Interval:
 
     @classmethod
     def exact(cls, value: float) -> Interval:
-        """A value without noise."""
+        """Create the interval of a known value."""
         return cls(value, value, value)
 
     def scaled(self, factor: float) -> Interval:
-        """The interval of the value times a factor above 0."""
+        """Return the interval multiplied by a factor above 0."""
         return Interval(self.value * factor, self.lower * factor, self.upper * factor)
 
     def is_above(self, other: Interval) -> bool:
@@ -62,18 +62,15 @@ class Interval:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Latency:
-    """Latencies of one measurement, in seconds.
+    """Summary of the latencies of one measurement, in seconds.
 
     Attributes:
-        count: Requests.
-        mean_s: Of those that were answered.
-        p50_s: Median.
-        p90_s: 90% were no slower.
-        p99: With one-sided bounds, each at 95%; the upper one is infinite where the requests are too few.
-        p999_s: 99.9% were no slower.
+        count: Number of requests.
+        mean_s: Mean of the answered requests.
+        p99: 99th percentile with one-sided 95% bounds; the upper bound is infinite for too few requests.
         inflation: Number of requests that carry the information of one independent request; 1 without a shared queue.
-        p99_wide_s: An upper bound on p99 however few the requests are, for a tail that is exponential.
-        mean_margin_s: Half of the 95% interval of the mean; infinite where the requests are too few for one.
+        p99_wide_s: Upper bound on p99 for any number of requests, assuming an exponential tail.
+        mean_margin_s: Half width of the 95% interval of the mean; infinite for too few requests.
     """
 
     count: int
@@ -88,10 +85,10 @@ class Latency:
 
     @classmethod
     def of(cls, latencies: Seconds) -> Latency:
-        """Summarize latencies, in the order in which the requests were due.
+        """Summarize latencies, ordered by due time.
 
         Raises:
-            ValueError: There are none.
+            ValueError: `latencies` is empty.
         """
         if not latencies.size:
             raise ValueError("no latencies")
@@ -111,11 +108,11 @@ class Latency:
 
     @property
     def p99_at_most_s(self) -> float:
-        """The upper bound on p99: without assumptions where the requests are enough for that."""
+        """Upper bound on p99: the distribution-free one if there are enough requests for it."""
         return min(self.p99.upper, self.p99_wide_s)
 
     def scaled(self, factor: float) -> Latency:
-        """The latencies on a machine that is so many times slower."""
+        """Return the latencies on a machine that is slower by a factor."""
         return Latency(
             count=self.count,
             mean_s=self.mean_s * factor,
@@ -130,7 +127,7 @@ class Latency:
 
 
 def quantile_bounds(latencies: Seconds, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Interval:
-    """A quantile with a lower and an upper bound, each of which holds with this confidence."""
+    """Return a quantile with a lower and an upper bound, each at this confidence."""
     ordered = np.sort(latencies)
     count, factor = ordered.size, inflation(latencies, quantile)
     independent = max(1, int(count / factor))
@@ -165,9 +162,9 @@ def tail_factor(count: int, quantile: float = QUANTILE, confidence: float = CONF
 
 
 def most_slower(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int | None:
-    """Number of `count` independent requests that may be slower than an upper bound on the quantile.
+    """Return how many of `count` independent requests may exceed an upper bound on the quantile.
 
-    The largest k with P(Binomial(count, 1 - quantile) <= k) <= 1 - confidence; None where even 0 is too many.
+    This is the largest k with P(Binomial(count, 1 - quantile) <= k) <= 1 - confidence, or None if 0 is too many.
     """
     probability, k = 0.0, -1
     while True:
@@ -178,9 +175,9 @@ def most_slower(count: int, quantile: float = QUANTILE, confidence: float = CONF
 
 
 def fewest_slower(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
-    """Number of `count` independent requests that must be slower than a lower bound on the quantile.
+    """Return how many of `count` independent requests must exceed a lower bound on the quantile.
 
-    The least k with P(Binomial(count, 1 - quantile) >= k) <= 1 - confidence.
+    This is the smallest k with P(Binomial(count, 1 - quantile) >= k) <= 1 - confidence.
     """
     probability, k = 1.0, 0
     while probability > 1 - confidence and k <= count:
@@ -190,9 +187,9 @@ def fewest_slower(count: int, quantile: float = QUANTILE, confidence: float = CO
 
 
 def requests_needed(slower: int = 0, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
-    """Number of independent requests for an upper bound on the quantile that `slower` of them may exceed.
+    """Return the number of independent requests for an upper bound on the quantile that `slower` may exceed.
 
-    299 for the slowest of all as a bound on p99 at 95%; the more may be slower, the tighter the bound.
+    For example, the slowest of 299 requests is a bound on p99 at 95%; a larger `slower` gives a tighter bound.
     """
 
     def is_enough(count: int) -> bool:
@@ -205,28 +202,28 @@ def requests_needed(slower: int = 0, quantile: float = QUANTILE, confidence: flo
 
 
 def inflation(latencies: Seconds, quantile: float = QUANTILE) -> float:
-    """Number of these requests that carry the information of one independent request; at least 1.
+    """Estimate how many requests carry the information of one independent request; at least 1.
 
-    Few requests are slower than an extreme quantile, and their ratio alone comes out too small (bounds hold in 85 of
-    100 runs of a busy queue): those of the slower half and of the slowest tenth count, too.
+    Few requests exceed an extreme quantile, and their block ratio alone is biased low (bounds would hold in 85 of 100
+    runs of a busy queue), so that the ratios at the median and at 90% count as well.
     """
     return max(1.0, *(_block_ratio(latencies, each) for each in (0.5, 0.9, quantile)))
 
 
 def throughput(done_s: Seconds, begin_s: float, end_s: float) -> Interval:
-    """Responses per second, with the 95% interval of batch means over blocks of time."""
+    """Return responses per second with the 95% interval of batch means over blocks of time."""
     counts, _ = np.histogram(done_s, BLOCKS, (begin_s, end_s))
     return mean_interval(counts * BLOCKS / (end_s - begin_s))
 
 
 def mean_interval(blocks: npt.NDArray[np.float64]) -> Interval:
-    """The mean of `BLOCKS` values with its 95% interval by Student's t."""
+    """Return the mean of `BLOCKS` values with its 95% interval by Student's t."""
     mean, margin = mean_and_margin(blocks)
     return Interval(mean, max(0.0, mean - margin), mean + margin)
 
 
 def _mean_margin(latencies: Seconds) -> float:
-    """Half of the 95% interval of the mean, by the means of blocks of successive requests."""
+    """Half width of the 95% interval of the mean, by means of blocks of successive requests."""
     length = latencies.size // BLOCKS
     blocks = latencies[: length * BLOCKS].reshape(BLOCKS, length)
     means = mean_interval(blocks.mean(axis=1)) if length > 1 else Interval(0.0, 0.0, math.inf)
@@ -234,7 +231,7 @@ def _mean_margin(latencies: Seconds) -> float:
 
 
 def _block_ratio(latencies: Seconds, quantile: float) -> float:
-    """Variance of blocks' shares of slow requests, as a multiple of what independent requests would have."""
+    """Variance of the blocks' shares of slow requests, relative to that of independent requests."""
     length = latencies.size // BLOCKS
     if length < 2:
         return 1.0
@@ -252,7 +249,7 @@ def _at_most(k: int, count: int, probability: float) -> float:
 
 
 def _binomial(count: int, k: int, probability: float) -> float:
-    """P(Binomial(count, probability) = k), by logarithms so that no factor overflows."""
+    """P(Binomial(count, probability) = k), computed by logarithms to avoid overflow."""
     if k > count:
         return 0.0
     ways = math.lgamma(count + 1) - math.lgamma(k + 1) - math.lgamma(count - k + 1)

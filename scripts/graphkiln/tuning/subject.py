@@ -38,19 +38,19 @@ class Subject:
     """A version of a model and its current deployment.
 
     Attributes:
-        folder: The model's folder; never written to while it is tuned.
-        version: Number of the version.
-        config: The configuration, completed from the graph.
-        deployment: What the server would make of it today.
-        cores: Cores that may be used.
-        single_group: Whether the number of instances is one number.
-        schedules_sequences: Whether Triton schedules whole sequences of requests, not single ones.
-        queue_delay_us: Microseconds that the dynamic batcher waits; `NO_BATCHER` without one.
-        mixing: Why the rows of a batch cannot be computed together; empty where they can.
-        config_sha256: Of its config.pbtxt; empty without one.
-        ensembles: Those of its store that it is a step of, by name, each with its largest batch.
-        int8: Folder of a version with an int8 graph of it, beside its own; None without one.
-        no_int8: Why there is none, where one was asked for.
+        folder: The model's folder, which is only read.
+        version: Version number.
+        config: Configuration, completed from the graph.
+        deployment: Engine, precision and settings that the server would choose today.
+        cores: Number of usable cores.
+        single_group: config.pbtxt has one instance group, so that the number of instances is one number.
+        schedules_sequences: Triton schedules whole sequences of requests instead of single requests.
+        queue_delay_us: Queue delay of the dynamic batcher in microseconds; `NO_BATCHER` without one.
+        mixing: Reason why rows cannot be computed together in a batch; "" if they can.
+        config_sha256: Digest of config.pbtxt; "" without the file.
+        ensembles: Name -> max_batch_size of each ensemble in the same store with this model as a step.
+        int8: Version folder with an int8 graph of the model; None without one.
+        no_int8: Reason why the requested int8 graph could not be made; "" if none was requested.
     """
 
     folder: Path
@@ -74,15 +74,15 @@ class Subject:
 
     @property
     def signature(self) -> Signature:
-        """The tensors that requests hold."""
+        """Input and output tensors of requests."""
         return promised_signature(self.deployment.version)
 
 
 def read_subject(version: Path, cache: ArtifactCache) -> Subject:
-    """Read a version as the server would.
+    """Read a version folder in the same way as the server.
 
     Raises:
-        GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
+        GraphkilnError: The version or its configuration is invalid, or no engine can run it as configured.
     """
     version = version.absolute()
     completed = complete_for(version, cache)
@@ -104,10 +104,10 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
 
 
 def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:
-    """A model's configuration, completed for one version alone.
+    """Complete the configuration of a model for a single version.
 
     Raises:
-        RepositoryError: The configuration or the graph is not usable.
+        RepositoryError: The configuration or the graph is invalid.
     """
     number = int(version.name)
     return complete_config(version.parent, BACKEND_NAMES, partial(convert_if_needed, cache=cache), number, [number])
@@ -120,18 +120,18 @@ def _queue_delay(config: ModelConfigProto) -> int:
 
 
 def _mixing(deployment: Deployment) -> str:
-    """Return why rows mix: golden samples were proven in batches; without any, the graph's nodes decide."""
+    """Return why rows mix, "" if they do not: golden samples were proven in batches; otherwise the nodes decide."""
     return "" if deployment.version.golden else read_mixing(deployment.version.graph_path)
 
 
-# Ensembles of a store that a model is a step of: they decide how small its largest batch may become.
+# Ensembles limit how small the max_batch_size of their steps may become.
 #
 # Source: Triton core, `ValidateEnsembleConfig`: a step that takes batches takes those of its ensemble; a step without
 # batches is judged by its shapes alone.
 
 
 def ensembles_of(model: Path) -> dict[str, int]:
-    """The ensembles of the same store that a model is a step of, by name, each with its largest batch."""
+    """Find the ensembles of the same store that use a model; return name -> max_batch_size."""
     found = {}
     for path in sorted(model.parent.glob(f"[!.]*/{CONFIG_FILE}")):
         try:
@@ -144,35 +144,35 @@ def ensembles_of(model: Path) -> dict[str, int]:
 
 
 def check_tunable(subject: Subject) -> None:
-    """Refuse a model whose configuration the search can neither load nor change.
+    """Check that the search can load and change the model's configuration.
 
     Raises:
-        RepositoryError: The configuration spreads the model over devices, or Triton schedules whole sequences.
+        RepositoryError: The model is spread over devices, or Triton schedules whole sequences.
     """
     config, spread = subject.folder / CONFIG_FILE, subject.deployment.settings.parallel
     if spread:
         raise RepositoryError(
-            f"{config} spreads '{subject.name}' over devices (parallel: {spread}): its threads, instances and places "
-            "follow from that, and are not searched",
-            hint="graphkiln explain shows them; a copy without `parallel` can be tuned",
+            f"{config} spreads '{subject.name}' over devices (parallel: {spread}), which determines threads, instances "
+            "and placement: there is nothing to tune",
+            hint="graphkiln explain shows them; to tune the model, make a copy without `parallel`",
         )
     if subject.schedules_sequences:
         raise RepositoryError(
-            f"{config} has Triton schedule sequences: the load of a search is of requests that do not belong together",
-            hint="a copy without `sequence_batching` can be tuned, where its graph needs no state",
+            f"{config} enables `sequence_batching`, but the search sends independent requests",
+            hint="if the graph is stateless, tune a copy without `sequence_batching`",
         )
 
 
 def check_unchanged(subject: Subject) -> None:
-    """Check that config.pbtxt is still the one that was tuned.
+    """Check that config.pbtxt has not changed since it was read.
 
     Raises:
         RepositoryError: It was changed.
     """
     if _sha256_of_config(subject.folder) != subject.config_sha256:
         raise RepositoryError(
-            f"{subject.folder / CONFIG_FILE} was changed while it was tuned: what was measured is of another one",
-            hint="the same command measures the new one",
+            f"{subject.folder / CONFIG_FILE} was changed during tuning: the measurements are of the old one",
+            hint="run the same command again to measure the new one",
         )
 
 
@@ -182,10 +182,10 @@ def _sha256_of_config(model: Path) -> str:
 
 
 def served_versions(subject: Subject, added: Collection[int] = ()) -> list[int]:
-    """The versions that a server takes from the model's folder, by its version policy, in ascending order.
+    """Return the versions that a server loads by the version policy, in ascending order.
 
     Raises:
-        RepositoryError: The configuration is not usable any more.
+        RepositoryError: The configuration is no longer valid.
     """
     config = read_config(subject.folder / CONFIG_FILE)
     return select_versions(config, {*version_folders(subject.folder.iterdir()), *added})
@@ -193,27 +193,27 @@ def served_versions(subject: Subject, added: Collection[int] = ()) -> list[int]:
 
 @contextmanager
 def vanishing_cache() -> Iterator[ArtifactCache]:
-    """Temporary artifact cache, removed when the context ends."""
+    """Create a temporary artifact cache and remove it at the end of the context."""
     with OwnedFolder(prefix="graphkiln-cache-") as folder, ArtifactCache(folder.path) as cache:
         yield cache
 
 
-# A store with one version of a model and another configuration: what a trial serves. The user's files are linked.
+# A trial serves a temporary store: one version of the model, a changed configuration, and links to the user's files.
 
-# Begins the names of the temporary folders.
+# Name prefix of the temporary folders.
 PREFIX = "graphkiln-tune-"
 
 
 @contextmanager
 def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None) -> Iterator[Path]:
-    """Create a temporary store with a changed configuration; it is removed when the context ends.
+    """Create a temporary store with a changed configuration and remove it at the end of the context.
 
     Raises:
-        RepositoryError: The configuration cannot be changed so.
+        RepositoryError: The changes do not fit the configuration.
     """
     config = read_config(subject.folder / CONFIG_FILE)
     changes.apply(config)
-    config.ClearField("version_policy")  # the version that is tuned is the only one there
+    config.ClearField("version_policy")  # the store holds the tuned version only
     with OwnedFolder(prefix=PREFIX) as folder:
         store = folder.path / "store"
         model = store / subject.name
@@ -224,23 +224,23 @@ def stage(subject: Subject, changes: ConfigChanges, version: Path | None = None)
         yield store
 
 
-# `--calibration`: an int8 graph of the model that is tuned, converted and proven as any other, and tried beside it.
+# `--calibration`: convert the model to an int8 graph, proven like any other version, and try it as well.
 
 _ELSEWHERE = "graphkiln convert SOURCE --precision int8 --calibration PATH makes a version that can be tuned"
 
 
 def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Subject:
-    """Return the subject with an int8 graph of it, or with the reason if that does not compute the same.
+    """Return the subject with an int8 graph, or with the reason why the int8 graph failed its proof.
 
     Raises:
-        InvalidInput: The model is saved in another precision than fp32, or answers with more than scores of classes.
-        ConversionError: The samples cannot be used, or nothing of the graph becomes int8.
+        InvalidInput: The graph is not saved in fp32, or its outputs are not class scores.
+        ConversionError: The samples are unusable, or no node of the graph can become int8.
     """
     _check(subject)
     try:
         version = _convert(subject, calibration.absolute(), samples.absolute() if samples else None, folder)
     except VerificationError as error:
-        return replace(subject, no_int8=f"does not compute the same: {error}")
+        return replace(subject, no_int8=f"the int8 graph failed its proof: {error}")
     _check_tensors(subject, version)
     return replace(subject, int8=version)
 
@@ -248,9 +248,9 @@ def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder:
 def _check(subject: Subject) -> None:
     saved, contract = subject.deployment.saved, subject.deployment.version.contract
     if saved is not Precision.FP32:
-        raise InvalidInput(f"--calibration: the graph was saved in {saved}, and int8 is made of fp32", hint=_ELSEWHERE)
+        raise InvalidInput(f"--calibration needs a graph saved in fp32, but this one is {saved}", hint=_ELSEWHERE)
     if contract.ranking or not isinstance(contract.task, Classification | None):
-        raise InvalidInput("--calibration: the model answers with more than scores of classes", hint=_ELSEWHERE)
+        raise InvalidInput("--calibration needs a model whose only outputs are class scores", hint=_ELSEWHERE)
 
 
 def _convert(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Path:
@@ -283,8 +283,8 @@ def _write_labels(contract: Contract, folder: Path) -> Path | None:
 
 
 def _check_tensors(subject: Subject, version: Path) -> None:
-    """Refuse an int8 graph with other tensors: one config.pbtxt describes both graphs."""
+    """Check that the int8 graph has the same tensors: one config.pbtxt describes both graphs."""
     own, found = subject.signature, read_version_signature(version, "")
     for ours, theirs in ((own.inputs, found.inputs), (own.outputs, found.outputs)):
         if len(ours) != len(theirs) or not all(one.is_like(other) for one, other in zip(ours, theirs, strict=True)):
-            raise InvalidInput("--calibration: the int8 graph has other tensors than the model", hint=_ELSEWHERE)
+            raise InvalidInput("--calibration: the int8 graph has different tensors than the model", hint=_ELSEWHERE)

@@ -1,4 +1,4 @@
-"""Interface between the search and what measures: loads, outcomes, failures."""
+"""Interface between the search and the measurements: loads, results and failures."""
 
 from __future__ import annotations
 
@@ -10,28 +10,20 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.statistics import Interval, Latency
 
 _KEEPS_UP = 0.97
-# Seconds of a load that is not counted: a server that has just started is slower than later.
+# Seconds of load that are not measured after a server starts: it is slower at first.
 WARM_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class OpenLoop:
-    """Requests that arrive at a rate, independent of responses.
-
-    Attributes:
-        rate: How many a second, on average.
-    """
+    """Requests that arrive at a mean rate per second, independent of responses."""
 
     rate: float
 
 
 @dataclass(frozen=True, slots=True)
 class ClosedLoop:
-    """Callers that wait for their response before they send the next request.
-
-    Attributes:
-        callers: How many.
-    """
+    """Callers that each wait for a response before they send the next request."""
 
     callers: int
 
@@ -41,12 +33,12 @@ LoadShape = OpenLoop | ClosedLoop
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """A candidate that could not be measured: it did not load, it hung, it took the server down.
+    """A candidate that could not be measured, for example because it did not load, hung or crashed the server.
 
     Attributes:
-        reason: In words, with what is known of the cause.
-        passing: The machine may be to blame (a port, a full disk, memory that others took): another run of the
-            command tries again.
+        reason: Message with the known cause.
+        passing: The machine may have caused the failure (port in use, full disk, low memory); the next run of the
+            command measures the candidate again.
     """
 
     reason: str
@@ -55,12 +47,12 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bare:
-    """A candidate's session without a server: bounds that no scheduling can beat.
+    """Performance of a candidate's session without a server: bounds that no scheduling can beat.
 
     Attributes:
-        batch_s: Batch size -> seconds of one run, the least of several; size 1 is among them.
-        accuracy: Violation of the numeric policy or the floor by the outputs; "" if there is none.
-        accuracy_lost: Share of the labelled samples' accuracy that is lost; None without labelled samples.
+        batch_s: Batch size -> seconds of the fastest of several runs; contains size 1.
+        accuracy: Violation of the numeric policy by the outputs, or "".
+        accuracy_lost: Loss of accuracy on the labelled samples as a share; None without labels.
     """
 
     batch_s: Mapping[int, float]
@@ -73,19 +65,19 @@ class Measured:
     """Performance of a candidate under a load.
 
     Attributes:
-        latency: Of all requests, counted from when they were due; those that failed count as endless.
+        latency: Latencies of all requests, counted from when they were due; failed requests count as infinite.
         throughput: Responses per second.
-        seconds: How long was measured, the warm-up not counted.
-        errors: Kinds of errors -> how many requests ended with one.
-        unsent: Requests of an open loop that were due and not even sent.
-        client_cores: CPU seconds of the load generator, per second.
-        server_cores: CPU seconds of the server, per second; None where unknown.
-        memory_bytes: Of all processes of the server; None where unknown.
-        energy_j: Joules of the machine while it was measured; None where unknown.
-        placed: Placement that the server reported; "" if unknown.
-        warning: Reason to doubt the figures, such as a load generator that had no core left; "" if there is none.
-        level: Speed of the machine by which latency and throughput were converted (`drift`).
-        answers: Number of answers that were compared with those of the saved graph meanwhile.
+        seconds: Duration of the measurement without the warm-up.
+        errors: Error type -> number of requests.
+        unsent: Requests of an open loop that were due but never sent.
+        client_cores: Mean number of cores used by the load generator.
+        server_cores: Mean number of cores used by the server; None if unknown.
+        memory_bytes: Memory of all server processes; None if unknown.
+        energy_j: Energy of the whole machine in joules; None if unknown.
+        placed: Placement reported by the server; "" if unknown.
+        warning: Reason to doubt the figures, such as a load generator short of cores; "" if none.
+        level: Relative speed of the machine by which latency and throughput were converted (`drift`).
+        answers: Number of answers that were compared with the saved graph.
     """
 
     latency: Latency
@@ -104,30 +96,30 @@ class Measured:
 
     @property
     def keeps_up(self) -> bool:
-        """Return true if nearly all due requests were answered in time, so that no queue grows."""
+        """True if nearly all due requests were answered in time, so that no queue grows."""
         return self.throughput.upper >= _KEEPS_UP * self.due_per_s
 
     @property
     def due_per_s(self) -> float:
-        """Requests that were due in a second, converted as the throughput is."""
+        """Requests due per second, converted like the throughput."""
         return self.requests / self.seconds / self.level
 
     @property
     def requests(self) -> int:
-        """Number of requests that were due, or sent by callers."""
+        """Number of requests that were due (open loop) or sent (closed loop)."""
         return self.latency.count
 
 
 class Trials(Protocol):
-    """Measurements of candidates, on a real server or a simulated one."""
+    """Measurements of candidates on a real or simulated server."""
 
     def probe(self, session: Candidate) -> Bare | Failed:
-        """Measure a bare session and check its outputs."""
+        """Time a session without a server and check its outputs."""
         ...
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        """Serve a candidate and measure it.
+        """Serve a candidate and measure it under a load.
 
-        Failures of the candidate are returned, never raised; failures of the tuner itself are raised.
+        Failures of the candidate are returned; failures of the tuner itself are raised.
         """
         ...

@@ -1,4 +1,4 @@
-"""One run of `graphkiln tune`: its temporary folder, its journal, and the search."""
+"""One run of `graphkiln tune`: journal, trials, search and temporary files."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -35,7 +35,6 @@ from graphkiln_backend.repository.version import find_graph
 from graphkiln_backend.server.leftovers import remove_leftovers
 from graphkiln_backend.system.owned_folder import (
     OTHER_PARENTS,
-    OWNER_FILE,
     OwnedFolder,
     locked_if_dead,
     owned_folders,
@@ -43,27 +42,27 @@ from graphkiln_backend.system.owned_folder import (
 )
 from graphkiln_backend.system.processes import keep_temporary_files_in
 
-# Requests fail after so many times the target's p99, within these seconds, but after so many times the p99 at least.
+# Timeout of a request: a multiple of the target's p99 within these bounds in seconds, but at least twice the p99.
 _PATIENCE, _TIMEOUT_S, _LEAST_PATIENCE = 20, (5.0, 60.0), 2
-# The least and the most that a candidate gets until it is ready: one that hangs must not take the whole budget.
+# Bounds on the seconds that a candidate may take to become ready: a hanging one must not use up the budget.
 _DEADLINE_S = (60.0, 180.0)
-# Software that affects speed: another version of it is another search.
+# Packages that affect speed: a search with other versions has another journal.
 _SOFTWARE = ("graphkiln", "onnxruntime", "onnxruntime-gpu", "openvino", "tensorrt")
 _LONGEST_NAME = 200
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tuning:
-    """A search: its model, space, target, requests and budget.
+    """Definition of a search.
 
     Attributes:
-        subject: The model.
-        space: The candidates.
-        target: p99, rate and objective.
+        subject: Model to tune.
+        space: Candidates.
+        target: Required p99, rate and objective.
         questions: Contents of requests.
-        arriving: Arrivals of requests.
-        budget_s: Seconds that measurements may take.
-        folder: Folder of the journals; in the user's cache by default.
+        arriving: Arrival process of requests.
+        budget_s: Seconds for all measurements.
+        folder: Folder of the journals; below the user's cache folder by default.
     """
 
     subject: Subject
@@ -76,14 +75,14 @@ class Tuning:
 
     @property
     def journal(self) -> Path:
-        """Journal of this search; another model, machine, space or target has another file."""
+        """Path of the journal; it differs for another model, machine, space or target."""
         text = json.dumps(self.identity(), sort_keys=True)
-        name = self.subject.name.encode()[:_LONGEST_NAME].decode(errors="ignore")  # file names have 255 bytes at most
+        name = self.subject.name.encode()[:_LONGEST_NAME].decode(errors="ignore")  # file names have at most 255 bytes
         folder = self.folder or user_cache_folder("graphkiln-tune")
         return folder / f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:16]}.jsonl"
 
     def identity(self) -> dict[str, Any]:
-        """Identity of the search by readable names: a journal with another one is not continued."""
+        """Return the identity of the search as JSON data: a journal with another one is not continued."""
         subject, space, trace = self.subject, self.space, self.arriving.trace
         axes = {axis.key: [list(v) if isinstance(v, tuple) else v for v in axis.values] for axis in space.axes}
         moments = "" if trace is None else hashlib.sha256(trace.tobytes()).hexdigest()[:16]
@@ -95,7 +94,7 @@ class Tuning:
             "configuration": subject.config_sha256,
             "machine": f"{identity(subject.config.device)}, {subject.cores} cores",
             "software": {name: version for name in _SOFTWARE if (version := installed_version(name))},
-            "server": "our own",  # and "limit": journals of earlier releases have both
+            "server": "our own",  # this and "limit" are constant: older journals contain them
             "space": axes,
             "limit": "",
             "target": str(self.target),
@@ -106,17 +105,17 @@ class Tuning:
 
     @property
     def loading(self) -> Loading:
-        """Load of the candidates."""
+        """Load for all candidates."""
         least, most = _TIMEOUT_S
         timeout_s = max(min(most, max(least, _PATIENCE * self.target.p99_s)), _LEAST_PATIENCE * self.target.p99_s)
         return Loading(questions=self.questions, arriving=self.arriving, timeout_s=timeout_s)
 
     def run(self, report: Report) -> Result:
-        """Search, or continue an interrupted search; `report` is called after each new measurement.
+        """Run the search or continue an interrupted one; call `report` after each new measurement.
 
         Raises:
-            MeasurementError: The journal cannot be used.
-            RepositoryError: The configuration or the graph was changed meanwhile.
+            MeasurementError: The journal is locked, damaged or not writable.
+            RepositoryError: The configuration or the graph was changed during the search.
         """
         identity, least_s, most_s = self.identity(), *_DEADLINE_S
         deadline_s = min(most_s, max(least_s, self.budget_s / 4))
@@ -140,12 +139,12 @@ class Tuning:
         if self.identity()["graph"] != identity["graph"]:
             raise RepositoryError(
                 f"the graph of '{self.subject.name}' was replaced during the search: measurements are of two graphs",
-                hint="the same command measures the new one",
+                hint="run the same command again to measure the new one",
             )
 
 
 def batch_sizes(space: Space) -> tuple[int, ...]:
-    """The batch sizes that a space may form: 1, and every largest one."""
+    """Return the batch sizes to time sessions with: 1 and each max_batch_size of the space."""
     tried = [value for axis in space.axes if axis.key == MAX_BATCH_SIZE for value in axis.values]
     return tuple(sorted({1, *(value for value in tried if isinstance(value, int) and value > 0)}))
 
@@ -158,30 +157,27 @@ def _digest_of(questions: Questions) -> str:
     return digest.hexdigest()[:16]
 
 
-# All processes of a search (servers, timed sessions, conversions, the load generator) make their temporary files below
-# one folder, to which TMPDIR points. It is locked as long as the search lives (`owned_folder`): the kernel releases the
-# lock of a process that dies, so that the next search recognizes a dead one, ends its processes (on machines without
-# `setpriv`, servers do not end by themselves) and removes its files.
+# All processes of a search (servers, timed sessions, conversions, the load generator) inherit a TMPDIR below one
+# folder, which is locked as long as the search lives. The kernel releases the lock of a process that dies. The next
+# search finds the unlocked folder, ends the remaining processes (without `setpriv`, servers outlive a killed parent)
+# and removes it.
 
 _log = logging.getLogger("graphkiln.tuning")
 
 _PREFIX = "graphkiln-search-"
 _VARIABLE = "TMPDIR"
-# Seconds until a process that was asked to end is killed.
-_END_WITHIN_S = 20.0
+_TERMINATE_TIMEOUT_S = 20.0
 _POLL_S = 0.05
 
 
 @contextmanager
 def search_folder() -> Iterator[Path]:
-    """A folder for all temporary files of this process and its children; removed when the context ends.
+    """Create a folder for all temporary files of this process and its children; remove it at the end of the context.
 
     Raises:
-        ServerSetupError: It cannot be created.
+        ServerSetupError: The folder cannot be created.
     """
-    clear_dead()
-    for pid in other_searches():
-        _log.warning("another search runs on this machine (process %d): each slows the other one down", pid)
+    check_other_searches()
     directory, variable = tempfile.tempdir, os.environ.get(_VARIABLE)
     with OwnedFolder(prefix=_PREFIX) as folder:
         keep_temporary_files_in(str(folder.path))
@@ -195,22 +191,18 @@ def search_folder() -> Iterator[Path]:
                 os.environ[_VARIABLE] = variable
 
 
-def clear_dead(parents: Iterable[Path] | None = None) -> list[Path]:
-    """End the processes of this user's dead searches, and remove their folders and shared memory.
-
-    Returns:
-        The folders that were removed.
-    """
-    removed = []
-    for folder in _folders(parents):
+def check_other_searches() -> None:
+    """Warn about running searches; end the processes of this user's dead ones and remove their files."""
+    parents = {Path(tempfile.gettempdir()), *OTHER_PARENTS}
+    for folder in [each for parent in sorted(parents) for each in owned_folders(parent, _PREFIX)]:
         with locked_if_dead(folder) as dead:
             if dead:
                 _end_processes(folder)
                 remove_leftovers([folder])
                 remove_owned(folder)
-                _log.info("removed the files of a search that was killed: %s", folder)
-                removed.append(folder)
-    return removed
+                _log.info("removed the files of a killed search: %s", folder)
+            else:
+                _log.warning("another search is running (%s): both will measure a slower machine", folder)
 
 
 def _end_processes(folder: Path) -> None:
@@ -218,10 +210,10 @@ def _end_processes(folder: Path) -> None:
     alive = [process for process in psutil.process_iter() if _works_below(process, folder)]
     for end in (psutil.Process.terminate, psutil.Process.kill):
         for process in alive:
-            _log.warning("ending process %d of a search that was killed", process.pid)
+            _log.warning("ending process %d of a killed search", process.pid)
             with suppress(psutil.Error):
                 end(process)
-        until = time.monotonic() + _END_WITHIN_S
+        until = time.monotonic() + _TERMINATE_TIMEOUT_S
         while (alive := list(filter(is_alive, alive))) and time.monotonic() < until:
             time.sleep(_POLL_S)
 
@@ -232,25 +224,3 @@ def _works_below(process: psutil.Process, folder: Path) -> bool:
         return own and Path(process.environ().get(_VARIABLE, "/")).is_relative_to(folder)
     except (psutil.Error, OSError):
         return False
-
-
-def other_searches(parents: Iterable[Path] | None = None) -> list[int]:
-    """The PIDs of searches that run on this machine now, as far as this user sees them; 0 if unreadable."""
-    found = []
-    for folder in _folders(parents):
-        with locked_if_dead(folder) as dead:
-            if not dead:
-                found.append(_owner(folder))
-    return found
-
-
-def _folders(parents: Iterable[Path] | None) -> list[Path]:
-    places = set(parents) if parents is not None else {Path(tempfile.gettempdir()), *OTHER_PARENTS}
-    return [folder for place in sorted(places) for folder in owned_folders(place, _PREFIX)]
-
-
-def _owner(folder: Path) -> int:
-    try:
-        return int(json.loads((folder / OWNER_FILE).read_text())["pid"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return 0

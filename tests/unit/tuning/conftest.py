@@ -29,19 +29,19 @@ def space() -> Space:
 
 @pytest.fixture(scope="session")
 def small(space: Space) -> Space:
-    """A part of the space that holds the best, for a quick search."""
+    """A part of the space that contains the best, for quick searches."""
     return space.fixed({ENGINE: "openvino"})
 
 
 @pytest.fixture(scope="session")
 def tiny(small: Space) -> Space:
-    """For tests of which the choice is no part."""
+    """An even smaller part, for tests that do not check the choice."""
     return small.fixed({PRECISION: "bf16"})
 
 
 @pytest.fixture(scope="session")
 def best_rate(space: Space) -> float:
-    """The highest rate that any candidate reaches, by exhaustive search without noise."""
+    """The highest rate of all candidates, by exhaustive search without noise."""
     server = SimulatedServer(cores=CORES)
     right = [each for each in space.candidates if each[PRECISION] not in server.model.wrong]
     best = 0.0
@@ -52,7 +52,7 @@ def best_rate(space: Space) -> float:
 
 @pytest.fixture
 def tune(tmp_path: Path, small: Space) -> Tune:
-    """Searches with a journal; another call with the same file goes on."""
+    """Run searches with a journal; another call with the same file continues."""
 
     def run(
         server: SimulatedServer,
@@ -75,7 +75,7 @@ def tune(tmp_path: Path, small: Space) -> Tune:
 
 @pytest.fixture
 def reference_of(tmp_path: Path) -> Callable[..., Reference]:
-    """Measures on a simulated server, with a journal of its own."""
+    """Create references on a simulated server with a journal."""
 
     def make(server: SimulatedServer, seed: int = 0) -> Reference:
         journal = Journal(tmp_path / f"{len(opened)}.journal", {})

@@ -1,4 +1,4 @@
-"""A candidate is its values: the same wherever and in whatever order they were written."""
+"""Candidates, and their translation to config.pbtxt."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from graphkiln_backend.graph.precision import Precision
 CANDIDATE = Candidate.of({INSTANCES: 2, ENGINE: "openvino", PREFERRED: (4, 8), SPIN: False})
 
 
-def test_json_gives_the_candidate_back() -> None:
+def test_json_round_trip() -> None:
     assert Candidate.from_json(json.loads(json.dumps(CANDIDATE.as_json()))) == CANDIDATE
 
 
-def test_a_candidate_reads_as_a_line() -> None:
+def test_format_of_a_candidate() -> None:
     line = "engine=openvino, instances=2, preferred_batch_sizes=4+8, spin=off"
     assert str(CANDIDATE) == line
     assert str(Candidate.of({PREFERRED: ()})) == "preferred_batch_sizes=none"
@@ -44,7 +44,7 @@ def subject(repository: Path) -> Subject:
     return digits_subject(repository)
 
 
-def test_every_key_becomes_what_the_configuration_calls_it(subject: Subject) -> None:
+def test_keys_become_config_changes(subject: Subject) -> None:
     values = {"engine": "openvino", "precision": "bf16", "threads": 2, "streams": 2, "spin": False, "instances": 3}
     changes = changes_of(
         Candidate.of({**values, "max_batch_size": 16, "max_queue_delay_us": 500, "preferred_batch_sizes": (4,)}),
@@ -57,26 +57,26 @@ def test_every_key_becomes_what_the_configuration_calls_it(subject: Subject) -> 
     assert changes.preferred_batch_sizes == (4,)
 
 
-def test_spinning_is_onnx_runtimes_own_entry(subject: Subject) -> None:
+def test_spin_is_a_session_option_of_onnx_runtime(subject: Subject) -> None:
     for spin, text in ((True, "1"), (False, "0")):
         changes = changes_of(Candidate.of({"engine": "onnxruntime", "spin": spin, "streams": 1}), subject)
         assert changes.parameters == {"engine": "onnxruntime", SPIN_ENTRY: text, "streams": ""}
 
 
-def test_the_saved_precision_needs_no_request(subject: Subject) -> None:
+def test_saved_precision_is_not_written(subject: Subject) -> None:
     assert changes_of(Candidate.of({"precision": "fp32"}), subject).parameters == {"precision": ""}
     settings = replace(subject.deployment.settings, precision=Precision.BF16)
     lowered = replace(subject, deployment=replace(subject.deployment, settings=settings))
     assert changes_of(Candidate.of({"precision": "fp32"}), lowered).parameters == {"precision": "fp32"}
 
 
-def test_several_instance_groups_stay_as_they_are(subject: Subject) -> None:
+def test_several_instance_groups_are_unchanged(subject: Subject) -> None:
     several = replace(subject, single_group=False)
     assert changes_of(Candidate.of(default_values(several)), several).instances is None
     assert changes_of(Candidate.of(default_values(subject)), subject).instances == 1
 
 
-def test_one_stream_is_written_where_an_accelerator_asks_for_more(subject: Subject) -> None:
+def test_one_stream_overrides_an_accelerator(subject: Subject) -> None:
     origins = {"streams": "execution accelerator openvino, num_streams"}
     settings = replace(subject.deployment.settings, streams=2, origins=origins)
     foreign = replace(subject, deployment=replace(subject.deployment, settings=settings))
@@ -87,7 +87,7 @@ def test_one_stream_is_written_where_an_accelerator_asks_for_more(subject: Subje
     assert written == {"openvino": "1", "onnxruntime": ""}
 
 
-def test_int8_is_a_version_of_its_own_and_no_request(subject: Subject, tmp_path: Path) -> None:
+def test_int8_is_served_from_another_version(subject: Subject, tmp_path: Path) -> None:
     candidate = Candidate.of({"precision": "int8"})
     assert version_of(candidate, subject) is None
     assert changes_of(candidate, subject).parameters == {"precision": "int8"}

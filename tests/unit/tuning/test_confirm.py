@@ -1,4 +1,4 @@
-"""The promise: measured again with other arrivals, and lowered until its bound holds."""
+"""Confirmation of the choice with other arrivals, and the latency curve."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import tuned
 from simulated_server import SimulatedServer, true_rate
 
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.confirm import confirm, sweep
 from graphkiln.tuning.contest import CandidateScore
 from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.result import knee
+from graphkiln.tuning.search import confirm, sweep
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
@@ -37,7 +37,7 @@ Within = Callable[[SimulatedServer, float], RecordedTrials]
 
 @pytest.fixture
 def recorded(tmp_path: Path) -> Iterator[Within]:
-    """Measures on a simulated server within a budget."""
+    """Create trials on a simulated server within a budget."""
     with ExitStack() as stack:
 
         def within(server: SimulatedServer, budget_s: float) -> RecordedTrials:
@@ -49,7 +49,7 @@ def recorded(tmp_path: Path) -> Iterator[Within]:
         yield within
 
 
-def test_a_rate_that_holds_is_promised(server: SimulatedServer, space: Space, recorded: Within) -> None:
+def test_reached_rate_is_promised(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.5 * true_rate(server, space.default, TARGET.p99_s)
     promise, reason = confirm(recorded(server, 1000.0), scored(space, rate), TARGET, 1.0)
     assert reason == ""
@@ -58,7 +58,7 @@ def test_a_rate_that_holds_is_promised(server: SimulatedServer, space: Space, re
     assert promise.measured.latency.p99.upper <= TARGET.p99_s
 
 
-def test_a_rate_that_does_not_is_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
+def test_missed_rate_is_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
     true = true_rate(server, space.default, TARGET.p99_s)
     promise, _ = confirm(recorded(server, 1000.0), scored(space, 1.3 * true), TARGET, 1.0)
     assert promise is not None
@@ -66,15 +66,15 @@ def test_a_rate_that_does_not_is_lowered(server: SimulatedServer, space: Space, 
     assert 0.5 * true <= promise.load.rate <= true * 1.03
 
 
-def test_a_given_rate_is_not_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
+def test_given_rate_is_not_lowered(server: SimulatedServer, space: Space, recorded: Within) -> None:
     target = Target(p99_s=0.08, rate=500.0, objective=Objective.COST)
     promise, reason = confirm(recorded(server, 100.0), scored(space, -1.0), target, 1.0)
     assert promise is None
-    assert reason.startswith("its p99 did not hold")
+    assert "when measured again" in reason
     assert {call[1] for call in server.measured} == {OpenLoop(500.0)}
 
 
-def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, space: Space, recorded: Within) -> None:
+def test_curve_rises_and_respects_the_budget(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
     promise, _ = confirm(recorded(server, 1000.0), scored(space, rate), TARGET, 1.0)
     assert promise is not None
@@ -89,9 +89,7 @@ def test_the_curve_rises_and_stops_with_the_budget(server: SimulatedServer, spac
     assert isinstance(curve[0].measured, Measured)
 
 
-def test_the_last_measurement_that_fits_is_long_enough_for_a_bound_and_promises_less(
-    server: SimulatedServer, space: Space, recorded: Within
-) -> None:
+def test_last_affordable_measurement_promises_less(server: SimulatedServer, space: Space, recorded: Within) -> None:
     rate = 0.9 * true_rate(server, space.default, TARGET.p99_s)
     trials = recorded(server, 1100 / rate + 8)
     promise, reason = confirm(trials, scored(space, rate), TARGET, 1.0)
@@ -103,32 +101,32 @@ def test_the_last_measurement_that_fits_is_long_enough_for_a_bound_and_promises_
 
 
 class Growing(SimulatedServer):
-    """Answers fewer requests than come; none has waited for long yet."""
+    """A server with a growing queue and short latencies so far."""
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         del candidate, load, seconds, seed
         return tuned.measured(60.0, 0.02)
 
 
-def test_a_queue_that_grows_is_no_promise(space: Space, recorded: Within) -> None:
+def test_growing_queue_is_not_promised(space: Space, recorded: Within) -> None:
     promise, reason = confirm(recorded(Growing(cores=2), 1000.0), scored(space, 100.0), TARGET, 1.0)
     assert promise is None
-    assert reason == "measured again, 60 of 100 requests per second were answered: their queue grows"
+    assert "the queue grows" in reason
 
 
 AT_RATE = Target(p99_s=0.08, rate=40.0, objective=Objective.LATENCY)
 
 
 @pytest.mark.parametrize("stands_still_by_itself", [False, True])
-def test_a_load_that_is_given_is_tried_twice_the_second_time_for_longer(
+def test_given_load_is_measured_twice(
     server: SimulatedServer, space: Space, recorded: Within, stands_still_by_itself: bool
 ) -> None:
-    """Once the machine may have stood still; what a candidate does by itself it does again."""
+    """One failure may be a stall of the machine; stalls of the candidate show again."""
     server.stalls = [(3.0, 2.0)]
     if stands_still_by_itself:
         server.stalls, server.pauses = [], lambda _: (4.0, 0.5)
     promise, reason = confirm(recorded(server, 300.0), scored(space, -1.0), AT_RATE, 1.0)
-    assert reason.startswith("its p99 did not hold when it was measured again")
+    assert "when measured again" in reason
     assert (promise is None) is stands_still_by_itself
     first_s, second_s = (call[2] for call in server.measured)
     assert second_s == pytest.approx(2 * first_s)

@@ -1,4 +1,4 @@
-"""The bracket of rates: what a measurement passes, fails or leaves open."""
+"""Contests: brackets of rates, and comparisons under a given load."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ def scored(space: Space, *points: Point) -> CandidateScore:
     return CandidateScore(candidate=space.default, score=Interval(0, 0, 200), rate_bound=200, points=points)
 
 
-def test_passes_fails_and_what_cannot_be(contest: RateContest, space: Space) -> None:
+def test_bracket(contest: RateContest, space: Space) -> None:
     points = (
         point(ClosedLoop(8), Interval(0.05, 0.04, 0.06)),
         point(OpenLoop(50), Interval(0.05, 0.04, math.inf)),
-        point(OpenLoop(90), Interval(0.09, 0.07, math.inf)),  # missed, by its estimate alone
+        point(OpenLoop(90), Interval(0.09, 0.07, math.inf)),  # failed by its estimate, but not significantly
         point(OpenLoop(98), Interval(0.12, 0.10, math.inf)),
     )
     bracket = contest.bracket(scored(space, *points))
@@ -63,14 +63,14 @@ def test_passes_fails_and_what_cannot_be(contest: RateContest, space: Space) -> 
     assert bracket.next_rate == pytest.approx(math.sqrt(50 * 90))
 
 
-def test_settling_finds_the_rate(contest: RateContest, server: SimulatedServer, space: Space) -> None:
+def test_settle_finds_the_rate(contest: RateContest, server: SimulatedServer, space: Space) -> None:
     entered = contest.enter(space.default, 1000.0)
     settled = contest.settle(entered, -math.inf)
     assert settled.score.lower == pytest.approx(true_rate(server, space.default, TARGET.p99_s), rel=0.15)
     assert contest.bracket(settled).is_narrow
 
 
-def test_a_target_that_no_rate_meets_ends_at_a_fortieth_of_the_capacity(
+def test_unreachable_target_ends_at_the_minimum_rate(
     reference_of: Callable[[SimulatedServer], Reference], server: SimulatedServer, space: Space
 ) -> None:
     contest = RateContest(reference_of(server), Target(p99_s=0.001), 2.0, 60.0)
@@ -82,7 +82,7 @@ def test_a_target_that_no_rate_meets_ends_at_a_fortieth_of_the_capacity(
 
 
 class Stalling(SimulatedServer):
-    """A machine that stands still for a moment, once, while a rate is asked for that is far below what is reached."""
+    """A machine that stalls once, during a measurement at a low rate."""
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         found = super().measure(candidate, load, seconds, seed)
@@ -96,14 +96,14 @@ class Stalling(SimulatedServer):
 
 
 @pytest.mark.parametrize(("idle", "shares"), [(0.6, (0.9, 1.1)), (0.0, (0.0, 0.8))])
-def test_a_stall_of_the_machine_does_not_cut_off_the_rates_above(
+def test_stall_does_not_exclude_higher_rates(
     reference_of: Callable[[SimulatedServer], Reference],
     space: Space,
     monkeypatch: pytest.MonkeyPatch,
     idle: float,
     shares: tuple[float, float],
 ) -> None:
-    """Without the second question, the negative control, it does."""
+    """Negative control: without the repetition it does."""
     monkeypatch.setattr(contest_module, "_IDLE", idle)
     server = Stalling(cores=2)
     contest = RateContest(reference_of(server), Target(p99_s=0.025), 2.0, 60.0)
@@ -113,20 +113,18 @@ def test_a_stall_of_the_machine_does_not_cut_off_the_rates_above(
     assert shares[0] * true <= settled.score.lower <= shares[1] * true
 
 
-def test_a_p99_that_no_rate_lowers_ends_the_bracket(
-    contest: RateContest, server: SimulatedServer, space: Space
-) -> None:
-    """A candidate that stands still by itself does so at any rate; at two of them it is asked twice."""
+def test_bracket_ends_if_no_rate_lowers_p99(contest: RateContest, server: SimulatedServer, space: Space) -> None:
+    """A candidate that stalls by itself does so at any rate; two rates are measured twice."""
     server.pauses = lambda _: (1.0, 0.3)
     settled = contest.settle(contest.enter(space.default, math.inf), -math.inf)
     assert settled.score.lower == 0
-    asked = [call for call in server.measured if isinstance(call[1], OpenLoop)]
-    assert len({call[1] for call in asked}) == 3
-    again = [call for call in asked if call[3] == contest_module._AGAIN]
+    opened = [call for call in server.measured if isinstance(call[1], OpenLoop)]
+    assert len({call[1] for call in opened}) == 3
+    again = [call for call in opened if call[3] == contest_module._AGAIN]
     assert 1 <= len({call[1] for call in again}) <= contest_module._EXCUSED
 
 
-# Under a given load: who meets the target, and who is better at what is asked.
+# Comparisons under a given load.
 
 MakeReference = Callable[[SimulatedServer], Reference]
 
@@ -135,7 +133,7 @@ def load_contest(make: MakeReference, target: Target) -> LoadContest:
     return LoadContest(make(SimulatedServer(cores=2)), target, 2.0, 60.0)
 
 
-def test_a_rate_that_is_met_is_proven(reference_of: MakeReference, space: Space) -> None:
+def test_rate_that_is_met(reference_of: MakeReference, space: Space) -> None:
     target = Target(p99_s=0.08, rate=30.0, objective=Objective.LATENCY)
     settled = load_contest(reference_of, target).settle(
         CandidateScore(candidate=space.default, score=Interval(0, 0, 0)), 0
@@ -146,7 +144,7 @@ def test_a_rate_that_is_met_is_proven(reference_of: MakeReference, space: Space)
 
 
 @pytest.mark.parametrize(("rate", "reason"), [(500.0, "answers"), (95.0, "p99 of|answers")])
-def test_a_rate_that_is_missed_is_told(reference_of: MakeReference, space: Space, rate: float, reason: str) -> None:
+def test_missed_rate_has_a_reason(reference_of: MakeReference, space: Space, rate: float, reason: str) -> None:
     target = Target(p99_s=0.02, rate=rate, objective=Objective.LATENCY)
     advanced = load_contest(reference_of, target).advance(
         load_contest(reference_of, target).enter(space.default, 1000.0), 10.0, 0.0
@@ -159,7 +157,7 @@ def test_a_rate_that_is_missed_is_told(reference_of: MakeReference, space: Space
     ("objective", "words"),
     [(Objective.MEMORY, "MiB"), (Objective.COST, "CPU ms a request"), (Objective.LATENCY, "p99 ")],
 )
-def test_each_objective_has_its_unit_and_less_is_better(
+def test_units_and_order_of_objectives(
     reference_of: MakeReference, space: Space, objective: Objective, words: str
 ) -> None:
     judge = load_contest(reference_of, Target(p99_s=0.5, rate=30.0, objective=objective))
@@ -175,8 +173,8 @@ def test_each_objective_has_its_unit_and_less_is_better(
 
 
 @dataclass
-class Restless:
-    """Measures the same whatever it is asked."""
+class Constant:
+    """A reference with a constant result."""
 
     measured: Measured
 
@@ -189,13 +187,13 @@ class Restless:
 
 @pytest.mark.parametrize("objective", [Objective.LATENCY, Objective.MEMORY])
 @pytest.mark.parametrize(("wide_s", "meets"), [(0.05, True), (0.2, False)])
-def test_a_machine_whose_speed_changes_is_judged_widely(
+def test_undecided_bound_is_replaced_by_the_wide_one(
     space: Space, objective: Objective, wide_s: float, meets: bool
 ) -> None:
-    """No measurement is long enough there for a bound without assumptions."""
+    """On a machine with changing speed, no measurement is long enough for the distribution-free bound."""
     measured = tuned.measured(100, 0.02)
     latency = replace(measured.latency, p99=Interval(0.02, 0.0, math.inf), p99_wide_s=wide_s)
-    reference = cast("Reference", Restless(replace(measured, latency=latency)))
+    reference = cast("Reference", Constant(replace(measured, latency=latency)))
     judge = LoadContest(reference, Target(p99_s=0.1, rate=100.0, objective=objective), 2.0, 60.0)
     settled = judge.settle(judge.enter(space.default, 1000.0), 0)
     assert settled.lost == ""
@@ -203,9 +201,7 @@ def test_a_machine_whose_speed_changes_is_judged_widely(
 
 
 @pytest.mark.parametrize(("objective", "what"), [(Objective.MEMORY, "memory"), (Objective.COST, "CPU time")])
-def test_what_cannot_be_read_decides_nothing(
-    reference_of: MakeReference, space: Space, objective: Objective, what: str
-) -> None:
+def test_unknown_figure_eliminates(reference_of: MakeReference, space: Space, objective: Objective, what: str) -> None:
     class Blind(SimulatedServer):
         def measure(self, *arguments: Any) -> Measured | Failed:
             found = super().measure(*arguments)
@@ -225,42 +221,40 @@ ARRIVALS = {
 
 
 @pytest.mark.parametrize("arriving", ARRIVALS.values(), ids=ARRIVALS)
-class TestStandstills:
-    """A first look of a second, of two with bursts, which begins 2.5 s after the server is started."""
+class TestStalls:
+    """A first measurement of a second (two with bursts), 2.5 s after the start of the server."""
 
-    def look(self, reference_of: MakeReference, space: Space, server: SimulatedServer) -> CandidateScore:
+    def advance(self, reference_of: MakeReference, space: Space, server: SimulatedServer) -> CandidateScore:
         judge, seconds = LoadContest(reference_of(server), AT_60, 1.0, 60.0), float(server.arriving.burst)
         return judge.advance(judge.enter(space.fixed({"engine": "openvino"}).default, 1000.0), seconds, 0.0)
 
-    def test_one_of_the_machine_is_no_miss(
+    def test_stall_of_the_machine_is_no_failure(
         self, reference_of: MakeReference, space: Space, arriving: Arriving, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """And without the second question, the negative control, it is."""
+        """Negative control: without the repetition it is."""
         stalls = [(2.8, 0.6 if arriving.burst > 1 else 0.28)]
-        looked = self.look(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
-        assert looked.lost == ""
-        first, second = (point.measured for point in looked.points)
+        advanced = self.advance(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
+        assert advanced.lost == ""
+        first, second = (point.measured for point in advanced.points)
         assert first.latency.p99.lower > AT_60.p99_s
         assert second.seconds > 10
         monkeypatch.setattr(LoadContest, "_is_strange", lambda *_: False)
-        looked = self.look(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
-        assert looked.lost.startswith("p99 of ")
+        advanced = self.advance(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
+        assert advanced.lost.startswith("p99 of ")
 
-    @pytest.mark.parametrize(("every_s", "own_s"), [(1.5, 0.3), (3.0, 0.5), (5.6, 0.6)])
-    def test_those_that_come_again_and_again_are_the_candidates(
+    @pytest.mark.parametrize(("every_s", "own_s"), [(1.5, 0.3), (5.6, 0.6)])
+    def test_repeated_stalls_are_a_failure(
         self, reference_of: MakeReference, space: Space, arriving: Arriving, every_s: float, own_s: float
     ) -> None:
-        """Whether or not the first look saw one, nothing that says so much is a candidate that meets the target."""
+        """The candidate fails whether or not the first measurement contains a stall."""
         server = SimulatedServer(cores=2, pauses=lambda _: (every_s, own_s), arriving=arriving)
         judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
-        looked = self.look(reference_of, space, server)
-        settled = judge.settle(looked, 0)
+        advanced = self.advance(reference_of, space, server)
+        settled = judge.settle(advanced, 0)
         assert settled.lost.startswith("p99 of ") or math.isinf(settled.score.lower)
 
 
-def test_latencies_that_are_nearer_than_two_starts_of_a_server_are_alike(
-    reference_of: MakeReference, space: Space
-) -> None:
+def test_similar_latencies_are_ties(reference_of: MakeReference, space: Space) -> None:
     judge = load_contest(reference_of, AT_60)
     best, near, far = (
         CandidateScore(candidate=space.default, score=Interval(-p99_s, -p99_s * 1.01, -p99_s * 0.99))

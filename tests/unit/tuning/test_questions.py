@@ -1,4 +1,4 @@
-"""Requests whose right answers are known."""
+"""Requests with reference outputs, and accuracy floors."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def labelled(tmp_path: Path, repository: Path) -> Path:
     return tmp_path / "samples"
 
 
-def test_wrong_ones_have(questions: Questions) -> None:
+def test_wrong_outputs_have_an_objection(questions: Questions) -> None:
     swapped = {0: questions.answers[1], 1: questions.answers[0]}
     assert "OUTPUT_0" in questions.objection(swapped, engine="openvino", precision="bf16")
     off = {name: array * np.float32(1.001) for name, array in questions.answers[0].items()}
@@ -55,7 +55,7 @@ def test_wrong_ones_have(questions: Questions) -> None:
     assert questions.objection({0: off}, engine="openvino", precision="bf16") == ""
 
 
-def test_what_users_read_is_judged_and_not_the_order_of_detections() -> None:
+def test_order_of_detections_is_irrelevant() -> None:
     answers = tuple(detector_outputs(images=1) for _ in range(2))
     asked = Questions(origin="test", feeds=({}, {}), answers=answers, saved=Precision.FP32, reading=DETECTION)
     order = [1, 0, 2, 3, 4, 5]
@@ -67,7 +67,7 @@ def test_what_users_read_is_judged_and_not_the_order_of_detections() -> None:
     assert "detections" in asked.objection({0: moved}, engine="openvino", precision="fp32")
 
 
-def test_a_folder_of_labelled_images_says_what_is_right(subject: Subject, labelled: Path) -> None:
+def test_folders_are_labels(subject: Subject, labelled: Path) -> None:
     contract = replace(subject.deployment.version.contract, labels=LABELS)
     version = replace(subject.deployment.version, contract=contract)
     found = read_questions(replace(subject, deployment=replace(subject.deployment, version=version)), labelled)
@@ -76,7 +76,7 @@ def test_a_folder_of_labelled_images_says_what_is_right(subject: Subject, labell
     assert found.accuracy(found.answers) == pytest.approx(2 / 3)
 
 
-def test_a_bare_graph_gets_requests_that_are_made_up(subject: Subject) -> None:
+def test_requests_are_generated_without_golden_samples(subject: Subject) -> None:
     bare = replace(subject.deployment.version, golden=None, manifest=None)
     found = read_questions(replace(subject, deployment=replace(subject.deployment, version=bare)))
     assert found.origin == "made up"
@@ -86,35 +86,37 @@ def test_a_bare_graph_gets_requests_that_are_made_up(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize(
-    ("array", "told"),
+    ("array", "reason"),
     [
         (np.zeros((2, 3, 32, 32), np.float32), r"wrong size in dimension 1.*\[batch,1,32,32\].*\[1,3,32,32\]"),
         (np.zeros((2, 1, 32, 32), np.uint8), "wrong dtype"),
         (np.zeros((2, 32), np.float32), "wrong rank"),
     ],
 )
-def test_samples_of_another_shape_are_refused(
-    subject: Subject, tmp_path: Path, array: npt.NDArray[np.generic], told: str
+def test_samples_with_other_shapes_are_refused(
+    subject: Subject, tmp_path: Path, array: npt.NDArray[np.generic], reason: str
 ) -> None:
     path = tmp_path / "samples.npz"
     np.savez(path, INPUT_0=array)
-    with pytest.raises(ConversionError, match=f"samples.npz do not fit the model: {told}"):
+    with pytest.raises(ConversionError, match=f"samples.npz do not fit the model: {reason}"):
         read_questions(subject, path)
 
 
-def test_who_does_not_say_what_is_right_is_told(subject: Subject, labelled: Path, questions: Questions) -> None:
+def test_reason_for_missing_labels(subject: Subject, labelled: Path, questions: Questions) -> None:
     assert questions.unlabelled == "golden samples have none"
     (labelled / "three").rename(labelled / "thre")
-    for labels, told in (((), "the model has no labels"), (LABELS, "'thre' is no label of the model")):
+
+    for labels, reason in (((), "the model has no labels"), (LABELS, "'thre' is not a label of the model")):
         contract = replace(subject.deployment.version.contract, labels=labels)
         version = replace(subject.deployment.version, contract=contract)
         asked = replace(subject, deployment=replace(subject.deployment, version=version))
         found = read_questions(asked, labelled)
         assert found.targets is None
-        assert found.unlabelled == told
+
+        assert found.unlabelled == reason
 
 
-def test_more_samples_are_read_where_their_labels_count_and_few_are_sent(subject: Subject, tmp_path: Path) -> None:
+def test_number_of_samples_read_and_sent(subject: Subject, tmp_path: Path) -> None:
     path = tmp_path / "samples.npz"
     np.savez(path, INPUT_0=np.zeros((400, 1, 32, 32), np.float32))
     assert len(read_questions(subject, path).feeds) == MOST_SAMPLES
@@ -122,8 +124,8 @@ def test_more_samples_are_read_where_their_labels_count_and_few_are_sent(subject
     assert (len(found.feeds), len(found.sent)) == (300, 150)
 
 
-def test_a_server_has_no_scalars(questions: Questions) -> None:
-    """Triton gives one number for each row, such as how many boxes there are, as [rows, 1], and takes it so."""
+def test_scalars_have_another_shape_on_the_server(questions: Questions) -> None:
+    """Triton represents one number per row, such as a number of boxes, as [rows, 1]."""
     feeds = {"image": np.zeros((1, 3), np.float32), "threshold": np.array([0.5], np.float32)}
     outputs = {"boxes": np.zeros((1, 4, 4), np.float32), "count": np.array([2], np.int32)}
     asked = Questions(origin="test", feeds=(feeds,), answers=(outputs,), saved=Precision.FP32, is_batched=True)
@@ -138,11 +140,11 @@ def test_a_server_has_no_scalars(questions: Questions) -> None:
     assert scalar.request(0)["threshold"].shape == (1,)
     assert scalar.answer(0, {"count": np.array([2])})["count"].shape == ()
     other = asked.answer(0, {"count": np.zeros((1, 2), np.int32)})
-    assert other["count"].shape == (1, 2), "what does not fit stays as it is"
+    assert other["count"].shape == (1, 2), "other shapes are unchanged"
     assert questions.is_batched
 
 
-# Accuracy floors: what they need, and what so many samples can tell.
+# Accuracy floors.
 
 PLAIN = Questions(origin="test", feeds=(), answers=(), saved=Precision.FP32, unlabelled="golden samples have none")
 
@@ -152,31 +154,31 @@ def labelled_questions(count: int) -> Questions:
 
 
 @pytest.mark.parametrize(("floor", "count"), [(0.005, 598), (0.01, 299), (0.1, 29)])
-def test_so_many_samples_rule_a_larger_loss_out(floor: float, count: int) -> None:
-    """With a loss of that size, a sample less shows none of it in more than 1 of 20 cases."""
+def test_samples_needed(floor: float, count: int) -> None:
+    """With one sample less, such a loss stays undetected in more than 5% of cases."""
     assert samples_needed(floor) == count
     none_lost = [(1 - floor) ** number for number in (count - 1, count)]
     assert none_lost[0] > 0.05 >= none_lost[1]
 
 
-def test_too_few_samples_are_told_with_what_they_can_tell() -> None:
-    told = undecided(labelled_questions(50), 0.005)
-    assert "an accuracy floor of 0.5% is not decided by 50 labelled samples" in told
-    assert "a loss below 5.8% may still be there" in told
-    assert "it takes 598" in told
+def test_too_few_samples_are_a_warning() -> None:
+
+    warning = undecided(labelled_questions(50), 0.005)
+    assert "a loss below 5.8%" in warning
+    assert "598" in warning
     assert undecided(labelled_questions(598), 0.005) == ""
     assert undecided(labelled_questions(5), None) == ""
     assert undecided(PLAIN, 0.01) == ""
 
 
-def test_a_floor_is_for_classes() -> None:
-    with pytest.raises(InvalidInput, match="counts right classes"):
+def test_floor_requires_a_classifier() -> None:
+    with pytest.raises(InvalidInput, match="does not classify"):
         check_floor(replace(labelled_questions(3), reading=DETECTION), 0.01)
     check_floor(replace(PLAIN, reading=DETECTION), None)
     check_floor(labelled_questions(3), 0.01)
 
 
-def test_the_classes_are_those_of_the_output_that_labels_name() -> None:
+def test_classes_of_the_labelled_output() -> None:
     outputs = {"features": np.array([[9.0, 0.0]]), "scores": np.array([[0.0, 1.0]])}
     asked = Questions(
         origin="test", feeds=({},), answers=(outputs,), saved=Precision.FP32, targets=np.array([1]), output="scores"

@@ -1,4 +1,4 @@
-"""The Pareto front, the knee, and what limits a candidate."""
+"""The Pareto front, the knee and the bottleneck of a candidate."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def names(*rows: Row) -> str:
     return "".join(str(each.scored.candidate[ENGINE]) for each in pareto_front(rows, TARGET))
 
 
-def test_only_rows_that_another_beats_in_every_respect_are_not_in_front() -> None:
+def test_pareto_front() -> None:
     beaten = row("b", 90, 0.05), row("e", 100, 0.06, lost=0.1)
     assert names(row("a", 100, 0.05), *beaten, row("c", 90, 0.04), row("d", 80, 0.09, memory=0)) == "acd"
     assert names(row("a", 100, 0.05), row("b", 100, 0.05)) == "ab"
@@ -44,14 +44,14 @@ def test_only_rows_that_another_beats_in_every_respect_are_not_in_front() -> Non
     assert names(missed) == ""
 
 
-def test_the_closest_is_the_best_that_met_the_target_or_else_the_lowest_p99() -> None:
+def test_closest_row() -> None:
     fast, slow, missed = row("a", 90, 0.07), row("b", 10, 0.01), row("c", 0.0, 0.005)
     assert closest_row([fast, slow, missed], TARGET) is fast
     assert closest_row([missed], TARGET) is missed
     assert closest_row([], TARGET) is None
 
 
-def test_the_knee_is_where_latency_turns_up() -> None:
+def test_knee_of_a_queue() -> None:
     curve = [point(rate, 0.01 / (1 - rate / 100)) for rate in (10, 30, 50, 70, 80, 90, 97)]
     assert knee(curve) in (80, 90)
     assert knee([point(10, 0.01), point(50, 0.011), point(90, 0.1), point(100, math.inf)]) == 50
@@ -64,16 +64,20 @@ MEASURED = Measured(latency=LATENCY, throughput=Interval.exact(100.0), seconds=1
 @pytest.mark.parametrize(
     ("measured", "delay_us", "words"),
     [
-        (MEASURED, 0, "the queue: half of the requests take 15 ms"),
+        (MEASURED, 0, "the queue: the median is 15 ms"),
         (MEASURED, 40_000, "the batcher: it waits up to 40 of 60 ms"),
-        (replace(MEASURED, server_cores=1.95), 0, "the cores: the server keeps 1.9 of 2 busy"),
+        (replace(MEASURED, server_cores=1.95), 0, "the cores: the server uses 1.9 of 2"),
         (replace(MEASURED, throughput=Interval.exact(60.0)), 0, "throughput: 60 of 100 requests per second"),
         (replace(MEASURED, errors={"Overloaded": 7}), 0, "errors: 7 requests ended with Overloaded"),
-        (replace(MEASURED, latency=replace(LATENCY, p99=Interval.exact(0.015))), 0, "the model: a run of one sample"),
-        (replace(MEASURED, latency=replace(LATENCY, p50_s=0.04)), 0, "a run under load takes 40 ms, alone 10 ms"),
+        (replace(MEASURED, latency=replace(LATENCY, p99=Interval.exact(0.015))), 0, "the model: one sample takes"),
+        (
+            replace(MEASURED, latency=replace(LATENCY, p50_s=0.04)),
+            0,
+            "the model under load: it takes 40 ms, alone 10 ms",
+        ),
     ],
 )
-def test_the_part_that_takes_the_time_is_named(measured: Measured, delay_us: int, words: str) -> None:
+def test_bottleneck(measured: Measured, delay_us: int, words: str) -> None:
     points = (Point(load=OpenLoop(100.0), measured=measured),)
     scored = CandidateScore(
         candidate=Candidate.of({QUEUE_DELAY_US: delay_us}), score=Interval(90, 80, 100), points=points
@@ -81,7 +85,7 @@ def test_the_part_that_takes_the_time_is_named(measured: Measured, delay_us: int
     assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2).startswith(words)
 
 
-def test_the_limit_of_a_candidate_without_measurement_is_the_reason() -> None:
+def test_bottleneck_without_measurement_is_the_reason() -> None:
     scored = CandidateScore(candidate=Candidate.of({}), score=Interval.exact(0.0), lost="it did not load")
     assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2) == "it did not load"
 
@@ -89,5 +93,5 @@ def test_the_limit_of_a_candidate_without_measurement_is_the_reason() -> None:
 @pytest.mark.parametrize(
     "points", [[(10, 0.01), (20, 0.02)], [(10, 0.01), (20, 0.02), (30, 0.03)], [(1, 0.3), (2, 0.2), (3, 0.1)]]
 )
-def test_a_line_has_no_knee(points: list[tuple[float, float]]) -> None:
+def test_line_has_no_knee(points: list[tuple[float, float]]) -> None:
     assert knee([point(rate, p99_s) for rate, p99_s in points]) is None

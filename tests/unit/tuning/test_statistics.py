@@ -1,4 +1,4 @@
-"""Bounds hold as often as they say: beside scipy, and on simulated queues whose requests wait for each other."""
+"""Coverage of bounds: compared with scipy, and on simulated queues with correlated requests."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ def queue(generator: np.random.Generator, utilization: float, requests: int) -> 
     return (waits + service)[2000:]
 
 
-@pytest.mark.parametrize("count", [1, 50, 298, 299, 300, 1000, 5000])
-def test_counts_are_those_of_the_binomial(count: int) -> None:
+@pytest.mark.parametrize("count", [1, 298, 299, 5000])
+def test_counts_match_the_binomial(count: int) -> None:
     slower = stats.binom(count, 0.01)
     allowed = most_slower(count)
     if allowed is None:
@@ -43,7 +43,7 @@ def test_counts_are_those_of_the_binomial(count: int) -> None:
     assert slower.sf(needed - 1) <= 0.05 < slower.sf(needed - 2)
 
 
-def test_how_many_requests_a_bound_takes() -> None:
+def test_requests_needed() -> None:
     assert requests_needed() == 299
     assert requests_needed(1) == 473
     assert requests_needed(10) == next(n for n in range(1600, 2000) if stats.binom(n, 0.01).cdf(10) <= 0.05)
@@ -56,15 +56,15 @@ def drifting(generator: np.random.Generator, requests: int) -> Seconds:
     return speed * np.exp(generator.normal(0, 0.3, speed.size))
 
 
-@pytest.mark.parametrize("utilization", [0.3, 0.6, 0.8, 0.9])
-def test_bounds_of_few_requests_of_a_queue_hold_nine_times_of_ten(utilization: float) -> None:
+@pytest.mark.parametrize("utilization", [0.6, 0.9])
+def test_wide_bounds_of_few_requests_hold(utilization: float) -> None:
     generator = np.random.default_rng(4)
     bounds = [Latency.of(queue(generator, utilization, 1000)).p99_at_most_s for _ in range(RUNS)]
     true = -math.log(0.01) / (1 / utilization - 1)
     assert sum(each >= true for each in bounds) >= 0.9 * RUNS
 
 
-def test_a_machine_whose_speed_changes_has_a_bound() -> None:
+def test_wide_bound_with_changing_speed() -> None:
     generator = np.random.default_rng(5)
     true = np.quantile(np.concatenate([drifting(generator, 1200) for _ in range(500)]), 0.99)
     bounds = np.array([Latency.of(drifting(generator, 1200)).p99_at_most_s for _ in range(RUNS)])
@@ -72,33 +72,31 @@ def test_a_machine_whose_speed_changes_has_a_bound() -> None:
     assert np.median(bounds) < 6 * true
 
 
-@pytest.mark.parametrize("count", [500, 3000])
-def test_bounds_of_independent_requests_hold(count: int) -> None:
-    generator = np.random.default_rng(count)
+def test_bounds_of_independent_requests_hold() -> None:
+    generator, count = np.random.default_rng(500), 500
     bounds = [quantile_bounds(generator.exponential(1.0, count)) for _ in range(RUNS)]
     true = -math.log(0.01)
     assert sum(each.upper >= true for each in bounds) >= 0.95 * RUNS
     assert sum(each.lower <= true for each in bounds) >= 0.95 * RUNS
 
 
-@pytest.mark.parametrize("utilization", [0.3, 0.6, 0.8])
-def test_bounds_hold_where_requests_wait_for_each_other(utilization: float) -> None:
-    generator = np.random.default_rng(1)
+def test_bounds_of_queued_requests_hold() -> None:
+    generator, utilization = np.random.default_rng(1), 0.8
     bounds = [quantile_bounds(queue(generator, utilization, 4000)) for _ in range(RUNS)]
     true = -math.log(0.01) / (1 / utilization - 1)  # the time in M/M/1 is exponential
     assert sum(each.upper >= true for each in bounds) >= 0.95 * RUNS
     assert sum(each.lower <= true for each in bounds) >= 0.95 * RUNS
 
 
-def test_counting_requests_of_a_queue_as_independent_would_not_hold() -> None:
-    """The negative control: what the blocks are for."""
+def test_queued_requests_are_not_independent() -> None:
+    """Negative control: without blocks, the bounds do not hold."""
     generator = np.random.default_rng(1)
     shuffled = [quantile_bounds(generator.permutation(queue(generator, 0.8, 4000))) for _ in range(RUNS)]
     true = -math.log(0.01) / (1 / 0.8 - 1)
     assert sum(each.upper >= true for each in shuffled) < 0.9 * RUNS
 
 
-def test_a_failed_request_is_slower_than_any() -> None:
+def test_failed_requests_count_as_infinite() -> None:
     latencies = np.full(1000, 0.01)
     latencies[::50] = math.inf
     summary = Latency.of(latencies)
@@ -108,7 +106,7 @@ def test_a_failed_request_is_slower_than_any() -> None:
     assert math.isinf(Latency.of(np.full(5, math.inf)).mean_s)
 
 
-def test_a_mean_lies_in_its_interval_as_often_as_it_says() -> None:
+def test_coverage_of_interval_of_mean() -> None:
     generator = np.random.default_rng(3)
     intervals = [mean_interval(generator.normal(10.0, 2.0, BLOCKS)) for _ in range(2000)]
     assert 0.935 <= np.mean([each.lower <= 10 <= each.upper for each in intervals]) <= 0.965

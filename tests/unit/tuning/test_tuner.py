@@ -1,4 +1,4 @@
-"""A whole run with trials that are made up: journal, resume, identity."""
+"""A whole run with fake trials: journal, resuming, identity and temporary files."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from graphkiln.tuning.space import narrow
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, LoadShape, Measured
-from graphkiln.tuning.tuner import Tuning, clear_dead, other_searches, search_folder
+from graphkiln.tuning.tuner import Tuning, search_folder
 from graphkiln_backend.graph.errors import MeasurementError, RepositoryError
 
 
@@ -36,7 +36,7 @@ def subject(repository: Path) -> Subject:
 
 
 class FakeTrials:
-    """Every candidate is as good as its batch is small; Ctrl-C comes when it is told."""
+    """Trials in which smaller batches are better, with an optional Ctrl-C."""
 
     def __init__(self, **facts: Any) -> None:
         self.facts = facts
@@ -75,7 +75,7 @@ def made(monkeypatch: pytest.MonkeyPatch) -> list[FakeTrials]:
 
 
 def small(subject: Subject, folder: Path, **changes: Any) -> Tuning:
-    """Three candidates under a rate that is given."""
+    """A search of three candidates at a given rate."""
     asked = tuning(subject, folder, target=Target(p99_s=0.05, rate=100.0, objective=Objective.LATENCY), **changes)
     space = narrow(asked.space, ["max_batch_size"], {})
     axes = tuple(
@@ -84,33 +84,34 @@ def small(subject: Subject, folder: Path, **changes: Any) -> Tuning:
     return replace(asked, space=replace(space, axes=axes))
 
 
-def test_the_best_is_found_and_each_measurement_told(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
-    told: list[Progress] = []
-    result = small(subject, tmp_path).run(told.append)
+def test_best_is_found_and_measurements_are_reported(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
+    reported: list[Progress] = []
+    result = small(subject, tmp_path).run(reported.append)
     assert result.candidate is not None
     assert result.candidate["max_batch_size"] == 2
-    assert len(told) == result.measurements
-    assert [each.number for each in told] == list(range(1, len(told) + 1))
+    assert len(reported) == result.measurements
+    assert [each.number for each in reported] == list(range(1, len(reported) + 1))
     assert not made[0].open
 
 
-def test_the_same_command_measures_nothing_twice(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
+def test_same_command_measures_nothing_twice(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
     first = small(subject, tmp_path).run(lambda _: None)
-    told: list[Progress] = []
-    second = small(subject, tmp_path).run(told.append)
-    assert told == []
+    reported: list[Progress] = []
+    second = small(subject, tmp_path).run(reported.append)
+
+    assert reported == []
     assert second.candidate == first.candidate
     assert len(made) == 2
 
 
-def test_a_search_that_runs_already_is_left_alone(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
+def test_running_search_is_not_disturbed(subject: Subject, tmp_path: Path, made: list[FakeTrials]) -> None:
     asked = small(subject, tmp_path)
-    with Journal(asked.journal, asked.identity()), pytest.raises(MeasurementError, match="that runs now"):
+    with Journal(asked.journal, asked.identity()), pytest.raises(MeasurementError, match="locked"):
         asked.run(lambda _: None)
-    assert made == [], "and the server that it measures"
+    assert made == [], "no server was started"
 
 
-def test_a_graph_that_is_replaced_meanwhile_is_told(
+def test_replaced_graph_is_detected(
     subject: Subject, tmp_path: Path, made: list[FakeTrials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tuner, "sha256_of", lambda _: f"digest {len(made)}")
@@ -118,7 +119,7 @@ def test_a_graph_that_is_replaced_meanwhile_is_told(
         small(subject, tmp_path).run(lambda _: None)
 
 
-def test_ctrl_c_stops_the_server_and_the_same_command_goes_on(
+def test_ctrl_c_and_resume(
     subject: Subject, tmp_path: Path, made: list[FakeTrials], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole: list[Progress] = []
@@ -153,13 +154,13 @@ def interrupted(self: FakeTrials, **facts: Any) -> None:
         lambda t: replace(t, space=narrow(t.space, ["engine"], {})),
     ],
 )
-def test_another_search_has_another_journal(subject: Subject, tmp_path: Path, change: Any) -> None:
+def test_journal_depends_on_the_search(subject: Subject, tmp_path: Path, change: Any) -> None:
     asked = tuning(subject, tmp_path)
     assert change(asked).journal != asked.journal
     assert change(asked).journal.parent == tmp_path
 
 
-# Files of a killed search are removed; a living one is left alone.
+# Temporary files of killed and running searches.
 
 SEARCH = """
 import os, subprocess, sys, tempfile
@@ -175,7 +176,7 @@ with search_folder() as folder:
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Temporary files of the test alone."""
+    """A folder for temporary files of the test."""
     monkeypatch.setattr(tuner, "OTHER_PARENTS", ())
     monkeypatch.setattr(tuner, "remove_leftovers", lambda _: None)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -184,7 +185,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture
 def search(place: Path) -> Iterator[tuple[Path, psutil.Process, subprocess.Popen[str]]]:
-    """Another search: its folder, a process of a server that does not end with it, and its own."""
+    """Another search: its folder, a child process that outlives it, and its process."""
     command = [sys.executable, "-c", SEARCH, str(place)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -196,26 +197,24 @@ def search(place: Path) -> Iterator[tuple[Path, psutil.Process, subprocess.Popen
             child.kill()
 
 
-def test_another_search_is_reported_and_its_files_are_removed_once_it_is_dead(
+def test_running_search_is_reported_and_files_of_a_killed_one_are_removed(
     search: tuple[Path, psutil.Process, subprocess.Popen[str]], place: Path, logged: list[str]
 ) -> None:
     folder, server, process = search
     (place / "graphkiln-search-mine").mkdir()
-    assert other_searches([place]) == [process.pid]
-    assert clear_dead([place]) == []
     with search_folder():
-        assert str(process.pid) in logged[0]
+        assert str(folder) in logged[0]
     assert list(folder.iterdir())
     assert is_alive(server)
     process.kill()
     process.wait()
-    assert other_searches([place]) == []
-    assert clear_dead([place]) == [folder]
+    with search_folder():
+        assert not folder.exists()
     assert not is_alive(server)
     assert [path.name for path in place.iterdir()] == ["graphkiln-search-mine"], "not made by a search"
 
 
-def test_more_time_is_no_other_search(subject: Subject, tmp_path: Path) -> None:
+def test_budget_does_not_change_the_journal(subject: Subject, tmp_path: Path) -> None:
     asked = tuning(subject, tmp_path)
     assert replace(asked, budget_s=9999).journal == asked.journal
     assert json.loads(json.dumps(asked.identity())) == asked.identity()
