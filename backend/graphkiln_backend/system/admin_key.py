@@ -1,10 +1,10 @@
-"""The admin key: the header that carries it, and where a program on the server's own machine finds it.
+"""The admin key: the header that carries it, and where programs on the server's machine find it.
 
-Loading models means running code (Triton takes a model's files from the request), so what changes the server needs
-a key. `graphkiln serve` makes a new one at each start and leaves it where only its own user can read it, one file for
-each port: the same user's commands need no set-up, another user's and a web page's requests are refused.
+Loading a model runs code (Triton accepts a model's files in a request), so requests that change the server need a key.
+Each `graphkiln serve` creates a new key and writes it to one file per port that only its own user can read: commands of
+the same user need no configuration, while other users and web pages are refused.
 
-Not in `XDG_RUNTIME_DIR`: that goes when its user logs out, and a server that was left running would lose its key.
+The files are not in `XDG_RUNTIME_DIR`, because that folder is removed when the user logs out.
 """
 
 from __future__ import annotations
@@ -32,76 +32,81 @@ _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
 def key_folders() -> Iterator[Path]:
-    """Folders for keys of this user's servers: the preferred one, and another for a home that is read-only."""
-    yield from (folder for folder in (_state_folder(),) if folder.is_absolute())
-    with suppress(FileNotFoundError):  # no folder for temporary files can be written
+    """Yield this user's folders for keys: the preferred one, and a fallback for read-only home folders.
+
+    The preferred folder is named after the machine, because homes may be shared.
+    Source: XDG Base Directory Specification, `XDG_STATE_HOME`.
+    """
+    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - never raises
+    folder = Path(state) / "graphkiln" / "keys" / os.uname().nodename
+    if folder.is_absolute():
+        yield folder
+    with suppress(FileNotFoundError):  # there is no writable folder for temporary files
         yield Path(tempfile.gettempdir()) / f"graphkiln-keys-{os.geteuid()}"
 
 
-def _state_folder() -> Path:
-    """One for each machine: homes may be shared. Source: XDG Base Directory Specification, `XDG_STATE_HOME`."""
-    state = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")  # noqa: PTH111 - raises never
-    return Path(state) / "graphkiln" / "keys" / os.uname().nodename
-
-
 def find_key(host: str, port: int) -> str:
-    """The admin key for a server: of the environment, else of a server of this user on this machine, else empty.
+    """Find the admin key of a server in the environment, or in the key file of a local server of this user.
 
     Args:
-        host: The server's name or address; a key that was found by itself goes to this machine only.
+        host: The server's name or address; key files are used only for this machine.
         port: Its HTTP or gRPC port.
 
+    Returns:
+        The key, or an empty string.
+
     Raises:
-        InvalidInput: The environment names a file that holds no key.
+        InvalidInput: The key in the environment is invalid, or the file named there contains no valid key.
     """
     if key := os.environ.get(KEY_VARIABLE, ""):
         return check_key(key.strip(), KEY_VARIABLE)
     if file := os.environ.get(KEY_FILE_VARIABLE, ""):
         return read_key(Path(file))
     folders = key_folders() if is_local(host) else ()
-    return next(filter(None, (_published_key(folder / str(port)) for folder in folders)), "")
+    return next(filter(None, (_read_published_key(folder / str(port)) for folder in folders)), "")
 
 
 def read_key(file: Path) -> str:
-    """The key in a file.
+    """Read the key in a file.
 
     Raises:
-        InvalidInput: The file cannot be read, or holds no key.
+        InvalidInput: The file cannot be read, or contains no valid key.
     """
     try:
         return check_key(read_bytes(file, _MAX_BYTES).decode("ascii").strip(), str(file))
     except (OSError, ValueError) as error:
-        raise InvalidInput(f"cannot read the admin key in {file}: {error}", hint="name a file that holds it") from error
+        hint = "name a file that contains only the key"
+        raise InvalidInput(f"cannot read the admin key in {file}: {error}", hint=hint) from error
 
 
 def check_key(key: str, origin: str) -> str:
-    """The key, if it can be sent as a header and given to tritonserver.
+    """Return the key if it is valid in an HTTP header and on tritonserver's command line.
 
     Raises:
-        InvalidInput: It cannot; the message does not show it.
+        InvalidInput: It is not; the message does not show the key.
     """
     if key.isascii() and key.replace("-", "").replace("_", "").isalnum():
         return key
     raise InvalidInput(
-        f"the admin key of {origin} must be letters, digits, '-' and '_', and at least one of them",
-        hint="python3 -c 'import secrets; print(secrets.token_hex(32))' makes one",
+        f"the admin key of {origin} must consist of letters, digits, '-' and '_', with at least one letter or digit",
+        hint="create one with: python3 -c 'import secrets; print(secrets.token_hex(32))'",
     )
 
 
 def needs_admin_key(reason: str) -> bool:
-    """True if Triton refused a request because the admin key was missing or wrong; over gRPC it says UNAVAILABLE."""
+    """Check an error message for a missing or wrong admin key; over gRPC, Triton's code for it is UNAVAILABLE."""
     return "restricted" in reason and HTTP_HEADER in reason
 
 
 def is_local(host: str) -> bool:
-    """True if a host is this machine's loopback interface."""
+    """Check that a host is this machine's loopback interface."""
     with suppress(ValueError):
         return host == "localhost" or ip_address(host).is_loopback
     return False
 
 
 def is_private(path: Path) -> bool:
-    """True if a file or folder, which is not a link, belongs to this user, and others cannot write to it."""
+    """Check that a path is no symbolic link, belongs to this user, and is not writable by others."""
     with suppress(OSError):
         status = path.lstat()
         is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)
@@ -109,8 +114,8 @@ def is_private(path: Path) -> bool:
     return False
 
 
-def _published_key(file: Path) -> str:
-    with suppress(InvalidInput):  # what is left of a disk that was full
+def _read_published_key(file: Path) -> str:
+    with suppress(InvalidInput):  # a full disk may leave a truncated file
         if is_private(file.parent) and is_private(file):
             return read_key(file)
     return ""

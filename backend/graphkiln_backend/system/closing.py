@@ -1,4 +1,4 @@
-"""A base class for what holds resources."""
+"""A base class for objects that hold resources."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Self
 
 
 class Closeable(ABC):
-    """An owner of resources; `close` frees them, and so does the end of a `with` block, however it ends."""
+    """Context manager that calls `close` at the end of its block."""
 
     @abstractmethod
     def close(self) -> None:

@@ -1,4 +1,7 @@
-"""Locks on files and folders. The kernel takes them away from a process that dies. Source: flock(2)."""
+"""Advisory locks on files and folders; the kernel releases those of a process that dies. Source: flock(2).
+
+Each function raises `OSError` if the file system does not support locks.
+"""
 
 from __future__ import annotations
 
@@ -9,24 +12,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Any, TypeAlias
 
-File: TypeAlias = "int | IO[Any]"  # a descriptor, or an open file; the lock is held until it is closed
+File: TypeAlias = "int | IO[Any]"  # a descriptor or an open file; closing it releases the lock
 
 
 def lock(file: File) -> None:
-    """Lock a file for this process alone; wait as long as another holds a lock on it.
-
-    Raises:
-        OSError: Its file system has no locks.
-    """
+    """Take an exclusive lock, waiting for other holders."""
     fcntl.flock(file, fcntl.LOCK_EX)
 
 
 def try_lock(file: File) -> bool:
-    """Lock a file for this process alone, without waiting; False where another holds a lock on it.
-
-    Raises:
-        OSError: Its file system has no locks.
-    """
+    """Take an exclusive lock without waiting; return False if another process holds one."""
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -35,27 +30,20 @@ def try_lock(file: File) -> bool:
 
 
 def lock_shared(file: File) -> None:
-    """Lock a file together with others: none of them can take it alone.
-
-    Raises:
-        OSError: Its file system has no locks.
-    """
+    """Take a shared lock, which excludes exclusive locks only."""
     fcntl.flock(file, fcntl.LOCK_SH)
 
 
 @contextmanager
 def locked(path: Path, flags: int = os.O_RDONLY) -> Iterator[bool]:
-    """Try to lock a file or folder for this process alone until the end of the block.
+    """Try to lock a file or folder exclusively until the end of the block.
 
     Args:
         path: The file or folder.
-        flags: How to open it, as for `os.open`.
+        flags: Flags of `os.open`.
 
     Yields:
-        Whether it is locked; False where another holds a lock on it.
-
-    Raises:
-        OSError: It cannot be opened, or its file system has no locks.
+        True if the lock was taken, False if another process holds one.
     """
     descriptor = os.open(path, flags | os.O_CLOEXEC, 0o644)
     try:

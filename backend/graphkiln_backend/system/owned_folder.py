@@ -1,9 +1,9 @@
-"""A temporary folder whose owner may die: the next start finds out, and removes it.
+"""Temporary folders that the next start removes if their owner died.
 
-The owner holds a lock on the folder itself as long as it lives; the kernel takes it away from a process that dies. That
-holds across PID namespaces, where a PID would say nothing. Folders without `owner.json` are left alone.
+The owner holds a lock on the folder; the kernel releases it when the owner dies. Unlike a PID, that works across PID
+namespaces. The folder itself is locked, not a file in it, because cleaners of /tmp such as systemd-tmpfiles skip locked
+folders. Folders without `owner.json` are left alone.
 
-Why the folder and not a file in it: cleaners of /tmp, such as systemd-tmpfiles, leave a folder alone that is locked.
 Sources: flock(2), tmpfiles.d(5).
 """
 
@@ -22,24 +22,21 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import lock_shared, try_lock
 
-PREFIX = "graphkiln-"  # what the names of all such folders begin with
-OWNER_FILE = "owner.json"  # for people: whose folder it is
-# Where run folders are made where that of temporary files does not do.
-OTHER_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108 - where TMPDIR cannot be used, or is full
+PREFIX = "graphkiln-"
+OWNER_FILE = "owner.json"
+# Parents of run folders if TMPDIR cannot be used or is full.
+OTHER_PARENTS = (Path("/tmp"), Path("/var/tmp"))  # noqa: S108
 
 
 class OwnedFolder(Closeable):
-    """A new temporary folder; closing it removes it.
+    """A new temporary folder, removed by `close`.
 
     Args:
-        parent: Where to make it; None for the folder of temporary files.
-        prefix: What its name begins with.
-
-    Attributes:
-        path: The folder.
+        parent: Parent folder; None for the system's folder of temporary files.
+        prefix: Prefix of the folder's name.
 
     Raises:
-        ServerSetupError: None can be made.
+        ServerSetupError: The folder cannot be created.
     """
 
     def __init__(self, parent: Path | None = None, prefix: str = PREFIX) -> None:
@@ -50,7 +47,9 @@ class OwnedFolder(Closeable):
             (self.path / OWNER_FILE).write_text(json.dumps({"pid": os.getpid()}) + "\n")
         except OSError as error:
             self.close()
-            raise ServerSetupError(f"cannot make a temporary folder: {error}", hint=_way_out(error)) from error
+            is_full = error.errno in {errno.ENOSPC, errno.EDQUOT}
+            hint = "free space there, or set TMPDIR to another folder" if is_full else "set TMPDIR to a writable folder"
+            raise ServerSetupError(f"cannot make a temporary folder: {error}", hint=hint) from error
 
     def close(self) -> None:
         """Remove the folder."""
@@ -62,31 +61,24 @@ class OwnedFolder(Closeable):
 
 
 def hold_lock(path: Path) -> int:
-    """Take a lock on a file or folder, for as long as the returned descriptor stays open.
-
-    Raises:
-        OSError: It cannot be opened.
-    """
+    """Lock a file or folder; the lock is held until the returned descriptor is closed."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-    with suppress(OSError):  # a file system without locks: then others do not find it unlocked either
+    with suppress(OSError):  # a file system without locks: other processes cannot take the lock either
         lock_shared(descriptor)
     return descriptor
 
 
 def create_locked(path: Path) -> int:
-    """Make an empty file in /dev/shm that is locked from the first moment that it has a name: open(2), O_TMPFILE.
+    """Create an empty file in /dev/shm that is locked before it has a name. Source: open(2), O_TMPFILE.
 
     Returns:
-        A descriptor; the lock is held as long as it stays open.
-
-    Raises:
-        OSError: It cannot be made.
+        A descriptor; closing it releases the lock.
     """
     descriptor = os.open(path.parent, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     try:
         with suppress(OSError):  # as in `hold_lock`
             lock_shared(descriptor)
-        # A folder is named, though the path needs none, because Python follows the link only where one is.
+        # Python follows the link only if `src_dir_fd` is given, although the path is absolute.
         os.link(f"/proc/self/fd/{descriptor}", path, src_dir_fd=descriptor, follow_symlinks=True)
     except BaseException:
         os.close(descriptor)
@@ -96,14 +88,11 @@ def create_locked(path: Path) -> int:
 
 @contextmanager
 def locked_if_dead(path: Path) -> Iterator[bool]:
-    """Check whether the owner of a file or folder of this user is dead.
-
-    Args:
-        path: The path that the owner locked.
+    """Lock a file or folder until the end of the block if its owner is dead.
 
     Yields:
-        Whether it is: then another process gets False until the end of the block. False where there is no telling,
-        for what belongs to another user, and for links.
+        True if it was locked. False if the owner lives, another process holds the lock, the file system has no locks,
+        the path belongs to another user, or it is a symbolic link.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -117,26 +106,26 @@ def locked_if_dead(path: Path) -> Iterator[bool]:
 
 
 def owned_folders(parent: Path, prefix: str = PREFIX) -> list[Path]:
-    """The folders in a folder that were made as `OwnedFolder`, by any process."""
+    """List the folders in a parent folder that any process created as `OwnedFolder`."""
     return sorted(path.parent for path in parent.glob(f"{prefix}*/{OWNER_FILE}"))
 
 
 def remove_dead(parent: Path, prefix: str = PREFIX) -> None:
-    """Remove owned folders whose owners are dead, as far as possible."""
-    for left in owned_folders(parent, prefix):
-        with locked_if_dead(left) as dead, suppress(OSError):
+    """Remove owned folders whose owners are dead; ignore those that cannot be removed."""
+    for folder in owned_folders(parent, prefix):
+        with locked_if_dead(folder) as dead, suppress(OSError):
             if dead:
-                remove_owned(left)
+                remove_owned(folder)
 
 
 def remove_owned(path: Path) -> None:
-    """Remove a folder; where that is interrupted, what is left still has its owner file."""
+    """Remove a folder, its owner file last: an interrupted removal can be finished by the next start."""
     with suppress(OSError):
-        for inside in [inside for inside in path.iterdir() if inside.name != OWNER_FILE]:
-            if inside.is_dir() and not inside.is_symlink():
-                shutil.rmtree(inside, ignore_errors=True)
+        for entry in [entry for entry in path.iterdir() if entry.name != OWNER_FILE]:
+            if entry.is_dir() and not entry.is_symlink():
+                shutil.rmtree(entry, ignore_errors=True)
             else:
-                inside.unlink(missing_ok=True)
+                entry.unlink(missing_ok=True)
     shutil.rmtree(path, ignore_errors=True)
 
 
@@ -147,14 +136,8 @@ def _can_lock(descriptor: int) -> bool:
 
 
 def _is_at(descriptor: int, path: Path) -> bool:
-    """True if what was opened is still there: another start may have removed it meanwhile."""
+    """Check that another start has not removed or replaced the opened path."""
     try:
         return os.path.samestat(os.fstat(descriptor), path.lstat())
     except OSError:
         return False
-
-
-def _way_out(error: OSError) -> str:
-    if error.errno in {errno.ENOSPC, errno.EDQUOT}:
-        return "make room there, or set TMPDIR to another folder"
-    return "set TMPDIR to a folder that can be written"

@@ -1,8 +1,8 @@
-"""Child processes: started, ended, never left behind.
+"""Start and stop child processes without leaving any behind.
 
-A program is started in its own session, so that Ctrl-C reaches this process alone, which then ends the other in order.
-What must not outlive this process, however that ends, has one of three safeguards: the kernel's signal at a parent's
-death, a pipe that this process holds open, or a guard beside a whole process group.
+Programs are started in their own session, so that Ctrl-C reaches only this process, which then stops them in order.
+Three safeguards end children if this process dies: the kernel's parent-death signal (`start(at_our_end=...)`,
+`end_with_parent`), daemon processes of multiprocessing (`worker`), and a guard for a process group (`Guard`).
 """
 
 from __future__ import annotations
@@ -32,11 +32,9 @@ else:
     psutil = LazyModule("psutil")
     subprocess = LazyModule("subprocess")
 
-_LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1  # Source: prctl(2)
 _SAFE_PATH = "PYTHONSAFEPATH"
 _ABANDONED_S = 10.0
-_WATCH_PIPE = 'read -r _; kill -s KILL -- "-$1"'
 
 
 def start(
@@ -46,37 +44,31 @@ def start(
     at_our_end: signal.Signals | None = None,
     **options: Any,
 ) -> subprocess.Popen[bytes]:
-    """Start a program as the leader of its own session and process group, without standard input.
+    """Start a program as the leader of its own session and process group, with stdin closed.
 
     Args:
         command: The program and its arguments.
-        log: Takes both of its outputs; they are this process's without it.
-        at_our_end: What the kernel sends it when the thread that started it ends; ignored without util-linux.
-        **options: Of `subprocess.Popen`, such as `env` and `cwd`.
+        log: Destination of stdout and stderr; None to inherit them.
+        at_our_end: Signal that the kernel sends to the program when the thread that started it ends (prctl(2),
+            PR_SET_PDEATHSIG; setpriv(1)). Ignored if util-linux is not installed.
+        **options: Further options of `subprocess.Popen`.
     """
-    prefix = ending_with_us(at_our_end) if at_our_end else ()
+    if at_our_end and shutil.which("setpriv"):
+        command = ["setpriv", "--pdeathsig", at_our_end.name.removeprefix("SIG"), *command]
     outputs = {} if log is None else {"stdout": log, "stderr": log}
     defaults = {"stdin": subprocess.DEVNULL, "start_new_session": True, **outputs}
-    return subprocess.Popen([*prefix, *command], **{**defaults, **options})
-
-
-def ending_with_us(number: signal.Signals) -> tuple[str, ...]:
-    """Prefix of a command that gets a signal when the thread that started it ends; empty without util-linux.
-
-    Source: prctl(2), PR_SET_PDEATHSIG; setpriv(1).
-    """
-    return ("setpriv", "--pdeathsig", number.name.removeprefix("SIG")) if shutil.which("setpriv") else ()
+    return subprocess.Popen(command, **{**defaults, **options})
 
 
 def stop(process: subprocess.Popen[bytes], grace_s: float) -> int:
-    """End a program as a service manager does: with SIGTERM, then its whole group with SIGKILL.
+    """Send SIGTERM to a program, and SIGKILL to its process group if it does not end in time.
 
     Args:
-        process: From `start`.
-        grace_s: Seconds that it has after SIGTERM.
+        process: A process returned by `start`.
+        grace_s: Seconds between the two signals.
 
     Returns:
-        Its exit code, or minus the signal that ended it.
+        The exit code, or minus the number of the signal that ended it.
     """
     process.terminate()
     try:
@@ -87,14 +79,14 @@ def stop(process: subprocess.Popen[bytes], grace_s: float) -> int:
 
 
 def kill_group(process: subprocess.Popen[bytes]) -> None:
-    """Kill the leader of a process group and its group, whatever state they are in."""
+    """Kill a process group by its leader, and wait for the leader."""
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
 
 
 def is_gone(pid: int) -> bool:
-    """True if a process has ended, also where its parent has not asked how."""
+    """Check that a process has ended; zombies count as ended."""
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:
@@ -102,34 +94,35 @@ def is_gone(pid: int) -> bool:
 
 
 def end_with_parent() -> None:
-    """Have the kernel kill this process when the thread that started it ends, or its whole process does."""
+    """Have the kernel kill this process when the thread that started it ends."""
     if sys.platform == "linux":
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    started = sys.modules.get("multiprocessing.process")  # imported only in a process that this library has started
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    started = sys.modules.get("multiprocessing.process")  # imported only in children of multiprocessing
     parent = started.parent_process() if started else None
-    if parent and os.getppid() != parent.pid:  # it ended before the line above
+    if parent and os.getppid() != parent.pid:  # the parent ended before the call above
         os._exit(1)
 
 
 class Guard(Closeable):
-    """A process that kills a process group when this process is gone, however that came.
+    """A shell process that kills a process group when this process is gone, even after SIGKILL.
 
-    tritonserver asks the kernel for SIGKILL at its parent's death; its stubs look after their parent only while they
-    run. The guard waits at a pipe whose other end is held by this process alone.
+    tritonserver asks the kernel for SIGKILL at its parent's death, but its stubs check their parent only while they
+    run. The guard reads from a pipe whose write end only this process holds.
 
     Args:
         server: The leader of the group.
     """
 
     def __init__(self, server: subprocess.Popen[bytes]) -> None:
+        script = 'read -r _; kill -s KILL -- "-$1"'
         self._process = start(
-            ["/bin/sh", "-c", _WATCH_PIPE, "graphkiln-guard", str(server.pid)],
+            ["/bin/sh", "-c", script, "graphkiln-guard", str(server.pid)],
             log=subprocess.DEVNULL,
             stdin=subprocess.PIPE,
         )
 
     def close(self) -> None:
-        """End the guard first, so that it does nothing."""
+        """Stop guarding; the guard is killed before the pipe closes, so that it does nothing."""
         self._process.kill()
         self._process.wait()
         if self._process.stdin:
@@ -137,20 +130,20 @@ class Guard(Closeable):
 
 
 class Reaper:
-    """Take the exit status of inherited children: PID 1 of a container inherits every orphan.
+    """Reap orphans that PID 1 of a container inherits.
 
-    A zombie for which no code has waited in `_ABANDONED_S` was not started by this program.
+    A zombie older than `_ABANDONED_S` was not started by this program, which waits for its own children.
     """
 
     def __init__(self) -> None:
         self._since: dict[int, float] = {}
 
     def reap(self) -> None:
-        """Call about once a second."""
+        """Reap abandoned zombies; call about once a second."""
         if os.getpid() != 1:
             return
         now = time.monotonic()
-        zombies = {child.pid for child in psutil.Process().children() if _is_zombie(child)}
+        zombies = {child.pid for child in psutil.Process().children() if is_gone(child.pid)}
         self._since = {pid: self._since.get(pid, now) for pid in zombies}
         for pid, since in self._since.items():
             if now - since > _ABANDONED_S:
@@ -158,27 +151,18 @@ class Reaper:
                     os.waitpid(pid, os.WNOHANG)
 
 
-def _is_zombie(process: psutil.Process) -> bool:
-    with suppress(psutil.NoSuchProcess):
-        return process.status() == psutil.STATUS_ZOMBIE
-    return False
-
-
-# Python functions in a process by multiprocessing.
-
-
 @contextmanager
 def worker(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Connection, BaseProcess]]:
-    """Run `work(sender, *arguments)` in another process, which ends with the block, however that ends.
+    """Run `work(sender, *arguments)` in a spawned process, which is killed at the end of the block.
 
     Args:
-        work: A function of a module; sends its outcome. Errors with further fields cannot be pickled.
-        *arguments: Picklable.
+        work: Function at the top level of a module; sends its outcome through `sender`.
+        *arguments: Picklable arguments.
 
     Yields:
-        The connection that receives what it sends (EOFError when it has ended), and the process.
+        The receiving connection, which raises EOFError once the process has ended, and the process.
     """
-    from multiprocessing import get_context  # 10 ms, which the start of a server need not pay
+    from multiprocessing import get_context  # 10 ms that the start of a server should not pay
 
     context = get_context("spawn")
     receiver, sender = context.Pipe(duplex=False)
@@ -191,20 +175,20 @@ def worker(work: Callable[..., None], *arguments: object) -> Iterator[tuple[Conn
     finally:
         sender.close()
         receiver.close()
-        if process.pid is not None:  # it was started
+        if process.pid is not None:
             process.kill()
             process.join()
 
 
 def _begin(work: Callable[..., None], sender: Connection, arguments: tuple[object, ...]) -> None:
     end_with_parent()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends this process
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and ends this process
     work(sender, *arguments)
 
 
 @contextmanager
 def safe_path() -> Iterator[None]:
-    """Keep processes that are started in the block from importing from the working folder, such as its `queue.py`.
+    """Keep Python processes started in the block from importing modules of the working folder, such as `queue.py`.
 
     Source: Python's manual, `PYTHONSAFEPATH`.
     """
@@ -220,5 +204,5 @@ def safe_path() -> Iterator[None]:
 
 
 def keep_temporary_files_in(folder: str) -> None:
-    """Make this process and its libraries, which read `TMPDIR`, create temporary files in a folder."""
+    """Make Python and libraries that read `TMPDIR` create temporary files in a folder."""
     tempfile.tempdir = os.environ["TMPDIR"] = folder

@@ -1,7 +1,7 @@
-"""Signals that ask a process to stop: as an error that closes what is open on the way out, or as an event of a loop.
+"""Handle signals that ask a process to stop: as an exception in commands, as an event in the supervisor's loop.
 
-SIGHUP comes when a terminal is closed; it stays ignored where `nohup` asked for that. A shell starts background jobs
-with SIGINT ignored: `kill -INT` ends them all the same.
+SIGHUP (a closed terminal) stays ignored if `nohup` ignored it. SIGINT is handled even if it was ignored, because shells
+start background jobs that way and `kill -INT` should end them.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any
 from graphkiln_backend.system.closing import Closeable
 
 _STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-# Signals this close are one wish to stop: `timeout` sends its signal to the process and once more to its group, and a
-# terminal that is closed may send SIGHUP and SIGTERM. Ctrl-C pressed twice on purpose takes longer.
+# Signals within this time count as one: `timeout` signals the process and then its group, and a closed terminal may
+# send SIGHUP and SIGTERM. Two deliberate Ctrl-C are further apart.
 _TOGETHER_S = 0.3
 
 
 class _Raiser:
-    """A handler that raises when the first of its signals comes, and ignores them from then on."""
+    """Signal handler that raises once, and ignores its signals afterwards."""
 
     def __init__(self, handled: Sequence[signal.Signals], error: Callable[[int], BaseException]) -> None:
         self.handled, self._error = handled, error
-        self.came = False
+        self.raised = False
 
     def __call__(self, number: int, _: object) -> None:
-        self.came = True
+        self.raised = True
         for each in self.handled:
             signal.signal(each, signal.SIG_IGN)
         raise self._error(number)
@@ -41,14 +41,13 @@ class _Raiser:
 
 @contextmanager
 def raising_once(numbers: Sequence[signal.Signals], error: Callable[[int], BaseException]) -> Iterator[None]:
-    """Let signals raise an error in the block, once: another one does not disturb the cleanup.
+    """Raise an error in the block at the first of some signals; later ones do not disturb the cleanup.
 
-    Of blocks within each other one raises, once, so that the cleanup of the outer ones is not disturbed either. In
-    another thread than the main one nothing changes: signals do not come there.
+    Of nested blocks only one raises. Does nothing in threads other than the main thread, which receives no signals.
 
     Args:
         numbers: The signals.
-        error: Makes the error, given the number of the signal that came.
+        error: Creates the error from the number of the signal.
     """
     is_main = threading.current_thread() is threading.main_thread()
     raiser = _Raiser(_without_ignored_hangup(numbers) if is_main else [], error)
@@ -56,16 +55,16 @@ def raising_once(numbers: Sequence[signal.Signals], error: Callable[[int], BaseE
     try:
         yield
     finally:
-        _put_back(before, raiser)
+        _restore(before, raiser)
 
 
-def _put_back(before: Mapping[signal.Signals, Any], raiser: _Raiser) -> None:
-    """Restore handlers; where a signal came in a block within another, all stay ignored until that one ends."""
-    around = [handler for handler in before.values() if isinstance(handler, _Raiser)]
-    for outer in around:
-        outer.came |= raiser.came
+def _restore(before: Mapping[signal.Signals, Any], raiser: _Raiser) -> None:
+    """Restore handlers; after a signal in a nested block, keep ignoring signals until the outer block ends."""
+    outer_raisers = [handler for handler in before.values() if isinstance(handler, _Raiser)]
+    for outer in outer_raisers:
+        outer.raised |= raiser.raised
     for number, handler in before.items():
-        signal.signal(number, signal.SIG_IGN if around and raiser.came else handler)
+        signal.signal(number, signal.SIG_IGN if outer_raisers and raiser.raised else handler)
 
 
 def _without_ignored_hangup(numbers: Sequence[signal.Signals]) -> list[signal.Signals]:
@@ -74,13 +73,10 @@ def _without_ignored_hangup(numbers: Sequence[signal.Signals]) -> list[signal.Si
 
 
 class Stopped(KeyboardInterrupt):
-    """Ctrl-C, SIGTERM or SIGHUP, where they end a command in order.
-
-    Args:
-        number: The signal.
+    """A signal asked this command to stop.
 
     Attributes:
-        exit_code: As a shell reports a program that this signal ended.
+        exit_code: 128 plus the signal's number, as shells report it.
     """
 
     def __init__(self, number: int) -> None:
@@ -90,14 +86,14 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stopping_in_order() -> Iterator[None]:
-    """Let Ctrl-C, SIGTERM and SIGHUP raise `Stopped` in the block, once."""
+    """Raise `Stopped` in the block at the first SIGINT, SIGTERM or SIGHUP."""
     with raising_once(_STOP_SIGNALS, Stopped):
         yield
 
 
 @contextmanager
 def ending_on_signals() -> Iterator[None]:
-    """Let each signal end the process with code 0, in order: for the time before `StopSignals`. Main thread only."""
+    """Exit with code 0 at each stop signal: used before `StopSignals` exists. Main thread only."""
 
     def end(*_: object) -> None:
         raise SystemExit(0)
@@ -111,18 +107,18 @@ def ending_on_signals() -> Iterator[None]:
 
 
 class Interrupted(BaseException):
-    """A signal came inside `StopSignals.interrupting`; like KeyboardInterrupt, it is no error."""
+    """A signal arrived inside `StopSignals.interrupting`; like KeyboardInterrupt, not an `Exception`."""
 
 
 class ServerStopping(Exception):
-    """The server stops: work beside it gives up."""
+    """The server is stopping: background work should give up."""
 
 
 class StopSignals(Closeable):
-    """Count the signals that ask a process to stop, from its creation until it is closed. Main thread only.
+    """Count stop signals until closed. Main thread only.
 
     Attributes:
-        count: The number of signals so far; those that come together count as one.
+        count: Signals so far; those within `_TOGETHER_S` count as one.
     """
 
     def __init__(self) -> None:
@@ -138,7 +134,7 @@ class StopSignals(Closeable):
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Let a signal raise `Interrupted` inside the block, once."""
+        """Raise `Interrupted` inside the block at the first signal."""
         self._interrupting = True
         try:
             yield
@@ -146,8 +142,8 @@ class StopSignals(Closeable):
             self._interrupting = False
 
     def wait(self, processes: Sequence[int], timeout_s: float) -> None:
-        """Sleep until one of the processes ends, a signal comes, or the time is over."""
-        poll = select.poll()  # select() takes no descriptor above 1023
+        """Sleep until one of the processes ends, a signal arrives, or the timeout is over."""
+        poll = select.poll()  # select() does not support descriptors above 1023
         poll.register(self._wake, select.POLLIN)
         with ExitStack() as stack:
             for process in processes:
@@ -155,7 +151,7 @@ class StopSignals(Closeable):
                     descriptor = os.pidfd_open(process)
                 except ProcessLookupError:
                     return
-                except OSError:  # no more files may be open: the end of the others is seen at the next look
+                except OSError:  # too many open files: the caller checks the other processes after the timeout
                     break
                 stack.callback(os.close, descriptor)
                 poll.register(descriptor, select.POLLIN)
@@ -164,7 +160,7 @@ class StopSignals(Closeable):
             self._wake.recv(4096)
 
     def close(self) -> None:
-        """Restore the former handlers."""
+        """Restore the previous handlers."""
         signal.set_wakeup_fd(self._old_descriptor)
         for number, handler in self._old_handlers.items():
             signal.signal(number, handler)

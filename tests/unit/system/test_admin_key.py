@@ -1,4 +1,4 @@
-"""Where the admin key is found, and to whom it goes."""
+"""Finding and validating the admin key."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graphkiln_backend.system.admin_key import (
 
 @pytest.fixture
 def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
-    """The two folders for keys, private and empty."""
+    """Both folders for keys, private and empty."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path / "tmp"))
     folders = list(key_folders())
@@ -31,16 +31,16 @@ def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 
 class TestFinding:
     @pytest.mark.parametrize("index", [0, 1])
-    def test_in_either_folder_by_port(self, folders: list[Path], index: int) -> None:
+    def test_key_is_found_in_either_folder_by_port(self, folders: list[Path], index: int) -> None:
         (folders[index] / "8000").write_text("secret\n")
         assert find_key("localhost", 8000) == "secret"
         assert find_key("localhost", 8001) == ""
 
-    def test_it_goes_to_no_other_machine(self, folders: list[Path]) -> None:
+    def test_key_file_is_not_used_for_other_machines(self, folders: list[Path]) -> None:
         (folders[0] / "8000").write_text("secret\n")
         assert find_key("example.org", 8000) == ""
 
-    def test_the_environment_goes_before(
+    def test_environment_takes_precedence(
         self, folders: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (folders[0] / "8000").write_text("secret\n")
@@ -50,7 +50,7 @@ class TestFinding:
         monkeypatch.setenv(KEY_VARIABLE, "from-variable")
         assert find_key("localhost", 8000) == "from-variable"
 
-    def test_a_file_that_others_can_write_is_not_trusted(self, folders: list[Path]) -> None:
+    def test_file_writable_by_others_is_not_trusted(self, folders: list[Path]) -> None:
         key = folders[0] / "8000"
         key.write_text("planted\n")
         key.chmod(0o666)
@@ -59,19 +59,19 @@ class TestFinding:
         folders[0].chmod(0o777)
         assert find_key("localhost", 8000) == ""
 
-    def test_a_half_written_file_is_no_key(self, folders: list[Path]) -> None:
+    def test_truncated_file_is_ignored(self, folders: list[Path]) -> None:
         (folders[0] / "8000").touch()
         assert find_key("localhost", 8000) == ""
 
 
 @pytest.mark.parametrize("text", ["", "two words", "a\nb", "a,b", "a=b", "ä"])
-def test_a_key_that_cannot_be_sent(tmp_path: Path, text: str) -> None:
+def test_invalid_key_is_refused(tmp_path: Path, text: str) -> None:
     (tmp_path / "key").write_text(text)
     with pytest.raises(InvalidInput, match="admin key"):
         read_key(tmp_path / "key")
 
 
-def test_the_message_does_not_show_the_key() -> None:
+def test_error_does_not_show_the_key() -> None:
     with pytest.raises(InvalidInput) as caught:
         check_key("se cret", "FILE")
     assert "cret" not in str(caught.value).replace("secrets", "")
@@ -81,5 +81,5 @@ def test_the_message_does_not_show_the_key() -> None:
     ("host", "local"),
     [("localhost", True), ("127.0.0.1", True), ("127.9.9.9", True), ("::1", True), ("10.0.0.1", False), ("x.y", False)],
 )
-def test_what_is_this_machine(host: str, local: bool) -> None:
+def test_is_local(host: str, local: bool) -> None:
     assert is_local(host) is local

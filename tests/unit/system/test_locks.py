@@ -1,4 +1,4 @@
-"""Locks on files: held by one process, shared by several, given up by one that is killed."""
+"""File locks: exclusive, shared, and released by killed processes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def path(tmp_path: Path) -> Path:
 
 @contextmanager
 def held_elsewhere(path: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
-    """Another process that holds a lock until the end of the block."""
+    """Hold a lock in another process until the end of the block."""
     command = [sys.executable, "-c", HOLDER, str(path), kind]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -40,7 +40,7 @@ def held_elsewhere(path: Path, kind: str) -> Iterator[subprocess.Popen[str]]:
         process.kill()
 
 
-def test_a_lock_of_another_process_is_seen_until_it_is_killed(path: Path) -> None:
+def test_lock_is_held_until_its_process_is_killed(path: Path) -> None:
     with held_elsewhere(path, "lock") as process, path.open() as file:
         assert not try_lock(file)
         with locked(path) as mine:
@@ -50,13 +50,13 @@ def test_a_lock_of_another_process_is_seen_until_it_is_killed(path: Path) -> Non
         assert try_lock(file)
 
 
-def test_shared_locks_go_together_and_keep_an_exclusive_one_out(path: Path) -> None:
+def test_shared_locks_exclude_only_exclusive_ones(path: Path) -> None:
     with held_elsewhere(path, "lock_shared"), path.open() as file, path.open() as other:
         lock_shared(file)
         assert not try_lock(other)
 
 
-def test_the_end_of_a_block_unlocks_a_file_that_it_may_make(path: Path) -> None:
+def test_locked_creates_and_unlocks_a_file(path: Path) -> None:
     new = path.with_name("new")
     with locked(new, os.O_RDWR | os.O_CREAT) as mine:
         assert mine
@@ -64,8 +64,3 @@ def test_the_end_of_a_block_unlocks_a_file_that_it_may_make(path: Path) -> None:
             assert not again
     with new.open() as file:
         lock(file)
-
-
-def test_a_file_that_is_missing_is_an_error(path: Path) -> None:
-    with pytest.raises(FileNotFoundError), locked(path.with_name("missing")):
-        pass

@@ -1,4 +1,4 @@
-"""Temporary folders whose owners live or are dead."""
+"""Owned temporary folders: detecting dead owners, and removal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def is_dead(path: Path) -> bool:
         return dead
 
 
-def test_the_owner_lives_until_it_closes_the_folder(tmp_path: Path) -> None:
+def test_owner_is_alive_until_the_folder_is_closed(tmp_path: Path) -> None:
     with OwnedFolder(tmp_path) as folder:
         assert owned_folders(tmp_path) == [folder.path]
         assert not is_dead(folder.path)
@@ -53,13 +53,13 @@ def test_the_owner_lives_until_it_closes_the_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_process_that_dies_leaves_a_folder_that_says_so(tmp_path: Path) -> None:
+def test_folder_of_a_dead_process_is_recognized(tmp_path: Path) -> None:
     path = left_by_a_dead_process(tmp_path)
     assert owned_folders(tmp_path) == [path]
     assert is_dead(path)
 
 
-def test_programs_that_the_owner_starts_do_not_hold_its_lock(tmp_path: Path) -> None:
+def test_child_processes_do_not_inherit_the_lock(tmp_path: Path) -> None:
     with OwnedFolder(tmp_path) as folder, subprocess.Popen(["sleep", "60"]) as child:
         os.close(folder._lock)
         folder._lock = -1
@@ -67,7 +67,7 @@ def test_programs_that_the_owner_starts_do_not_hold_its_lock(tmp_path: Path) -> 
         child.kill()
 
 
-def test_only_one_at_a_time_finds_an_owner_dead(tmp_path: Path) -> None:
+def test_only_one_process_at_a_time_locks_a_dead_owners_folder(tmp_path: Path) -> None:
     path = left_by_a_dead_process(tmp_path)
     with locked_if_dead(path) as first:
         assert first
@@ -75,7 +75,7 @@ def test_only_one_at_a_time_finds_an_owner_dead(tmp_path: Path) -> None:
     assert is_dead(path)
 
 
-def test_what_another_has_just_removed_is_not_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_removed_meanwhile_is_not_reported_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = left_by_a_dead_process(tmp_path)
     lock = module._can_lock
 
@@ -87,20 +87,20 @@ def test_what_another_has_just_removed_is_not_dead(tmp_path: Path, monkeypatch: 
     assert not is_dead(path)
 
 
-def test_what_belongs_to_another_user_is_left_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_not_reported_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = left_by_a_dead_process(tmp_path)
     monkeypatch.setattr(os, "geteuid", lambda: path.stat().st_uid + 1)
     assert not is_dead(path)
 
 
-def test_links_lead_nowhere(tmp_path: Path) -> None:
+def test_symbolic_link_is_not_reported_dead(tmp_path: Path) -> None:
     path = left_by_a_dead_process(tmp_path)
     link = tmp_path / "graphkiln-link"
     link.symlink_to(path)
     assert not is_dead(link)
 
 
-def test_where_locks_are_not_known_nothing_is_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_file_system_without_locks_reports_nothing_dead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object) -> None:
         raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
 
@@ -111,14 +111,14 @@ def test_where_locks_are_not_known_nothing_is_dead(tmp_path: Path, monkeypatch: 
         assert folder.path.is_dir()
 
 
-def test_a_folder_without_owner_file_is_nobodys_business(tmp_path: Path) -> None:
+def test_folder_without_owner_file_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "graphkiln-notes").mkdir()
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / OWNER_FILE).touch()
     assert owned_folders(tmp_path) == []
 
 
-def test_what_an_interrupted_removal_leaves_still_had_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupted_removal_keeps_the_owner_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
@@ -130,7 +130,7 @@ def test_what_an_interrupted_removal_leaves_still_had_an_owner(tmp_path: Path, m
     assert owned_folders(tmp_path) == [path]
 
 
-def test_a_file_is_locked_from_the_first_moment_that_it_has_its_name(tmp_path: Path) -> None:
+def test_create_locked_locks_before_the_file_has_a_name(tmp_path: Path) -> None:
     descriptor = create_locked(tmp_path / "owner")
     assert [path.name for path in tmp_path.iterdir()] == ["owner"]
     assert not is_dead(tmp_path / "owner")
@@ -139,9 +139,9 @@ def test_a_file_is_locked_from_the_first_moment_that_it_has_its_name(tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("number", "words"), [(errno.ENOSPC, "make room there"), (errno.EROFS, "TMPDIR to a folder that can be written")]
+    ("number", "words"), [(errno.ENOSPC, "free space"), (errno.EROFS, "TMPDIR to a writable folder")]
 )
-def test_a_folder_that_cannot_be_made_is_one_line_with_the_fix_and_leaves_nothing(
+def test_failed_creation_suggests_a_fix_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, words: str
 ) -> None:
     def fail(*_: object, **__: object) -> None:
@@ -154,7 +154,7 @@ def test_a_folder_that_cannot_be_made_is_one_line_with_the_fix_and_leaves_nothin
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_what_the_dead_left_is_removed_and_only_with_the_prefix(tmp_path: Path) -> None:
+def test_remove_dead_removes_only_dead_folders_with_the_prefix(tmp_path: Path) -> None:
     dead = left_by_a_dead_process(tmp_path)
     with OwnedFolder(tmp_path) as living:
         remove_dead(tmp_path, "other-")

@@ -1,4 +1,4 @@
-"""No process outlives the supervisor, and no zombie stays with it."""
+"""Child processes: started, stopped, and ended with their parent."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -31,7 +32,7 @@ from graphkiln_backend.system.processes import (
 
 @pytest.fixture
 def server() -> Iterator[subprocess.Popen[bytes]]:
-    """The leader of a group, with a child."""
+    """Leader of a process group with one child."""
     command = ["/bin/sh", "-c", "sleep 60 & echo; sleep 60"]
     with subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE) as server:
         assert server.stdout is not None
@@ -44,7 +45,7 @@ def has_ended(process: psutil.Process) -> bool:
     return is_gone(process.pid)
 
 
-def test_a_group_is_killed_whatever_state_it_is_in(server: subprocess.Popen[bytes]) -> None:
+def test_kill_group_kills_stopped_processes(server: subprocess.Popen[bytes]) -> None:
     children = psutil.Process(server.pid).children()
     os.kill(children[0].pid, signal.SIGSTOP)
     server.send_signal(signal.SIGSTOP)
@@ -65,7 +66,7 @@ with Guard(server):
 """
 
 
-def test_a_guarded_group_ends_with_a_process_that_is_killed() -> None:
+def test_guard_kills_the_group_of_a_killed_supervisor() -> None:
     with subprocess.Popen(
         [sys.executable, "-c", GUARDED], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as supervisor:
@@ -76,7 +77,7 @@ def test_a_guarded_group_ends_with_a_process_that_is_killed() -> None:
     wait_until(lambda: all(map(has_ended, group)))
 
 
-def test_a_guard_that_is_closed_kills_nobody(server: subprocess.Popen[bytes]) -> None:
+def test_closed_guard_kills_nothing(server: subprocess.Popen[bytes]) -> None:
     with Guard(server):
         pass
     time.sleep(0.2)
@@ -90,56 +91,36 @@ class TestReaper:
             os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
             yield process
 
-    def test_a_zombie_that_nobody_waits_for_is_reaped(
-        self, zombie: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_abandoned_zombie_is_reaped(self, zombie: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_ABANDONED_S", 0.1)
         monkeypatch.setattr(os, "getpid", lambda: 1)
-        monkeypatch.setattr(module.psutil, "Process", lambda: _Parent(zombie.pid))
+        real = psutil.Process
+        parent = SimpleNamespace(children=lambda: [real(zombie.pid)])
+        monkeypatch.setattr(module.psutil, "Process", lambda pid=0: real(pid) if pid else parent)
         reaper = Reaper()
         reaper.reap()
-        assert psutil.pid_exists(zombie.pid), "its own parent may be about to wait for it"
+        assert psutil.pid_exists(zombie.pid), "its parent may still wait for it"
         time.sleep(0.15)
         reaper.reap()
         assert not psutil.pid_exists(zombie.pid)
 
-    def test_only_the_first_process_of_a_container_inherits_orphans(
-        self, zombie: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_only_pid_1_reaps(self, zombie: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_ABANDONED_S", -1.0)
         Reaper().reap()
         assert psutil.pid_exists(zombie.pid)
 
 
-class _Parent:
-    """A process with one child."""
-
-    def __init__(self, child: int) -> None:
-        self._child = child
-
-    def children(self) -> list[_Zombie]:
-        return [_Zombie(self._child)]
-
-
-class _Zombie:
-    def __init__(self, pid: int) -> None:
-        self.pid = pid
-
-    def status(self) -> str:
-        return psutil.STATUS_ZOMBIE
-
-
-def test_a_program_is_started_in_its_own_session_with_one_log(tmp_path: Path) -> None:
+def test_start_uses_a_new_session_and_one_log(tmp_path: Path) -> None:
     with (tmp_path / "log").open("wb") as log:
         process = start(["/bin/sh", "-c", "echo out; echo err >&2; cat"], log=log)
-    assert process.wait(10) == 0, "it has no input"
+    assert process.wait(10) == 0, "stdin is closed"
     assert (tmp_path / "log").read_text() == "out\nerr\n"
     process = start(["/bin/sleep", "60"])
     assert os.getsid(process.pid) == process.pid
     assert stop(process, 10) == -signal.SIGTERM
 
 
-def test_a_program_that_does_not_stop_is_killed_with_its_children() -> None:
+def test_stop_kills_the_group_of_a_program_that_ignores_sigterm() -> None:
     command = ["/bin/sh", "-c", "trap '' TERM; sleep 60 & echo; wait; sleep 60"]
     process = start(command, stdout=subprocess.PIPE)
     assert process.stdout is not None
@@ -158,7 +139,7 @@ sys.stdin.read()
 """
 
 
-def test_a_program_ends_with_the_process_that_started_it() -> None:
+def test_program_ends_with_its_parent() -> None:
     command = [sys.executable, "-c", ENDING]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as parent:
         assert parent.stdout is not None
@@ -167,7 +148,7 @@ def test_a_program_ends_with_the_process_that_started_it() -> None:
     wait_until(lambda: has_ended(program))
 
 
-# No process of a conversion or an admission outlives the one that it works for.
+# Workers end with their parent.
 
 PROGRAM = """
 import sys, time
@@ -201,7 +182,7 @@ def start_and_kill(folder: Path, how: str) -> psutil.Process:
     return worker
 
 
-def test_a_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
+def test_worker_ends_with_a_killed_parent(tmp_path: Path) -> None:
     worker = start_and_kill(tmp_path, "bound")
     deadline = time.monotonic() + 10
     while not has_ended(worker):
@@ -209,9 +190,9 @@ def test_a_worker_ends_with_a_parent_that_is_killed(tmp_path: Path) -> None:
         time.sleep(0.01)
 
 
-def test_the_working_folder_holds_no_module_of_a_workers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_worker_does_not_import_from_the_working_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("pickle", "queue", "socket"):
-        (tmp_path / f"{name}.py").write_text("raise ImportError('of somebody else')")
+        (tmp_path / f"{name}.py").write_text("raise ImportError('shadowed')")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("PYTHONSAFEPATH", raising=False)
     with worker(Connection.send, ("reason", "words")) as (receiver, _):
@@ -219,25 +200,25 @@ def test_the_working_folder_holds_no_module_of_a_workers(tmp_path: Path, monkeyp
     assert "PYTHONSAFEPATH" not in os.environ
 
 
-def test_a_worker_that_ends_without_a_word_is_noticed() -> None:
+def test_worker_that_sends_nothing_raises_eof() -> None:
     with worker(Connection.close) as (receiver, _), pytest.raises(EOFError):
         receiver.recv()
 
 
-def test_a_worker_ends_with_its_block() -> None:
+def test_worker_is_killed_at_the_end_of_the_block() -> None:
     with worker(Connection.send, bytes(1 << 22)) as (receiver, process):
-        assert receiver.poll(30), "it is sending, and nobody receives: that never ends"
+        assert receiver.poll(30), "the worker blocks in send"
     assert process.exitcode == -signal.SIGKILL
 
 
-def test_what_cannot_be_started_leaves_nothing_open() -> None:
+def test_failed_start_closes_the_pipe() -> None:
     before = psutil.Process().num_fds()
     with pytest.raises(Exception, match="pickle"), worker(lambda _: None):
         pass
     assert psutil.Process().num_fds() <= before
 
 
-def test_libraries_find_the_folder_for_temporary_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_temporary_folder_of_libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", None)
     monkeypatch.setenv("TMPDIR", "/elsewhere")
     keep_temporary_files_in(str(tmp_path))

@@ -1,4 +1,4 @@
-"""Signals as errors: once, and not where `nohup` asked for peace."""
+"""Signals raised as exceptions, once per stack of blocks."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ SIGNALS = [signal.SIGUSR1, signal.SIGHUP]
 pytestmark = pytest.mark.usefixtures("hangup_ends")
 
 
-class Asked(Exception):
-    """A signal came."""
+class Signalled(Exception):
+    """A signal arrived."""
 
 
 @pytest.fixture
@@ -26,8 +26,8 @@ def hangup_ignored(hangup_ends: None) -> Iterator[None]:  # noqa: ARG001 - after
     signal.signal(signal.SIGHUP, before)
 
 
-def be_asked(number: signal.Signals) -> None:
-    """A signal comes, and others while what is open is given back."""
+def send_signals(number: signal.Signals) -> None:
+    """Send a signal, and more during the cleanup."""
     try:
         os.kill(os.getpid(), number)
     finally:
@@ -36,25 +36,25 @@ def be_asked(number: signal.Signals) -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_a_signal_raises_once_and_handlers_are_given_back(number: signal.Signals) -> None:
+def test_signal_raises_once_and_handlers_are_restored(number: signal.Signals) -> None:
     before = [signal.getsignal(each) for each in SIGNALS]
-    with pytest.raises(Asked) as caught, raising_once(SIGNALS, Asked):
-        be_asked(number)
+    with pytest.raises(Signalled) as caught, raising_once(SIGNALS, Signalled):
+        send_signals(number)
     assert caught.value.args == (number,)
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
 @pytest.mark.usefixtures("hangup_ignored")
-def test_an_ignored_hangup_stays_ignored() -> None:
-    with raising_once(SIGNALS, Asked):
+def test_ignored_hangup_stays_ignored() -> None:
+    with raising_once(SIGNALS, Signalled):
         os.kill(os.getpid(), signal.SIGHUP)
 
 
-def test_another_thread_handles_none() -> None:
+def test_other_threads_install_no_handlers() -> None:
     found: list[object] = []
 
     def work() -> None:
-        with raising_once(SIGNALS, Asked):
+        with raising_once(SIGNALS, Signalled):
             found.append(signal.getsignal(signal.SIGUSR1))
 
     thread = threading.Thread(target=work)
@@ -64,13 +64,13 @@ def test_another_thread_handles_none() -> None:
 
 
 @pytest.mark.parametrize("number", SIGNALS)
-def test_of_blocks_within_each_other_one_raises_once(number: signal.Signals) -> None:
-    """Whoever presses Ctrl-C twice does not disturb what the outer block gives back."""
+def test_nested_blocks_raise_once(number: signal.Signals) -> None:
+    """A second Ctrl-C does not disturb the cleanup of the outer block."""
     before = [signal.getsignal(each) for each in SIGNALS]
     cleaned: list[bool] = []
 
     def work() -> None:
-        with raising_once(SIGNALS, Asked):
+        with raising_once(SIGNALS, Signalled):
             try:
                 interrupted(number)
             finally:
@@ -78,26 +78,26 @@ def test_of_blocks_within_each_other_one_raises_once(number: signal.Signals) -> 
                     os.kill(os.getpid(), each)
                 cleaned.append(True)
 
-    with pytest.raises(Asked) as caught:
+    with pytest.raises(Signalled) as caught:
         work()
     assert (caught.value.args, cleaned) == ((number,), [True])
     assert [signal.getsignal(each) for each in SIGNALS] == before
 
 
 def interrupted(number: signal.Signals) -> None:
-    """A block within another, in which a library puts in a handler of its own."""
-    with raising_once(SIGNALS, Asked):
+    """A nested block in which a library replaces a handler."""
+    with raising_once(SIGNALS, Signalled):
         signal.signal(SIGNALS[0], signal.default_int_handler)
-        with raising_once(SIGNALS, Asked):
-            be_asked(number)
+        with raising_once(SIGNALS, Signalled):
+            send_signals(number)
 
 
-def test_a_block_in_which_nothing_came_leaves_the_outer_one_ready() -> None:
+def test_inner_block_without_signal_keeps_the_outer_one() -> None:
     def work() -> None:
-        with raising_once(SIGNALS, Asked):
-            with raising_once(SIGNALS, Asked):
+        with raising_once(SIGNALS, Signalled):
+            with raising_once(SIGNALS, Signalled):
                 pass
             os.kill(os.getpid(), SIGNALS[0])
 
-    with pytest.raises(Asked):
+    with pytest.raises(Signalled):
         work()

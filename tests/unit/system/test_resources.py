@@ -1,4 +1,4 @@
-"""Cores that this process may use."""
+"""Usable cores and memory: affinity, control groups, NUMA nodes and the user's setting."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkiln_backend.system.resources import MemoryGroup, memory_groups, own_g
 
 @pytest.fixture(autouse=True)
 def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The only control group of this process, of the newer kind."""
+    """The only control group of this process, cgroup v2."""
     (tmp_path / "groups").mkdir()
     (tmp_path / "own").write_text("0::/\n")
     monkeypatch.setattr(cores, "CGROUPS", tmp_path / "groups")
@@ -23,7 +23,7 @@ def group(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def older(group: Path) -> Path:
-    """The same, of the older kind."""
+    """The same in cgroup v1."""
     group.with_name("own").write_text("5:memory:/a\n4:cpu,cpuacct:/a\n")
     (group / "cpu" / "a").mkdir(parents=True)
     return group / "cpu" / "a"
@@ -33,15 +33,13 @@ class TestCores:
     @pytest.mark.parametrize(
         ("content", "expected"), [("max 100000", 64), ("150000 100000", 2), ("50000 100000", 1), ("9900000 100000", 64)]
     )
-    def test_the_quota_of_a_container_counts(
-        self, monkeypatch: pytest.MonkeyPatch, group: Path, content: str, expected: int
-    ) -> None:
+    def test_container_quota(self, monkeypatch: pytest.MonkeyPatch, group: Path, content: str, expected: int) -> None:
         (group / "cpu.max").write_text(content + "\n")
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
         assert cores.usable_cores() == expected
 
-    def test_so_does_that_of_a_service_and_of_what_holds_it(self, monkeypatch: pytest.MonkeyPatch, group: Path) -> None:
-        """As systemd and Slurm limit what runs in no container: the root has no file."""
+    def test_quota_of_a_parent_group(self, monkeypatch: pytest.MonkeyPatch, group: Path) -> None:
+        """systemd and Slurm limit services this way; the root has no limit file."""
         group.with_name("own").write_text("0::/jobs.slice/one.service\n")
         (group / "jobs.slice" / "one.service").mkdir(parents=True)
         (group / "jobs.slice" / "one.service" / "cpu.max").write_text("max 100000\n")
@@ -51,29 +49,29 @@ class TestCores:
         (group / "jobs.slice" / "one.service" / "cpu.max").write_text("200000 100000\n")
         assert cores.usable_cores() == 2
 
-    def test_the_older_files_count_too(self, monkeypatch: pytest.MonkeyPatch, older: Path) -> None:
+    def test_quota_in_cgroup_v1(self, monkeypatch: pytest.MonkeyPatch, older: Path) -> None:
         (older / "cpu.cfs_quota_us").write_text("300000\n")
         (older / "cpu.cfs_period_us").write_text("100000\n")
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
         assert cores.usable_cores() == 3
 
-    def test_the_affinity_counts(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_affinity_mask(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {5})
         assert cores.usable_cores() == 1
 
-    @pytest.mark.parametrize(("told", "expected"), [("2", 2), ("64", 4), ("", 4)])
-    def test_what_a_pod_requests_counts_where_it_is_less(
-        self, monkeypatch: pytest.MonkeyPatch, group: Path, told: str, expected: int
+    @pytest.mark.parametrize(("value", "expected"), [("2", 2), ("64", 4), ("", 4)])
+    def test_cores_variable_lowers_the_limit(
+        self, monkeypatch: pytest.MonkeyPatch, group: Path, value: str, expected: int
     ) -> None:
         (group / "cpu.max").write_text("400000 100000")
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(64)))
-        monkeypatch.setenv("GRAPHKILN_CORES", told)
+        monkeypatch.setenv("GRAPHKILN_CORES", value)
         assert cores.usable_cores() == expected
 
-    @pytest.mark.parametrize("told", ["two", "0", "-1", "1.5"])
-    def test_what_is_no_number_of_cores_is_refused(self, monkeypatch: pytest.MonkeyPatch, told: str) -> None:
-        monkeypatch.setenv("GRAPHKILN_CORES", told)
-        with pytest.raises(ServerSetupError, match=f"GRAPHKILN_CORES is '{told}', which is no number of cores"):
+    @pytest.mark.parametrize("value", ["two", "0", "-1", "1.5"])
+    def test_invalid_cores_variable_is_refused(self, monkeypatch: pytest.MonkeyPatch, value: str) -> None:
+        monkeypatch.setenv("GRAPHKILN_CORES", value)
+        with pytest.raises(ServerSetupError, match="GRAPHKILN_CORES"):
             cores.usable_cores()
 
 
@@ -87,11 +85,11 @@ class TestNumbers:
         monkeypatch.setattr(cores, "_CORES", tmp_path)
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: {1, 2, 3, 4, 6})
 
-    def test_those_of_a_node_stand_behind_each_other(self) -> None:
+    def test_cores_of_a_numa_node_are_neighbors(self) -> None:
         assert cores.numa_nodes() == {0: 0, 1: 0, 4: 0, 5: 0, 2: 1, 3: 1, 6: 1, 7: 1}
         assert cores.usable_core_numbers() == (1, 4, 2, 3, 6)
 
-    def test_there_are_no_more_than_the_quota_allows(self, group: Path) -> None:
+    def test_quota_limits_core_numbers(self, group: Path) -> None:
         assert cores.has_own_cores()
         (group / "cpu.max").write_text("300000 100000")
         assert cores.usable_core_numbers() == (1, 4, 2)
@@ -99,7 +97,7 @@ class TestNumbers:
 
 
 class TestThreadsOfACore:
-    """Most systems number the first threads of all physical cores first: 0 and 4 share one here."""
+    """Most systems number the first threads of all physical cores first: here 0 and 4 share a core."""
 
     PAIRS = ("0,4", "1,5", "2,6", "3,7")
 
@@ -114,22 +112,22 @@ class TestThreadsOfACore:
         monkeypatch.setattr(cores, "_CORES", tmp_path)
         monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _: set(range(8)))
 
-    def test_they_stand_behind_each_other(self) -> None:
+    def test_threads_of_a_core_are_neighbors(self) -> None:
         assert cores.usable_core_numbers() == (0, 4, 1, 5, 2, 6, 3, 7)
 
     @pytest.mark.parametrize(("quota", "found"), [(4, (0, 1, 2, 3)), (5, (0, 4, 1, 2, 3)), (1, (0,))])
-    def test_a_quota_is_for_whole_cores_first(self, group: Path, quota: int, found: tuple[int, ...]) -> None:
+    def test_quota_prefers_whole_cores(self, group: Path, quota: int, found: tuple[int, ...]) -> None:
         (group / "cpu.max").write_text(f"{quota}00000 100000")
         assert cores.usable_core_numbers() == found
 
-    def test_of_those_alone_that_may_be_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """As with `--cpuset-cpus 1,3`, or the second threads of two cores."""
+    def test_only_allowed_cores_are_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """As with `--cpuset-cpus 1,3`, or only the second threads of two cores."""
         for allowed, found in (({1, 3}, (1, 3)), ({5, 7, 1}, (1, 5, 7)), ({7, 6}, (6, 7))):
             monkeypatch.setattr(cores.os, "sched_getaffinity", lambda _, cores=allowed: cores)
             assert cores.usable_core_numbers() == found
 
 
-def test_a_thread_stays_on_the_cores_that_it_is_given(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stay_on_sets_the_affinity_mask(monkeypatch: pytest.MonkeyPatch) -> None:
     kept: list[set[int]] = []
     monkeypatch.setattr(cores.os, "sched_setaffinity", lambda _, numbers: kept.append(numbers))
     cores.stay_on((0, 1, 3, 1))
@@ -150,13 +148,13 @@ def test_a_thread_stays_on_the_cores_that_it_is_given(monkeypatch: pytest.Monkey
         ("5:memory:/a\n", []),
     ],
 )
-def test_the_innermost_comes_first(tmp_path: Path, own: str, expected: list[tuple[str, int]]) -> None:
+def test_innermost_group_comes_first(tmp_path: Path, own: str, expected: list[tuple[str, int]]) -> None:
     (tmp_path / "own").write_text(own)
     groups = tmp_path / "groups"
     assert [*own_groups("cpu", groups, tmp_path / "own")] == [(groups / path, version) for path, version in expected]
 
 
-def test_a_system_without_groups_has_none(tmp_path: Path) -> None:
+def test_system_without_control_groups(tmp_path: Path) -> None:
     assert [*own_groups("cpu", tmp_path, tmp_path / "none")] == []
 
 
@@ -169,7 +167,7 @@ def read(folder: Path, text: str) -> list[MemoryGroup]:
     return memory_groups(folder / "cgroup", own)
 
 
-def test_the_limits_on_the_way_count(tmp_path: Path) -> None:
+def test_memory_limits_of_parent_groups(tmp_path: Path) -> None:
     deep = tmp_path / "cgroup" / "a" / "b"
     deep.mkdir(parents=True)
     (deep / "memory.max").write_text("max\n")
@@ -182,7 +180,7 @@ def test_the_limits_on_the_way_count(tmp_path: Path) -> None:
     assert [(group.limit_bytes, group.free_bytes) for group in groups] == [(1000, 300), (2000, 0)]
 
 
-def test_the_first_version(tmp_path: Path) -> None:
+def test_memory_limit_in_cgroup_v1(tmp_path: Path) -> None:
     folder = tmp_path / "cgroup" / "memory" / "a"
     folder.mkdir(parents=True)
     (folder / "memory.limit_in_bytes").write_text("500\n")
@@ -193,7 +191,7 @@ def test_the_first_version(tmp_path: Path) -> None:
     assert read(tmp_path, "5:hugetlb,memory:/a\n") == expected
 
 
-def test_files_that_nobody_read_lately_are_no_memory_that_is_used(tmp_path: Path) -> None:
+def test_inactive_page_cache_is_not_counted(tmp_path: Path) -> None:
     second, first = tmp_path / "cgroup", tmp_path / "cgroup" / "memory"
     first.mkdir(parents=True)
     (second / "memory.max").write_text("1000\n")
@@ -206,7 +204,7 @@ def test_files_that_nobody_read_lately_are_no_memory_that_is_used(tmp_path: Path
     assert [group.used_bytes for group in read(tmp_path, "5:memory:/\n")] == [700]
 
 
-def test_a_container_that_sees_its_own_group_as_the_root(tmp_path: Path) -> None:
+def test_container_whose_own_group_is_the_root(tmp_path: Path) -> None:
     root = tmp_path / "cgroup" / "memory"
     root.mkdir(parents=True)
     (root / "memory.limit_in_bytes").write_text("500\n")

@@ -1,4 +1,4 @@
-"""Stop signals: counted, waited for, and interrupting what they may."""
+"""Stop signals: counting, waiting and interrupting."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def open_descriptors() -> set[str]:
 
 @pytest.fixture
 def ended() -> Iterator[subprocess.Popen[bytes]]:
-    """A process that has ended, and that nobody has waited for."""
+    """A process that has ended and was not waited for."""
     with subprocess.Popen([sys.executable, "-S", "-c", ""]) as process:
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
         yield process
@@ -42,14 +42,14 @@ def ended() -> Iterator[subprocess.Popen[bytes]]:
 
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
-    """The time: the last of the list."""
+    """A fake clock that returns the last value of the list."""
     now = [0.0]
     monkeypatch.setattr(module.time, "monotonic", lambda: now[-1])
     return now
 
 
-def test_those_that_come_together_count_as_one(signals: StopSignals, clock: list[float]) -> None:
-    """`timeout` sends its signal to the process and once more to its group."""
+def test_signals_close_together_count_as_one(signals: StopSignals, clock: list[float]) -> None:
+    """`timeout` signals the process and then its group."""
     send()
     clock.append(0.01)
     send()
@@ -59,7 +59,7 @@ def test_those_that_come_together_count_as_one(signals: StopSignals, clock: list
     assert signals.count == 2
 
 
-def test_a_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
+def test_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
     send()
     send()
     begun = time.monotonic()
@@ -70,13 +70,13 @@ def test_a_signal_before_the_wait_ends_it_once(signals: StopSignals) -> None:
     assert time.monotonic() - begun >= 0.1
 
 
-def test_the_end_of_any_process_ends_a_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
+def test_end_of_any_process_ends_the_wait(signals: StopSignals, ended: subprocess.Popen[bytes]) -> None:
     begun = time.monotonic()
     signals.wait([os.getpid(), ended.pid], 30)
     assert time.monotonic() - begun < 15
 
 
-def test_a_wait_with_too_many_open_files_looks_less_far(signals: StopSignals, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wait_with_too_many_open_files(signals: StopSignals, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: int) -> int:
         raise OSError(24, "Too many open files")
 
@@ -86,7 +86,7 @@ def test_a_wait_with_too_many_open_files_looks_less_far(signals: StopSignals, mo
     assert 0.1 <= time.monotonic() - begun < 15
 
 
-def test_a_signal_interrupts_a_block_that_allows_it(signals: StopSignals) -> None:
+def test_signal_interrupts_an_interrupting_block(signals: StopSignals) -> None:
     def work() -> None:
         with signals.interrupting():
             send()
@@ -117,7 +117,7 @@ def test_only_the_first_signal_interrupts(signals: StopSignals, clock: list[floa
     assert signals.count == 2
 
 
-def test_the_former_handlers_come_back() -> None:
+def test_previous_handlers_are_restored() -> None:
     received: list[int] = []
     old = signal.signal(signal.SIGTERM, lambda number, _: received.append(number))
     interrupt = signal.getsignal(signal.SIGINT)
@@ -135,7 +135,7 @@ def test_the_former_handlers_come_back() -> None:
 
 
 @pytest.mark.parametrize(("before", "taken"), [(signal.SIG_DFL, True), (signal.SIG_IGN, False)])
-def test_a_closed_terminal_ends_what_nohup_did_not_start(before: signal.Handlers, taken: bool) -> None:
+def test_sighup_stays_ignored_under_nohup(before: signal.Handlers, taken: bool) -> None:
     outer = signal.signal(signal.SIGHUP, before)
     try:
         with StopSignals() as signals:
@@ -147,7 +147,7 @@ def test_a_closed_terminal_ends_what_nohup_did_not_start(before: signal.Handlers
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
-def test_before_anything_has_started_a_signal_ends_the_process_in_good_order(number: int) -> None:
+def test_signal_during_startup_exits_with_code_0(number: int) -> None:
     outer = signal.signal(number, signal.SIG_DFL)  # `nohup` has SIGHUP ignored
     try:
         with pytest.raises(SystemExit) as ended, ending_on_signals():
@@ -160,7 +160,7 @@ def test_before_anything_has_started_a_signal_ends_the_process_in_good_order(num
 
 @pytest.mark.usefixtures("hangup_ends")
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
-def test_a_command_is_stopped_once_as_by_ctrl_c(number: int, code: int) -> None:
+def test_command_is_stopped_once(number: int, code: int) -> None:
     before = signal.getsignal(number)
     given_back: list[str] = []
 
