@@ -39,7 +39,7 @@ class TestCores:
         assert cores.usable_cores() == expected
 
     def test_quota_of_a_parent_group(self, monkeypatch: pytest.MonkeyPatch, group: Path) -> None:
-        """systemd and Slurm limit services this way; the root has no limit file."""
+        """Services of systemd and jobs of Slurm: a parent group has the limit, the root has none."""
         group.with_name("own").write_text("0::/jobs.slice/one.service\n")
         (group / "jobs.slice" / "one.service").mkdir(parents=True)
         (group / "jobs.slice" / "one.service" / "cpu.max").write_text("max 100000\n")
