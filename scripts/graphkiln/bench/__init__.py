@@ -1,1 +1,1 @@
-"""The load generator: open and closed loops from processes of their own, whose latencies are charged from due time."""
+"""Load generator: open and closed loops in separate processes, with latencies measured from the due time."""

@@ -1,7 +1,4 @@
-"""Due times of the requests of an open loop: at random, at even distances, in bursts, or recorded.
-
-Each function returns seconds after the start, in ascending order.
-"""
+"""Arrival times of an open loop: Poisson, constant, bursts, or recorded. In ascending seconds from the start."""
 
 from __future__ import annotations
 
@@ -17,61 +14,54 @@ import numpy.typing as npt
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, read_bytes
 
-Moments = npt.NDArray[np.float64]  # `[requests]`: seconds after the start
+Arrivals = npt.NDArray[np.float64]  # `[requests]`: seconds after the start
 
-_LIMIT = 256 * MIB
-_KEY = "time"
-_WHAT = "one time for each line: seconds, or a date with a time"
+_MAX_FILE_BYTES = 256 * MIB
+_TIME_KEY = "time"
+_FORMAT_HINT = "expected one time per line: seconds, or a date with a time"
 
 
-def poisson(rate: float, seconds: float, seed: int = 0) -> Moments:
-    """A Poisson process: exponential times between requests, the same at every call.
-
-    Args:
-        rate: Requests per second, on average.
-        seconds: How long they come.
-        seed: Another one gives other moments.
-    """
+def poisson(rate: float, seconds: float, seed: int = 0) -> Arrivals:
+    """Generate a reproducible Poisson process with `rate` requests per second on average."""
     generator = np.random.default_rng(seed)
-    moments = np.cumsum(generator.exponential(1 / rate, int(rate * seconds * 1.2) + 100))
-    return _before(moments, seconds)
+    arrivals = np.cumsum(generator.exponential(1 / rate, int(rate * seconds * 1.2) + 100))
+    return _before(arrivals, seconds)
 
 
-def constant(rate: float, seconds: float) -> Moments:
-    """Requests at even distances; arguments as for `poisson`."""
+def constant(rate: float, seconds: float) -> Arrivals:
+    """Generate `rate` requests per second at constant intervals."""
     return _before(np.arange(int(np.ceil(rate * seconds)) + 1) / rate, seconds)
 
 
-def bursts(rate: float, seconds: float, size: int, seed: int = 0) -> Moments:
-    """Requests that come `size` at a time, at random moments; `rate` counts requests, not bursts."""
+def bursts(rate: float, seconds: float, size: int, seed: int = 0) -> Arrivals:
+    """Generate bursts of `size` requests at random times; `rate` is in requests per second, not bursts."""
     return np.repeat(poisson(rate / size, seconds, seed), size)
 
 
-def read_trace(file: Path) -> Moments:
+def read_trace(file: Path) -> Arrivals:
     """Read recorded arrival times; the first request is due at 0.
 
-    The file has one line for each request: a number of seconds, a date with a time (ISO 8601), a row of a CSV file
-    whose first column is one of these, or a JSON object with one of these as `time`. A first line of other text is the
-    heading of a CSV file; where it names a column `time`, that one is read. The order of the lines does not matter.
+    The file has one line per request, in any order: a number of seconds, an ISO 8601 date and time, a CSV row with one
+    of these in the column `time` (by default the first), or a JSON object with one of these as `time`.
 
     Raises:
-        InvalidInput: It cannot be read, or a line has no time; the message says which.
+        InvalidInput: The file cannot be read, or a line has no time.
     """
     try:
-        lines = read_bytes(file, _LIMIT).decode("utf-8-sig", "replace").splitlines()
+        lines = read_bytes(file, _MAX_FILE_BYTES).decode("utf-8-sig", "replace").splitlines()
     except OSError as error:
-        raise InvalidInput(f"{file} cannot be read: {error}", hint=f"expected {_WHAT}") from error
-    moments = np.sort(np.array(list(_parse_lines(file, lines)), np.float64))
-    if not moments.size:
-        raise InvalidInput(f"{file} holds no arrival times", hint=f"expected {_WHAT}")
-    if not np.isfinite(moments).all():
-        raise InvalidInput(f"{file} holds a time that is not finite")
-    since_first: Moments = moments - moments[0]
+        raise InvalidInput(f"{file} cannot be read: {error}", hint=_FORMAT_HINT) from error
+    times = np.sort(np.array(list(_parse_lines(file, lines)), np.float64))
+    if not times.size:
+        raise InvalidInput(f"{file} contains no arrival times", hint=_FORMAT_HINT)
+    if not np.isfinite(times).all():
+        raise InvalidInput(f"{file} contains a time that is not finite")
+    since_first: Arrivals = times - times[0]
     return since_first
 
 
-def _before(moments: Moments, seconds: float) -> Moments:
-    before: Moments = moments[moments < seconds]
+def _before(arrivals: Arrivals, seconds: float) -> Arrivals:
+    before: Arrivals = arrivals[arrivals < seconds]
     return before
 
 
@@ -85,20 +75,20 @@ def _parse_lines(file: Path, lines: list[str]) -> Iterator[float]:
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             if number > 1 or line.startswith("{"):
                 raise InvalidInput(
-                    f"{file}, line {number}: {line[:60]!r} has no arrival time", hint=f"expected {_WHAT}"
+                    f"{file}, line {number}: {line[:60]!r} has no arrival time", hint=_FORMAT_HINT
                 ) from error
-            names = _cells(line)
-            column = names.index(_KEY) if _KEY in names else 0
+            names = _cells(line)  # the header of a CSV file
+            column = names.index(_TIME_KEY) if _TIME_KEY in names else 0
 
 
 def _parse_line(line: str, column: int) -> float:
     if line.startswith("{"):
-        return _parse_moment(str(json.loads(line)[_KEY]))
-    return _parse_moment(_cells(line)[column])
+        return _parse_time(str(json.loads(line)[_TIME_KEY]))
+    return _parse_time(_cells(line)[column])
 
 
 def _cells(line: str) -> list[str]:
-    """Cells of a row of a CSV file; none of a malformed row."""
+    """Split a CSV row into cells; empty for a malformed row."""
     try:
         row = next(csv.reader([line], skipinitialspace=True), [])
     except csv.Error:
@@ -106,7 +96,7 @@ def _cells(line: str) -> list[str]:
     return [cell.strip() for cell in row]
 
 
-def _parse_moment(text: str) -> float:
+def _parse_time(text: str) -> float:
     try:
         return float(text)
     except ValueError:

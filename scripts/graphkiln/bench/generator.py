@@ -1,7 +1,7 @@
-"""Generate load and measure it: closed loops (so many callers) and open loops (so many requests a second).
+"""Closed loops (a number of callers) and open loops (a request rate), and their measurements.
 
-In an open loop a request's latency counts from the moment when it was due, not from when a caller was free to send it:
-a stall of the server counts for every request that had to wait (no coordinated omission).
+In an open loop, the latency of a request is measured from its due time, not from the time when a caller was free to
+send it, so that a stall of the server counts for all requests that had to wait (no coordinated omission).
 
 Source: G. Tene, "How NOT to Measure Latency"; B. Schroeder et al., "Open Versus Closed: A Cautionary Tale" (2006).
 """
@@ -19,32 +19,31 @@ import numpy.typing as npt
 
 from graphkiln_backend.graph.errors import ClientError
 
-# Sends one request and waits for its response; thread-safe; raises the `ClientError` family only.
+# Sends a request and waits for its response; thread-safe; raises only `ClientError` and its subclasses.
 Send = Callable[[], object]
 
 WINDOWS = 10
 STUDENT_T = 2.262  # two-sided 95% quantile of Student's t with `WINDOWS - 1` degrees of freedom
 _PERCENTILES = (50.0, 90.0, 99.0, 99.9)
-MAX_CALLERS = 256  # of an open loop: requests that can be in flight; those due later wait, and their wait counts
+MAX_CALLERS = 256  # maximum number of requests in flight in an open loop
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurement:
-    """Measurement from the end of the warm-up to the end. The names are keys of `graphkiln bench --json`.
+    """Measurement after the warm-up. The field names are keys of `graphkiln bench --json`.
 
     Attributes:
-        seconds: How long that was.
-        answered: Requests that got their response.
-        due: Requests of an open loop that were due in that time, whatever became of them; 0 of a closed loop.
-        unsent: Requests of an open loop that were due and not even sent: all callers were waiting.
-        errors: Kinds of errors -> how many requests ended with one, however much later they failed: in an open loop of
-            those that were due in time, in a closed loop of those that were under way.
+        seconds: Duration.
+        answered: Number of responses.
+        due: Number of requests that were due in an open loop; 0 for a closed loop.
+        unsent: Number of due requests of an open loop that were not sent because all callers were busy.
+        errors: Number of failed requests by error type. Includes requests that failed after the end: those that were
+            due before the end (open loop), or sent before the end (closed loop).
         per_second: Responses per second.
-        per_second_range: 95% confidence interval of that, from ten windows of time.
-        latency_ms: Percentiles of the latencies, by their names (`p50` ... `p99.9`), and `mean`; unsent requests count
-            with the time that they had waited at the end.
-        client_cores: CPU seconds of all processes that sent requests, per second.
-        processes: How many these were.
+        per_second_range: 95% confidence interval of `per_second`, from ten time windows.
+        latency_ms: Latency percentiles (`p50` ... `p99.9`) and `mean`. Unsent requests count with their waiting time.
+        client_cores: CPU seconds per second of all load generator processes.
+        processes: Number of load generator processes.
     """
 
     seconds: float
@@ -61,13 +60,13 @@ class Measurement:
 
 @dataclass(slots=True)
 class _Trace:
-    """The records of one caller, so that nothing is locked: (due, done) of responses, (due, done, kind) of errors."""
+    """Records of one caller: (due, done) for responses, (due, done, type) for errors."""
 
     responses: list[tuple[float, float]] = field(default_factory=list)
     errors: list[tuple[float, float, str]] = field(default_factory=list)
 
     def record(self, send: Send, due: float) -> None:
-        """Send one request and records how it ended."""
+        """Send one request and record its outcome."""
         try:
             send()
         except ClientError as error:
@@ -78,13 +77,13 @@ class _Trace:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Timing:
-    """Times of a load, on the clock of `time.perf_counter()`, which all processes share.
+    """Schedule of a load on the clock of `time.perf_counter()`, which all processes share.
 
     Attributes:
-        seconds: How long to measure.
-        warmup_s: How long requests are sent before that.
-        start: When the first one may be sent.
-        at_start: Called between warm-up and measurement, beside the running load.
+        seconds: Duration of the measurement.
+        warmup_s: Duration of the warm-up.
+        start: Start of the warm-up.
+        at_start: Called at the start of the measurement, while the load is running.
     """
 
     seconds: float
@@ -94,7 +93,7 @@ class Timing:
 
 
 def record_closed_loop(send: Send, concurrency: int, timing: Timing) -> Recording:
-    """Let each caller send its next request when it has the last response."""
+    """Let each caller send its next request as soon as it has a response."""
     stop = threading.Event()
 
     def work(trace: _Trace) -> None:
@@ -106,13 +105,13 @@ def record_closed_loop(send: Send, concurrency: int, timing: Timing) -> Recordin
 
 
 def record_open_loop(send: Send, arrivals: Sequence[float], timing: Timing, callers: int = MAX_CALLERS) -> Recording:
-    """Send requests when they are due, whatever the server does.
+    """Send requests at their due times.
 
     Args:
         send: Sends one request.
-        arrivals: When each is due, in seconds after the start of the warm-up, in ascending order.
-        timing: When.
-        callers: How many requests can be in flight; those due later wait, and their wait counts.
+        arrivals: Due times in ascending seconds after the start of the warm-up.
+        timing: Schedule of the load.
+        callers: Maximum number of requests in flight; the waiting time of others counts.
     """
     stop = threading.Event()
     left = iter(arrivals)
@@ -129,11 +128,11 @@ def record_open_loop(send: Send, arrivals: Sequence[float], timing: Timing, call
             is_early = _sleep_until(due, stop)
             if stop.is_set():
                 if due > time.perf_counter():
-                    return  # not due any more
+                    return  # due after the end
                 if not is_early:
                     unsent.append(due)
                     return
-            trace.record(send, due)  # also just after the end: a caller was free when it was due, before
+            trace.record(send, due)  # even just after the end, if a caller was free at the due time
 
     recording = _run(work, callers, stop, timing)
     waiting = [*unsent, *(timing.start + float(offset) for offset in left)]
@@ -142,7 +141,7 @@ def record_open_loop(send: Send, arrivals: Sequence[float], timing: Timing, call
 
 
 def _sleep_until(moment: float, stop: threading.Event) -> bool:
-    """Sleep until a moment; return False if it was over already."""
+    """Sleep until a moment; return False if it has already passed."""
     is_early = moment > time.perf_counter()
     stop.wait(max(moment - time.perf_counter(), 0))
     return is_early
@@ -150,14 +149,14 @@ def _sleep_until(moment: float, stop: threading.Event) -> bool:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Recording:
-    """The records of all callers, and the part of them that counts.
+    """Records of all callers, and the interval of the measurement.
 
     Attributes:
-        traces: Of each caller.
+        traces: Records of each caller.
         begin: End of the warm-up.
         end: End of the measurement.
-        cpu_s: CPU seconds of the callers' processes between these.
-        processes: How many processes that were.
+        cpu_s: CPU seconds of the callers' processes between `begin` and `end`.
+        processes: Number of processes.
         unsent: Due times of requests of an open loop for which no caller was free.
     """
 
@@ -170,7 +169,7 @@ class Recording:
 
     @classmethod
     def joined(cls, parts: Sequence[Recording]) -> Recording:
-        """The recording of several processes that sent requests at the same time."""
+        """Join the recordings of processes that ran at the same time."""
         return cls(
             traces=[trace for part in parts for trace in part.traces],
             begin=parts[0].begin,
@@ -182,40 +181,39 @@ class Recording:
 
     @property
     def responses(self) -> npt.NDArray[np.float64]:
-        """`[requests, 2]`: when each was due, and when it was done."""
+        """Due time and completion time of each response, `[responses, 2]`."""
         pairs = [pair for trace in self.traces for pair in trace.responses]
         return np.array(pairs, np.float64).reshape(-1, 2)
 
     def of_closed_loop(self) -> Measurement:
-        """The measurement: a response counts for the rate when it came in time.
+        """Summarize a closed loop.
 
-        Its latency counts when the request was sent in time, also where it came long after the end: a server that
-        stalls then would else look as fast as it was before.
+        Responses before the end count for the rate. Latencies count for all requests sent before the end, so that a
+        stall at the end is included.
         """
         return self._measurement(self._latencies_s() * 1e3, self.errors(is_open=False))
 
     def of_open_loop(self) -> Measurement:
-        """The measurement: a request counts when it was due in time, even if no caller was free to send it."""
+        """Summarize an open loop, with all requests that were due before the end, sent or not."""
         waited_s, errors = self.waited_s, self.errors(is_open=True)
         return self._measurement(waited_s * 1e3, errors, due=len(waited_s) + len(errors))
 
     @property
     def waited_s(self) -> npt.NDArray[np.float64]:
-        """`[requests]`: how long each request of an open loop waited that was due in time, sent or not."""
+        """Latency of each request of an open loop that was due before the end, sent or not, `[requests]`."""
         return np.concatenate([self._latencies_s(), self.end - np.array(self.unsent)])
 
     def _latencies_s(self) -> npt.NDArray[np.float64]:
-        """`[responses]`: of the requests that were due, or sent, in time."""
         due, done = self.responses.T
         latencies_s: npt.NDArray[np.float64] = (done - due)[(due >= self.begin) & (due < self.end)]
         return latencies_s
 
     def errors(self, *, is_open: bool) -> list[tuple[float, str]]:
-        """The requests in time that ended with an error: the moment by which each counts, and the kind of the error.
+        """Return time and type of the errors that count, including requests that failed after the end.
 
         Args:
-            is_open: Whether requests count by when they were due, as in an open loop; else by whether they were under
-                way in time. In both, one that hangs fails after the end.
+            is_open: True to count requests that were due in the measurement (open loop), False to count requests that
+                were in flight (closed loop).
         """
         records = [record for trace in self.traces for record in trace.errors]
         if is_open:
@@ -262,7 +260,7 @@ def _run(work: Callable[[_Trace], None], callers: int, stop: threading.Event, ti
 
 
 def mean_and_margin(windows: npt.NDArray[np.float64]) -> tuple[float, float]:
-    """The mean of `WINDOWS` values, and half of its 95% interval by Student's t.
+    """Compute the mean of `WINDOWS` values, and half of its 95% confidence interval.
 
     Source: A. M. Law, "Simulation Modeling and Analysis", 5th ed. (2015), 9.5.3 (batch means).
     """

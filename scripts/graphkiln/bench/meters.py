@@ -1,4 +1,4 @@
-"""Meters of what is loaded: CPU time and memory of processes, and where Triton spends the time of requests."""
+"""Measure CPU time and memory of processes, and the time that Triton spends in each stage of a request."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ if TYPE_CHECKING:
 
     from graphkiln_client import Model
 else:
-    psutil = LazyModule("psutil")  # which a client's machine may lack
+    psutil = LazyModule("psutil")  # may be missing on a client's machine
 
-# Triton's name of a stage -> ours.
+# Stage in Triton's statistics -> key in our results.
 STAGES = {"queue": "queue", "compute_input": "input", "compute_infer": "infer", "compute_output": "output"}
 
 
 class ProcessMeter:
-    """CPU time and memory of processes and all their children, those that start later included."""
+    """CPU time and memory of processes and their descendants, including those that start later."""
 
     def __init__(self, *pids: int) -> None:
         self._roots = [psutil.Process(pid) for pid in pids]
 
     @property
     def processes(self) -> list[psutil.Process]:
-        """The processes that live now."""
+        """Running processes."""
         found = []
         for root in self._roots:
             with suppress(psutil.NoSuchProcess):
@@ -38,7 +38,7 @@ class ProcessMeter:
         return found
 
     def cpu_s(self) -> float:
-        """CPU seconds so far of the processes that live now."""
+        """Return the CPU seconds of the running processes."""
         total = 0.0
         for process in self.processes:
             with suppress(psutil.Error):
@@ -47,7 +47,7 @@ class ProcessMeter:
         return total
 
     def memory_bytes(self) -> int | None:
-        """PSS of all together (shared memory counts once); None where it cannot be read."""
+        """Return the total PSS, which counts shared memory once; None if it cannot be read."""
         try:
             return sum(process.memory_full_info().pss for process in self.processes)
         except (psutil.Error, AttributeError):
@@ -55,7 +55,7 @@ class ProcessMeter:
 
 
 def listening_meter(url: str) -> ProcessMeter | None:
-    """The meter of the processes that listen at an address of this machine; None for any other."""
+    """Create a meter of the processes that listen on a local address; None if there are none."""
     address = urlsplit(url)
     if address.hostname not in ("localhost", "127.0.0.1", "::1"):
         return None
@@ -69,12 +69,12 @@ def listening_meter(url: str) -> ProcessMeter | None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ServerSide:
-    """The server's part of a run; None for unknown values.
+    """Server statistics of a run; None for unknown values.
 
     Attributes:
-        us: Mean microseconds of a request in each stage.
-        batch: Mean rows of a batch.
-        cores: CPU seconds of its processes, per second; known for a server on this machine.
+        us: Mean microseconds per request in each stage.
+        batch: Mean batch size.
+        cores: CPU seconds per second of the server's processes; only for a server on this machine.
     """
 
     us: dict[str, float | None]
@@ -86,7 +86,7 @@ UNKNOWN = ServerSide(us=dict.fromkeys(STAGES.values()))
 
 
 class ServerMeter:
-    """Counters and CPU time of the server of a loaded model, read at the start and the end of a run."""
+    """Reads the counters and CPU time of a model's server at the start and the end of a run."""
 
     def __init__(self, model: Model, url: str) -> None:
         self._model, self._processes = model, listening_meter(url)
@@ -103,17 +103,17 @@ class ServerMeter:
         self._begin_cpu_s = self._processes.cpu_s() if self._processes else 0.0
 
     def side(self, seconds: float) -> ServerSide:
-        """Differences over a run of `seconds`; unknown if the server was restarted, or is gone."""
+        """Return the differences over a run of `seconds`; `UNKNOWN` if the server was restarted or has ended."""
         try:
             found = breakdown(self._before, self._model.statistics())
-        except ClientError:  # what the client has measured is no less true
+        except ClientError:  # the client's measurement is still valid
             return UNKNOWN
         cpu_s = self._processes.cpu_s() - self._begin_cpu_s if self._processes else -1.0
         return replace(found, cores=cpu_s / seconds) if found is not UNKNOWN and cpu_s >= 0 else found
 
 
 def breakdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> ServerSide:
-    """The mean times of a successful request between two readings; `UNKNOWN` where a counter went back.
+    """Compute mean times of successful requests between two readings; `UNKNOWN` if a counter decreased.
 
     Source: Triton's statistics extension.
     """
@@ -127,7 +127,7 @@ def breakdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> ServerSide
 
 
 def _counters(statistics: Mapping[str, Any]) -> dict[str, int]:
-    """Requests, rows, executions, and nanoseconds of each stage; 0 for what a server does not count."""
+    """Read requests, rows, executions and nanoseconds of each stage; 0 for missing counters."""
     stages = statistics["inference_stats"]
     return {
         "requests": stages["success"].get("count", 0),

@@ -1,7 +1,8 @@
-"""The load generator in several processes, so that its callers do not wait for each other.
+"""Load generator with several worker processes.
 
-Threads of one Python process take turns: with eight of them, a response of half a millisecond waits for its turn longer
-than it took. Callers are spread over processes, each with few threads; requests are encoded before the load begins.
+Python threads wait for each other: with eight threads, a response of half a millisecond waits longer for the GIL than
+it takes. Callers are therefore spread over processes with few threads each. Requests are encoded before the load
+starts.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
-from graphkiln.bench.arrivals import Moments
+from graphkiln.bench.arrivals import Arrivals
 from graphkiln.bench.generator import Measurement, Recording, Timing, record_closed_loop, record_open_loop
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
@@ -30,20 +31,30 @@ from graphkiln_backend.system.resources import usable_cores
 if TYPE_CHECKING:
     from graphkiln_client import Model
 
-# Messages between the load generator and its processes: pickled, through their pipes.
+_PROCESSES_PER_CORE = 2
+_MAX_PROCESSES = 16
+_START_DELAY_S = 0.05  # enough for all workers to receive the start time
+_EXIT_TIMEOUT_S = 10
+_STOP_TIMEOUT_S = 2  # workers that take longer to stop are killed
+_TERMINATED = 128 + signal.SIGTERM  # a shell's exit code for SIGTERM
+# Workers ignore Ctrl-C from the start; the parent process handles it.
+_PROGRAM = (
+    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from graphkiln.bench.processes import main; main()"
+)
 
+Worker = subprocess.Popen[bytes]
 Feeds = Mapping[str, AnyArray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The model that is loaded.
+    """The model under load.
 
     Attributes:
-        client: Arguments of `Client`, with the `url`.
+        client: Arguments of `Client`, including `url`.
         model: Model name.
         version: Model version; empty for the server's choice.
-        shared_memory: Whether tensors travel through shared memory.
+        shared_memory: Use shared memory for tensors.
     """
 
     client: Mapping[str, Any]
@@ -57,19 +68,19 @@ class Load:
     """The amount of load.
 
     Attributes:
-        callers: Requests that may be in flight at once; in a closed loop, that always are.
-        seconds: How long to measure.
-        warmup_s: How long requests are sent before that.
-        arrivals: When the requests of an open loop are due, from the start of the warm-up; None for a closed loop.
+        callers: Maximum number of requests in flight; in a closed loop, the constant number.
+        seconds: Duration of the measurement.
+        warmup_s: Duration of the warm-up.
+        arrivals: Due times of an open loop from the start of the warm-up; None for a closed loop.
     """
 
     callers: int
     seconds: float
     warmup_s: float
-    arrivals: Moments | None = None
+    arrivals: Arrivals | None = None
 
     def share(self, number: int, processes: int) -> Load:
-        """The part of one process: of the callers as of the arrivals."""
+        """Return the callers and arrivals of one process."""
         arrivals = None if self.arrivals is None else self.arrivals[number::processes]
         callers = len(range(number, self.callers, processes))
         return Load(callers=callers, seconds=self.seconds, warmup_s=self.warmup_s, arrivals=arrivals)
@@ -77,13 +88,7 @@ class Load:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """The work of one process.
-
-    Attributes:
-        target: What it loads.
-        load: How much.
-        samples: What its requests hold, in turn.
-    """
+    """The work of one process; requests take the samples in turn."""
 
     target: Target
     load: Load
@@ -91,110 +96,24 @@ class Job:
 
 
 def send_message(pipe: IO[bytes], value: object) -> None:
-    """Write a value."""
+    """Write a pickled value."""
     pickle.dump(value, pipe)
     pipe.flush()
 
 
 def receive_message(pipe: IO[bytes]) -> Any:
-    """Read a value of a process that this program has started, or was started by.
+    """Read a pickled value.
 
     Raises:
-        EOFError: The other side has ended.
+        EOFError: The other process has ended.
     """
-    return pickle.load(pipe)  # noqa: S301 - from our own process, through its own pipe
-
-
-# One process of the load generator, controlled by `processes` through its pipes.
-
-_TERMINATED = 128 + signal.SIGTERM  # as shells say it
-
-
-def work(orders: IO[bytes], reports: IO[bytes]) -> None:
-    """Prepare the requests, report None (or an error), wait for the start, and report the recording."""
-    job: Job = receive_message(orders)
-    with ExitStack() as stack:
-        try:
-            model = _open(stack, job.target)
-            send = in_turn([model.repeatable(feeds) for feeds in job.samples])
-            send()  # connects
-        except GraphkilnError as error:
-            send_message(reports, str(error))
-            return
-        send_message(reports, None)
-        send_message(reports, _record(job, send, receive_message(orders)))
-
-
-def _open(stack: ExitStack, target: Target) -> Model:
-    from graphkiln_client import Client
-
-    client = stack.enter_context(Client(**target.client))
-    if not target.shared_memory:
-        return client.model(target.model, target.version)
-    return stack.enter_context(client.shared_memory()).model(target.model, target.version)
-
-
-def in_turn(requests: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """A function that does the next one each time. Thread-safe: a step of `itertools` is one of the interpreter's."""
-    if len(requests) == 1:
-        return requests[0]
-    turns = itertools.cycle(requests)
-
-    def send() -> object:
-        return next(turns)()
-
-    return send
-
-
-def _record(job: Job, send: Callable[[], object], start: float) -> Recording:
-    timing = Timing(seconds=job.load.seconds, warmup_s=job.load.warmup_s, start=start)
-    if job.load.arrivals is None:
-        return record_closed_loop(send, job.load.callers, timing)
-    return record_open_loop(send, job.load.arrivals.tolist(), timing, job.load.callers)
-
-
-def main() -> None:
-    """Work for the process that started this one, and end with it.
-
-    Ctrl-C is for that process. When it terminates this one, requests under way are waited for, so that shared memory is
-    given back.
-    """
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
-    watch = threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True)
-    watch.start()
-    with suppress(EOFError):  # the parent ended before it sent a job
-        work(sys.stdin.buffer, sys.stdout.buffer)
-
-
-def _end_with_parent(orders: int) -> None:
-    """Terminate this process when the other end of its pipe is closed, which stops the load.
-
-    Source: poll(2): where no event is asked for, it returns when the other end is gone.
-    """
-    poller = select.poll()
-    poller.register(orders, 0)
-    poller.poll()
-    os.kill(os.getpid(), signal.SIGTERM)
-
-
-_PROCESSES_PER_CORE = 2
-_MOST_PROCESSES = 16
-_AHEAD_S = 0.05  # between telling the processes when to start and that moment
-_END_S = 10
-_STOP_S = 2  # of a load that is stopped: what hangs longer is killed
-# Ctrl-C is for the process that starts it, also while it imports what it needs.
-_PROGRAM = (
-    "import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); from graphkiln.bench.processes import main; main()"
-)
-
-Worker = subprocess.Popen[bytes]
+    return pickle.load(pipe)  # noqa: S301 - the other end of the pipe is our own process
 
 
 def measure_load(
     target: Target, samples: Sequence[Feeds], load: Load, at_start: Callable[[], None] = lambda: None
 ) -> Measurement:
-    """Load a model from several processes; arguments and errors as for `record_load`."""
+    """Load a model from several processes and summarize the recording; see `record_load`."""
     recording = record_load(target, samples, load, at_start)
     return recording.of_closed_loop() if load.arrivals is None else recording.of_open_loop()
 
@@ -202,13 +121,13 @@ def measure_load(
 def record_load(
     target: Target, samples: Sequence[Feeds], load: Load, at_start: Callable[[], None] = lambda: None
 ) -> Recording:
-    """Load a model from several processes, and keep every request.
+    """Load a model from several processes and record every request.
 
     Args:
-        target: What to load.
-        samples: Inputs; each request has the next ones.
-        load: How much.
-        at_start: Called between warm-up and measurement, beside the running load.
+        target: Model to load.
+        samples: Inputs of the requests, taken in turn.
+        load: Amount of load.
+        at_start: Called at the start of the measurement, while the load is running.
 
     Raises:
         MeasurementError: A process cannot send its requests, or has ended.
@@ -220,7 +139,7 @@ def record_load(
         for worker in workers:
             if problem := _receive(worker):
                 raise MeasurementError(f"the load generator cannot send its requests: {problem}")
-        start = time.perf_counter() + _AHEAD_S  # of the machine's clock, which all processes share
+        start = time.perf_counter() + _START_DELAY_S  # all processes share this clock
         for worker in workers:
             _send(worker, start)
         time.sleep(max(start + load.warmup_s - time.perf_counter(), 0))
@@ -229,12 +148,12 @@ def record_load(
 
 
 def process_count(callers: int) -> int:
-    """As many as there are callers, but no more than keep the cores busy."""
-    return min(callers, _PROCESSES_PER_CORE * usable_cores(), _MOST_PROCESSES)
+    """Return the number of processes for a number of callers, limited by the cores."""
+    return min(callers, _PROCESSES_PER_CORE * usable_cores(), _MAX_PROCESSES)
 
 
 def share(samples: Sequence[Feeds], index: int, processes: int) -> Sequence[Feeds]:
-    """The samples of one process: its part of them; where they are fewer than processes all, beginning elsewhere."""
+    """Return the samples of one process: a part of them, or all in rotated order if there are fewer than processes."""
     if len(samples) >= processes:
         return samples[index::processes]
     first = index % len(samples)
@@ -243,7 +162,7 @@ def share(samples: Sequence[Feeds], index: int, processes: int) -> Sequence[Feed
 
 @contextmanager
 def _start(number: int) -> Iterator[list[Worker]]:
-    """Processes that end with the context."""
+    """Start worker processes and end them with the context."""
     command = [sys.executable, "-P", "-c", _PROGRAM]
     workers: list[Worker] = []
     try:
@@ -252,11 +171,11 @@ def _start(number: int) -> Iterator[list[Worker]]:
         yield workers
         with suppress(subprocess.TimeoutExpired):
             for worker in workers:
-                worker.wait(_END_S)  # shared memory is given back
+                worker.wait(_EXIT_TIMEOUT_S)  # releases its shared memory
     finally:
         for worker in workers:
             worker.terminate()
-        deadline = time.monotonic() + _STOP_S
+        deadline = time.monotonic() + _STOP_TIMEOUT_S
         for worker in workers:
             _end(worker, max(deadline - time.monotonic(), 0.0))
 
@@ -289,4 +208,71 @@ def _receive(worker: Worker) -> Any:
 
 
 def _ended(worker: Worker) -> MeasurementError:
-    return MeasurementError(f"a process of the load generator ended with code {worker.wait(_END_S)}")
+    return MeasurementError(f"a process of the load generator ended with code {worker.wait(_EXIT_TIMEOUT_S)}")
+
+
+# The code of a worker process.
+
+
+def work(orders: IO[bytes], reports: IO[bytes]) -> None:
+    """Prepare the requests, report None (or an error), wait for the start, and report the recording."""
+    job: Job = receive_message(orders)
+    with ExitStack() as stack:
+        try:
+            model = _open(stack, job.target)
+            send = in_turn([model.repeatable(feeds) for feeds in job.samples])
+            send()  # connects
+        except GraphkilnError as error:
+            send_message(reports, str(error))
+            return
+        send_message(reports, None)
+        send_message(reports, _record(job, send, receive_message(orders)))
+
+
+def _open(stack: ExitStack, target: Target) -> Model:
+    from graphkiln_client import Client
+
+    client = stack.enter_context(Client(**target.client))
+    if not target.shared_memory:
+        return client.model(target.model, target.version)
+    return stack.enter_context(client.shared_memory()).model(target.model, target.version)
+
+
+def in_turn(requests: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """Return a thread-safe function that calls the next request each time."""
+    if len(requests) == 1:
+        return requests[0]
+    turns = itertools.cycle(requests)  # `next` is atomic
+
+    def send() -> object:
+        return next(turns)()
+
+    return send
+
+
+def _record(job: Job, send: Callable[[], object], start: float) -> Recording:
+    timing = Timing(seconds=job.load.seconds, warmup_s=job.load.warmup_s, start=start)
+    if job.load.arrivals is None:
+        return record_closed_loop(send, job.load.callers, timing)
+    return record_open_loop(send, job.load.arrivals.tolist(), timing, job.load.callers)
+
+
+def main() -> None:
+    """Run the worker until its work is done or its parent ends.
+
+    On SIGTERM, pending requests are waited for, so that shared memory is released.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(_TERMINATED))
+    watch = threading.Thread(target=_end_with_parent, args=(sys.stdin.fileno(),), daemon=True)
+    watch.start()
+    with suppress(EOFError):  # the parent ended before it sent a job
+        work(sys.stdin.buffer, sys.stdout.buffer)
+
+
+def _end_with_parent(orders: int) -> None:
+    """Terminate this process when the parent closes its end of the pipe."""
+    poller = select.poll()
+    poller.register(orders, 0)  # without events, poll(2) returns when the other end is closed
+    poller.poll()
+    os.kill(os.getpid(), signal.SIGTERM)

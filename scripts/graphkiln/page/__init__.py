@@ -1,6 +1,6 @@
-"""The page for people: what a running server serves, tried with images and tensors in a browser.
+"""Web page of a running server: lists its models and tries them with images and tensors.
 
-A small ASGI application on a separate port, in a separate process: a large image must not disturb the supervisor.
-It asks the server over HTTP like any client; of the model stores it reads the proofs and the golden samples of
-versions that are loaded. It keeps no state, and knows no admin key but the one that comes with a request.
+A small ASGI application on a separate port, in a separate process, so that large images do not disturb the supervisor.
+It sends requests to the server over HTTP like any client, and reads proofs and golden samples from the model stores. It
+is stateless, and uses only the admin key in a request.
 """

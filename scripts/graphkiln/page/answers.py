@@ -1,7 +1,7 @@
-"""Answers of a model version about an image, with the time that the request spent inside the server.
+"""Requests from the page: images and tensors, with the time that the request spent in the server.
 
-Triton counts a request after it has answered it, and counts all requests together. So its statistics are read until
-they moved; where other requests came in between, times are the mean over so many of them.
+Triton updates its statistics after it has responded, and counts all requests together. They are therefore read until
+they change; if other requests were counted in between, the times are the mean of all of them.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from graphkiln_client.transports.tensors import from_values
 
 T = TypeVar("T")
 _SHOWN_FEATURES = 64
-_MOST_CLASSES = 1000
+_MAX_CLASSES = 1000
 _READINGS = 40
 _PAUSE_S = 0.025
 _PHASES = ("queue", "compute_input", "compute_infer", "compute_output")
@@ -42,23 +42,24 @@ _Rows = Sequence[Mapping[str, Any]]
 
 
 async def answer_image(server: ShownServer, name: str, version: str, content: bytes, *, top_k: int) -> _Answer:
-    """Ask a version about an image.
+    """Run a version on an image.
+
+    Logits of a single output without positions are requested again as probabilities.
 
     Returns:
-        `kind`; `classifications`, `detections`, `segments` or `vector`; `width` and `height` of the image; `times`. Of
-        a classifier also `are_shares`: True if the scores are from 0 to 1. Logits of one plain output are requested
-        again as probabilities.
+        `kind`; `classifications`, `detections`, `segments` or `vector`; `width` and `height` of the image; `times`; for
+        a classifier also `are_shares`: True if all scores are between 0 and 1.
 
     Raises:
-        InvalidInput: It is no image, or the model takes none.
+        InvalidInput: The content is not an image, or the model takes no images.
         ClientError: The request failed.
     """
-    if not 1 <= top_k <= _MOST_CLASSES:
-        raise InvalidInput(f"top_k must be from 1 to {_MOST_CLASSES}, got {top_k}")
+    if not 1 <= top_k <= _MAX_CLASSES:
+        raise InvalidInput(f"top_k must be between 1 and {_MAX_CLASSES}, got {top_k}")
     served = await server.served(name, version)
     kind = kind_of(served)
     if kind not in _KINDS:
-        raise InvalidInput(f"'{name}' takes no images: it does not say how they become its input")
+        raise InvalidInput(f"'{name}' takes no images: it has no preprocess spec")
     model = server.model(name, version)
     begun = time.perf_counter()
     image = await asyncio.to_thread(open_image, content)
@@ -66,14 +67,14 @@ async def answer_image(server: ShownServer, name: str, version: str, content: by
     if kind == _CLASSIFICATION:
         answer, times = await _classify(served, model, image, top_k)
     else:
-        answer, times = await timed(model, lambda: _ASK[kind](model, image))
+        answer, times = await timed(model, lambda: _METHODS[kind](model, image))
     times = {**times, "decode_ms": decode_ms, "total_ms": decode_ms + times["total_ms"]}
     return {"kind": kind, "width": image.width, "height": image.height, "times": times, **answer}
 
 
 async def _classify(served: ServedVersion, model: AsyncModel, image: Image.Image, top_k: int) -> tuple[_Answer, _Times]:
-    """Request all classes, however few are shown: the best score of logits may well be below 1."""
-    result, times = await timed(model, lambda: model.classify(image, top_k=_MOST_CLASSES))
+    """Request all classes, because the best logits may be between 0 and 1."""
+    result, times = await timed(model, lambda: model.classify(image, top_k=_MAX_CLASSES))
     if served.ranking is None and _are_logits(result.to_dict()["classifications"]):
         result, times = await timed(model, lambda: model.classify(image, top_k=top_k, softmax=True))
     document = result.to_dict()
@@ -83,7 +84,7 @@ async def _classify(served: ServedVersion, model: AsyncModel, image: Image.Image
 
 
 def _are_logits(rows: _Rows) -> bool:
-    """True for scores of one output without positions that are no probabilities: a softmax is of these alone."""
+    """Check for scores outside 0 to 1 in a single output without positions, to which a softmax applies."""
     if any("output" in row or "position" in row for row in rows):
         return False
     return any(row["score"] is not None and not 0 <= row["score"] <= 1 for row in rows)
@@ -94,7 +95,7 @@ def _are_shares(rows: _Rows) -> bool:
 
 
 def _best(rows: _Rows, top_k: int) -> list[Mapping[str, Any]]:
-    """The first rows of each output and position; these are together, best first."""
+    """Take the best rows of each output and position."""
     groups = groupby(rows, key=lambda row: (row.get("output"), row.get("position")))
     return [row for _, group in groups for row in list(group)[:top_k]]
 
@@ -114,27 +115,27 @@ async def _embed(model: AsyncModel, image: Image.Image) -> _Answer:
     return {"vector": shown, "features": len(vector), "norm": float(np.linalg.norm(vector.astype(np.float64)))}
 
 
-_ASK: Mapping[str, Callable[[AsyncModel, Image.Image], Awaitable[_Answer]]] = {
+_METHODS: Mapping[str, Callable[[AsyncModel, Image.Image], Awaitable[_Answer]]] = {
     "detection": _detect,
     "segmentation": _segment,
     "embedding": _embed,
 }
-_KINDS = {_CLASSIFICATION, *_ASK}
+_KINDS = {_CLASSIFICATION, *_METHODS}
 
 
-async def timed(model: AsyncModel, ask: Callable[[], Awaitable[T]]) -> tuple[T, _Times]:
-    """Send a request to a model, and read from its statistics where the time went.
+async def timed(model: AsyncModel, request: Callable[[], Awaitable[T]]) -> tuple[T, _Times]:
+    """Send a request to a model, and read the time spent in each phase from its statistics.
 
     Returns:
-        The answer; `total_ms`, and if the server has counted the request within a second, `queue_ms`, `compute_ms` and
-        `requests`, the number of requests of which these are the mean.
+        The answer, and its times: `total_ms`, and if the server counts the request within a second, `queue_ms`,
+        `compute_ms` and `requests`, the number of requests of which these are the mean.
 
     Raises:
         ClientError: The request failed, or the statistics cannot be read.
     """
     before = await _spent(model)
     begun = time.perf_counter()
-    answer = await ask()
+    answer = await request()
     total_ms = (time.perf_counter() - begun) * 1e3
     for _ in range(_READINGS):
         now = await _spent(model)
@@ -147,7 +148,7 @@ async def timed(model: AsyncModel, ask: Callable[[], Awaitable[T]]) -> tuple[T, 
 
 
 async def _spent(model: AsyncModel) -> dict[str, int]:
-    """The number of requests that succeeded so far, and their nanoseconds by phase; 0 for what is missing.
+    """Read the number of successful requests, and their nanoseconds by phase; 0 if missing.
 
     Source: Triton's statistics extension.
     """
@@ -156,25 +157,23 @@ async def _spent(model: AsyncModel) -> dict[str, int]:
     return {"success": int(statistics.get("success", {}).get("count", 0)), **spent}
 
 
-# Tensors in a browser: the golden sample of a version as a form, and the outputs for a form.
-
-# Most elements of a tensor that a form shows; a larger golden one is sent unchanged.
+# Larger golden tensors are not editable in the form.
 EDITED = 20_000
-_EXACT = 1 << 53  # integers beyond it are no numbers of JavaScript: they travel as text
+_MAX_SAFE_INTEGER = 1 << 53  # larger integers are sent to JavaScript as text
 _SHOWN = 1000  # elements of an output
 _GOLDEN = "golden"
 _Arrays = Mapping[str, AnyArray]
 
 
 async def golden_sample(server: ShownServer, name: str, version: str) -> dict[str, Any]:
-    """The first golden sample of a version, for a form.
+    """Return the first golden sample of a version for the form.
 
     Returns:
-        By input name: `datatype`, `shape` and `data`, which is None for a tensor that is too large to be edited, or
-        holds values that cannot be typed (NaN, infinity). Empty where the version has no golden samples.
+        `datatype`, `shape` and `data` by input name. `data` is None for a tensor that cannot be edited because it is
+        too large or contains NaN or infinity. Empty for a version without golden samples.
 
     Raises:
-        ManifestError: They are damaged.
+        ManifestError: The samples are damaged.
     """
     golden = await asyncio.to_thread(server.stores.golden, name, version)
     return {input_: _form_row(array) for input_, array in golden.feeds[0].items()} if golden else {}
@@ -186,21 +185,21 @@ async def answer_tensors(server: ShownServer, name: str, version: str, document:
     Args:
         server: The server.
         name: Model name.
-        version: Its version.
-        document: By input name: `datatype`, `shape` and `data`, a flat list, or None for zeros; or `golden`, true for
-            the golden one.
+        version: Model version.
+        document: `datatype`, `shape` and `data` by input name, with `data` as a flat list, or None for zeros; or
+            `golden: true` for the golden sample.
 
     Returns:
-        `outputs` by name: `datatype`, `shape`, the first elements as `data`, `least`, `most` and `mean` of numbers, and
-        where all inputs are the golden ones `golden_error`, relative L2 to what the saved graph computed, and with it
-        `golden_limit` of the precision that serves and `golden_agrees`, None where that is not known. And `times`.
+        `times`, and `outputs` by name: `datatype`, `shape`, the first elements as `data`, and `least`, `most` and
+        `mean` of numbers. If all inputs are golden also `golden_error`, the relative L2 error beside the saved graph's
+        outputs, and `golden_limit` and `golden_agrees`, which are None for an unknown precision.
 
     Raises:
-        InvalidInput: The tensors are not such, or not those of the model.
+        InvalidInput: The document is malformed, or the tensors do not fit the model.
         ClientError: The request failed.
     """
     if not isinstance(document, dict) or not all(isinstance(row, dict) for row in document.values()):
-        raise InvalidInput("the request is no JSON object of tensors by name")
+        raise InvalidInput("expected a JSON object of tensors by name")
     golden = await asyncio.to_thread(server.stores.golden, name, version)
     inputs = {input_: _read(input_, row, golden) for input_, row in document.items()}
     model = server.model(name, version)
@@ -218,16 +217,16 @@ def _read(name: str, row: Mapping[str, Any], golden: GoldenSamples | None) -> An
         return golden.feeds[0][name]
     shape, data = row.get("shape"), row.get("data")
     if not isinstance(shape, list) or not all(isinstance(size, int) and size >= 0 for size in shape):
-        raise InvalidInput(f"input '{name}': the shape must be a list of numbers from 0, got {str(shape)[:80]}")
+        raise InvalidInput(f"input '{name}': the shape must be a list of non-negative numbers, got {str(shape)[:80]}")
     try:
         datatype = str(row.get("datatype"))
         return _zeros(name, datatype, shape) if data is None else _values(name, datatype, shape, data)
     except ProtocolError as error:
-        raise InvalidInput(f"input '{name}': {error.message.replace('the response has', 'there is')}") from error
+        raise InvalidInput(f"input '{name}': {error.message.replace('the response has', 'it has')}") from error
 
 
 def _values(name: str, datatype: str, shape: Sequence[int], data: Any) -> AnyArray:
-    """The typed values; refuse a number that its type rounds to infinity."""
+    """Convert typed values to a tensor; raise an error for numbers that the datatype rounds to infinity."""
     with np.errstate(over="ignore"):
         array = from_values(data, datatype, tuple(shape))
     if not _is_finite(array):
@@ -236,7 +235,7 @@ def _values(name: str, datatype: str, shape: Sequence[int], data: Any) -> AnyArr
 
 
 def _zeros(name: str, datatype: str, shape: Sequence[int]) -> AnyArray:
-    """Zeros, or empty texts, where nothing was typed; no more of them than a request could hold."""
+    """Create zeros or empty strings, at most as many as fit into a request."""
     like = from_values([], datatype, (0, *shape))
     if math.prod(shape) * like.itemsize > BODY_LIMIT:
         raise InvalidInput(f"input '{name}': {list(shape)} is larger than {format_size(BODY_LIMIT)}")
@@ -244,7 +243,7 @@ def _zeros(name: str, datatype: str, shape: Sequence[int]) -> AnyArray:
 
 
 def _expected(inputs: _Arrays, golden: GoldenSamples | None) -> _Arrays:
-    """The golden outputs if the inputs are the golden ones; else nothing."""
+    """Return the golden outputs if the inputs are golden; otherwise an empty mapping."""
     if golden is None or set(inputs) != set(golden.inputs):
         return {}
     if not all(np.array_equal(inputs[name], array) for name, array in golden.feeds[0].items()):
@@ -263,7 +262,7 @@ def _described(array: AnyArray, expected: AnyArray | None, limit: float | None) 
 
 
 def _verdict(numbers: Any, expected: AnyArray | None, limit: float | None) -> dict[str, Any]:
-    """Distance of an output from the golden one, beside its limit."""
+    """Compare an output with the golden output."""
     if expected is None or expected.shape != numbers.shape:
         return {}
     reference = expected.astype(np.float64)
@@ -274,19 +273,19 @@ def _verdict(numbers: Any, expected: AnyArray | None, limit: float | None) -> di
 
 
 def _limit(precision: str) -> float | None:
-    """Limit of a precision beside the saved graph's outputs, relative L2; None for an unknown precision."""
+    """Return the allowed relative L2 error of a precision; None for an unknown precision."""
     rows = {**policy.BY_PRECISION, Precision.FP32: policy.OTHER_ENGINE}
     row = next((row for known, row in rows.items() if known.value == precision), None)
     return row.relative_l2 if row else None
 
 
 def _form_row(array: AnyArray) -> dict[str, Any]:
-    """A golden tensor for a form; without data where it could not be typed again."""
+    """Describe a golden tensor for the form; without data if it cannot be edited."""
     return _row(array, EDITED if _is_finite(array) else -1)
 
 
 def _is_finite(array: AnyArray) -> bool:
-    """True if a tensor holds neither NaN nor infinity."""
+    """Check that a tensor contains neither NaN nor infinity."""
     return not DType.from_numpy(array.dtype).is_float or bool(np.isfinite(array.astype(np.float64)).all())
 
 
@@ -297,9 +296,9 @@ def _row(array: AnyArray, most: int) -> dict[str, Any]:
 
 
 def _plain(value: Any) -> Any:
-    """As JSON has it: text, numbers, booleans."""
+    """Convert an element to JSON."""
     if isinstance(value, bytes):
         return value.decode("utf-8", "replace")
-    if isinstance(value, int) and abs(value) > _EXACT:
+    if isinstance(value, int) and abs(value) > _MAX_SAFE_INTEGER:
         return str(value)
     return value if isinstance(value, str | bool | int) else float(value)

@@ -1,4 +1,9 @@
-"""The application of the page: its paths, and its errors."""
+"""The application of the page: routes, error responses, and the process that serves it.
+
+    python -m graphkiln.page.app LISTENER DOCUMENT
+
+LISTENER is the file descriptor of a listening socket, DOCUMENT the JSON of `PageFacts`.
+"""
 
 from __future__ import annotations
 
@@ -40,7 +45,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.system.admin_key import HOW_TO_GIVE_IT, HTTP_HEADER, check_key
 from graphkiln_client import AsyncClient
 
-STATIC = Path(__file__).parent / "static"  # the files of the page
+STATIC = Path(__file__).parent / "static"
 _STATUS: dict[type[GraphkilnError], int] = {
     InvalidInput: 400,
     Unauthorized: 401,
@@ -48,8 +53,13 @@ _STATUS: dict[type[GraphkilnError], int] = {
     Overloaded: 429,
     DeadlineExceeded: 504,
 }
-_BAD_GATEWAY = 502  # an error behind the page
+_BAD_GATEWAY = 502  # all other errors
 _VERSION = "/api/models/{name}/{version:int}"
+_MAX_CONNECTIONS = 256
+_KEEP_ALIVE_S = 60
+# Prevents the client from finding the key of this user's server, which every visitor of the page could then use.
+_NO_KEY = "none"
+_KEY_HINT = "enter the server's admin key next to the models"
 
 
 def build_app(server: ShownServer, names: Collection[str] = ()) -> Starlette:
@@ -69,13 +79,13 @@ def build_app(server: ShownServer, names: Collection[str] = ()) -> Starlette:
 
 
 class Views:
-    """The handler of each path."""
+    """Route handlers."""
 
     def __init__(self, server: ShownServer) -> None:
         self._server = server
 
     def routes(self) -> list[Route]:
-        """The paths of the application, without its files."""
+        """Return the routes, without the static files."""
         return [
             Route("/look.css", self.look),
             Route("/api/models", self.models),
@@ -90,42 +100,42 @@ class Views:
         ]
 
     async def look(self, _: Request) -> Response:
-        """Colors and marks that the page has in common with the reports."""
+        """Return the style sheet shared with the reports."""
         return FileResponse(LOOK)
 
     async def models(self, request: Request) -> Response:
-        """Every version, where the server is, and how large a request may be."""
+        """List all versions, the server's URL, and the maximum request size."""
         rows = await list_models(self._server, _key(request))
         return _json({"models": rows, "url": _url(self._server, request), "most_bytes": BODY_LIMIT})
 
     async def version(self, request: Request) -> Response:
-        """Everything about a version."""
+        """Describe a version."""
         return _json(await describe_version(self._server, *_asked(request)))
 
     async def image(self, request: Request) -> Response:
-        """An answer about the image in the body."""
+        """Run a version on the image in the body."""
         content = await read_body(request)
         top_k = _number(request, "top_k", 5)
         return _json(await answer_image(self._server, *_asked(request), content, top_k=top_k))
 
     async def golden(self, request: Request) -> Response:
-        """The golden sample of a version."""
+        """Return the golden sample of a version."""
         return _json({"inputs": await golden_sample(self._server, *_asked(request))})
 
     async def tensors(self, request: Request) -> Response:
-        """Outputs of a version for the tensors in the body."""
+        """Run a version on the tensors in the body."""
         document = await asyncio.to_thread(_parse, await read_body(request))
         return _json(await answer_tensors(self._server, *_asked(request), document))
 
     async def snippets(self, request: Request) -> Response:
-        """Programs that send a request to a version."""
+        """Return programs that send a request to a version."""
         sample = await golden_sample(self._server, *_asked(request))
         served = await self._server.served(*_asked(request))
         shapes = {name: row["shape"] for name, row in sample.items()}
         return _json({"snippets": snippets(_url(self._server, request), served, shapes)})
 
     async def metrics(self, _: Request) -> Response:
-        """Counters of each version."""
+        """Return the counters of each version."""
         return _json({"versions": await self._server.traffic()})
 
     async def load(self, request: Request) -> Response:
@@ -139,7 +149,7 @@ class Views:
     async def _control(self, request: Request, verb: str) -> Response:
         name, key = request.path_params["name"], _key(request)
         if not key:
-            raise Unauthorized(f"to {verb} a model takes the server's admin key", hint="type it beside the models")
+            raise Unauthorized(f"to {verb} a model, the server's admin key is needed", hint=_KEY_HINT)
         async with self._server.connect(key) as client:
             await (client.load(name) if verb == "load" else client.unload(name))
         self._server.forget(name)
@@ -155,7 +165,7 @@ def _url(server: ShownServer, request: Request) -> str:
 
 
 def _key(request: Request) -> str:
-    """The admin key that came with a request; the page itself has none."""
+    """Return the admin key in a request, or an empty string."""
     key = request.headers.get(HTTP_HEADER, "")
     return check_key(key, "the page") if key else ""
 
@@ -175,41 +185,28 @@ def _number(request: Request, name: str, default: int) -> int:
 
 
 def _json(document: Any) -> Response:
-    """JSON as browsers read it: NaN and infinity are null."""
+    """Create a JSON response in which NaN and infinity are null."""
     return Response(json_text(document, compact=True), media_type="application/json")
 
 
 async def _error_response(_: Request, error: Exception) -> Response:
-    assert isinstance(error, GraphkilnError)  # noqa: S101 - as it is registered
+    assert isinstance(error, GraphkilnError)  # noqa: S101 - registered for this type
     status = next((code for kind, code in _STATUS.items() if isinstance(error, kind)), _BAD_GATEWAY)
-    hint = "type the server's admin key beside the models" if error.hint == HOW_TO_GIVE_IT else error.hint
+    hint = _KEY_HINT if error.hint == HOW_TO_GIVE_IT else error.hint
     body = {"kind": type(error).__name__, "message": error.message, "hint": hint}
     return JSONResponse({"error": body}, status)
 
 
 async def _http_response(_: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException)  # noqa: S101 - as it is registered
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for this type
     body = {"kind": "HTTP", "message": error.detail, "hint": ""}
     return JSONResponse({"error": body}, error.status_code, headers=error.headers)
 
 
-# The process of the page: the application on a listener that its parent holds.
-#
-#     python -m graphkiln.page.app LISTENER DOCUMENT
-#
-# DOCUMENT is JSON, of `PageFacts`.
-
-_MOST_CONNECTIONS = 256
-_IDLE_S = 60
-_RETRIES = 0  # a person who waits sees the error, and tries again
-# Otherwise the client would find the key of a server of this user, and everyone who sees the page could use it.
-_NO_KEY = "none"
-
-
 def shown_server(facts: PageFacts) -> ShownServer:
-    """The server that the facts name, asked without the admin key that this user could find."""
+    """Create the server's clients; they do not use an admin key found on this machine."""
     return ShownServer(
-        connect=lambda key: AsyncClient(facts.inner_url, max_retries=_RETRIES, admin_key=key or _NO_KEY),
+        connect=lambda key: AsyncClient(facts.inner_url, max_retries=0, admin_key=key or _NO_KEY),
         stores=Stores([Path(folder) for folder in facts.stores]),
         url=facts.url,
         metrics_url=facts.metrics_url,
@@ -218,13 +215,13 @@ def shown_server(facts: PageFacts) -> ShownServer:
 
 
 def configure(facts: PageFacts) -> uvicorn.Config:
-    """Configuration of the ASGI server."""
+    """Configure the ASGI server."""
     certificate, key, authorities = facts.tls or ("", "", "")
     return uvicorn.Config(
         build_app(shown_server(facts), facts.names),
         log_level="warning",
-        limit_concurrency=_MOST_CONNECTIONS,
-        timeout_keep_alive=_IDLE_S,
+        limit_concurrency=_MAX_CONNECTIONS,
+        timeout_keep_alive=_KEEP_ALIVE_S,
         server_header=False,
         ws="none",
         ssl_certfile=certificate or None,
@@ -235,7 +232,7 @@ def configure(facts: PageFacts) -> uvicorn.Config:
 
 
 async def run(arguments: Sequence[str]) -> None:
-    """Serve until the parent is gone."""
+    """Serve until the parent process ends."""
     descriptor, document = arguments
     server = uvicorn.Server(configure(PageFacts(**json.loads(document))))
     await run_until_orphaned(server.serve([socket.socket(fileno=int(descriptor))]))

@@ -1,4 +1,4 @@
-"""Start the page beside a server, in a separate process."""
+"""Options of the page, and its start in a separate process next to a server."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from graphkiln_backend.server.tls import TlsFiles
 _log = logging.getLogger("graphkiln.page")
 
 DEFAULT_PORT = 8003  # Triton's own are 8000 to 8002
-# Environment variable: the host of an address that names none. Images set it: 127.0.0.1 of a container cannot be
-# reached from outside.
+# Environment variable with the default host. Container images set it, because their 127.0.0.1 cannot be reached from
+# outside.
 HOST_VARIABLE = "GRAPHKILN_PAGE_HOST"
 _PROTOCOL = "page"
 _NEEDED = ("starlette", "uvicorn")
@@ -31,23 +31,23 @@ _NAME = re.compile(r"\w(?:[\w.-]*[\w.])?", re.ASCII)
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\])?:\d+", re.ASCII)
 _QUANTILES = "summary_latencies=true"
 _OPEN = (
-    "everyone who can reach %s sees the models with a golden sample of each, and an admin key that is typed there "
-    "travels in the clear (--tls-cert FILE --tls-key FILE, or --page-address 127.0.0.1 and a tunnel)"
+    "the page at %s is not encrypted: everyone who can reach it sees the models with a golden sample of each, and "
+    "admin keys are sent in plain text (use --tls-cert FILE --tls-key FILE, or --page-address 127.0.0.1 and a tunnel)"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PageFacts:
-    """The argument of the process of the page. Nothing of it is secret.
+    """Command-line argument of the page's process. Contains no secrets.
 
     Attributes:
-        inner_url: URL of the server, as this machine reaches it.
-        url: Its public URL, which snippets name.
-        metrics_url: URL of its metrics; empty where they are off.
-        stores: Folders of models.
-        everywhere: True if the server listens at every address of this machine.
-        names: Host names by which the page may be called.
-        tls: Certificate, key and client authorities, as `TlsFiles.words` names them; empty for plain HTTP.
+        inner_url: URL of the server for this machine.
+        url: Public URL of the server, for snippets.
+        metrics_url: URL of the metrics; empty if they are disabled.
+        stores: Model stores.
+        everywhere: True if the server listens on all addresses of this machine.
+        names: Accepted host names of the page.
+        tls: Paths of certificate, key and client authorities (`TlsFiles.words`); empty for plain HTTP.
     """
 
     inner_url: str
@@ -60,7 +60,7 @@ class PageFacts:
 
 
 def is_address(word: str) -> bool:
-    """True for `HOST:PORT`, `:PORT`, an IP address or `localhost`."""
+    """Check for `HOST:PORT`, `:PORT`, an IP address or `localhost`."""
     return bool(_ADDRESS.fullmatch(word)) or word == "localhost" or _is_ip(word)
 
 
@@ -68,10 +68,10 @@ def page_address(address: str) -> ListenAddress:
     """Parse the address of the page.
 
     Args:
-        address: `HOST`, `HOST:PORT` or `:PORT`; empty for 127.0.0.1:8003, or for the host of the environment.
+        address: `HOST`, `HOST:PORT` or `:PORT`; the default is port 8003 of 127.0.0.1 or of the environment's host.
 
     Raises:
-        ServerSetupError: It is something else.
+        ServerSetupError: The address is malformed.
     """
     default, given = _bracketed(os.environ.get(HOST_VARIABLE) or DEFAULT_HOST), _bracketed(address)
     text = f"{default}{given}" if given.startswith(":") else given or default
@@ -82,7 +82,7 @@ def page_address(address: str) -> ListenAddress:
         host, port = None, 0
     if not host or not port or parts.path or parts.username:
         raise ServerSetupError(
-            f"'{text}' is no address for the page", hint=f"--page-address {DEFAULT_HOST}:{DEFAULT_PORT}"
+            f"'{text}' is not a valid page address", hint=f"--page-address {DEFAULT_HOST}:{DEFAULT_PORT}"
         )
     return ListenAddress(protocol=_PROTOCOL, host=host, port=port)
 
@@ -91,32 +91,32 @@ def chosen_address(option: str, words: Sequence[str], *, wanted: bool) -> Listen
     """Choose the address of the page; None for no page.
 
     Raises:
-        ServerSetupError: There are several addresses, or it is malformed.
+        ServerSetupError: There are several addresses, or the address is malformed.
     """
     given = [*filter(None, (option,)), *words]
     if len(given) > 1:
-        raise ServerSetupError(f"the page has several addresses: {', '.join(given)}", hint="name one of them")
+        raise ServerSetupError(f"expected one page address, got {', '.join(given)}", hint="choose one of them")
     return page_address("".join(given)) if given or wanted else None
 
 
 def page_name(text: str) -> str:
-    """Check a host name by which the page may be called.
+    """Validate a host name of the page.
 
     Raises:
-        ServerSetupError: It is something else, such as an address with a port.
+        ServerSetupError: The text is not a host name without a port.
     """
     if not _NAME.fullmatch(text):
-        raise ServerSetupError(f"'{text}' is no host name for the page", hint="--page-name models.example.org")
+        raise ServerSetupError(f"'{text}' is not a host name", hint="--page-name models.example.org")
     return text
 
 
 def page_url(address: ListenAddress, *, secure: bool) -> str:
-    """URL of the page for a browser on this machine."""
+    """Return the URL of the page for a browser on this machine."""
     return _url(address, secure=secure)
 
 
 def with_quantiles(flags: TritonFlags) -> TritonFlags:
-    """The flags of a server with a page: it measures the quantiles of latencies, unless metrics are configured."""
+    """Enable latency quantiles in the flags of a server with a page, unless metrics are configured."""
     if "metrics-config" in flags.values or not flags.listen_address("metrics"):
         return flags
     return replace(flags, arguments=(*flags.arguments, f"--metrics-config={_QUANTILES}"))
@@ -135,15 +135,15 @@ def open_page(
 
     Args:
         address: Address of the page; None for no page.
-        flags: The user's, with the public address of the server.
-        inner: tritonserver's own (see `behind_edge`).
-        tls: Certificate and key, which the page uses, too.
-        stores: Folders of models that are served.
-        names: Host names by which the page may be called, beside the one of its address.
+        flags: Flags of the user, with the public address of the server.
+        inner: Flags of tritonserver (see `behind_edge`).
+        tls: Certificate and key of the server and the page.
+        stores: Model stores of the server.
+        names: Accepted host names in addition to that of `address`.
 
     Raises:
-        EngineUnavailable: What the page needs is not installed.
-        ServerSetupError: The address is in use, if only by the server itself, or the server has no HTTP.
+        EngineUnavailable: A package that the page needs is not installed.
+        ServerSetupError: The address is in use, or the server has no HTTP port.
     """
     if address is None:
         return nullcontext()
@@ -168,10 +168,10 @@ def facts_of(
     *,
     names: Sequence[str] = (),
 ) -> PageFacts:
-    """The argument of the process of the page.
+    """Build the argument of the page's process.
 
     Raises:
-        ServerSetupError: The server has no HTTP, or a name is malformed.
+        ServerSetupError: The server has no HTTP port, or a name is malformed.
     """
     public, private, metrics = (
         flags.listen_address("http"),
@@ -179,7 +179,7 @@ def facts_of(
         inner.listen_address("metrics"),
     )
     if public is None or private is None:
-        raise ServerSetupError("the page asks the server over HTTP, which is off", hint="--allow-http=true")
+        raise ServerSetupError("the page needs the server's HTTP port, which is disabled", hint="--allow-http=true")
     return PageFacts(
         inner_url=_url(private, secure=False),
         url=_url(public, secure=bool(tls)),
@@ -192,7 +192,7 @@ def facts_of(
 
 
 def _check_port(address: ListenAddress, flags: TritonFlags) -> None:
-    """Refuse a port of the server: tritonserver would find it taken, start after start."""
+    """Reject a port of the server: tritonserver would find it in use at every start."""
     for own in flags.listen_addresses():
         if own.overlaps(address):
             raise ServerSetupError(f"port {own.port} is the server's own ({own.protocol})", hint=_other_port(address))
@@ -203,13 +203,13 @@ def _other_port(address: ListenAddress) -> str:
 
 
 def _warn_if_open(address: ListenAddress, tls: TlsFiles | None) -> None:
-    """Warn of an open page, unless an image opens it: there, the ports of the container decide who reaches it."""
+    """Warn about a public page without TLS, unless a container image opens it, where published ports decide."""
     if address.is_public and not tls and address.host != os.environ.get(HOST_VARIABLE):
         _log.warning(_OPEN, f"{_bracketed(address.host)}:{address.port}")
 
 
 def _bracketed(host: str) -> str:
-    """A host as URLs have it: an IPv6 address in brackets, all else as it is."""
+    """Add brackets to an IPv6 address."""
     return f"[{host}]" if ":" in host and _is_ip(host) else host
 
 

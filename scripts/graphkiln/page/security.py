@@ -1,8 +1,8 @@
-"""Guard the page against other web pages, and bound its requests.
+"""Protect the page against requests from other web pages, and limit the size of requests.
 
-A foreign web page can send requests to a server on this machine, and a foreign name can be resolved to it (DNS
-rebinding). So a request must name the page by an address or by a name that the page knows, and where a browser names
-the page that sent it, that must be this one.
+Other web pages can send requests to a server on this machine, and can resolve their own name to it (DNS rebinding).
+Therefore the `Host` header must be an IP address or a known name, and the origin, if the browser sends one, must be the
+page itself.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB, format_size
 
-BODY_LIMIT = 64 * MIB  # of a request: an image, or tensors as JSON. The client reads no more JSON than that either.
-# Nothing from elsewhere, nothing inline, no text that becomes markup. Source: W3C, CSP Level 3 and Trusted Types.
+BODY_LIMIT = 64 * MIB  # an image, or tensors as JSON; also the client's limit of JSON responses
+# No external resources, no inline scripts, no markup from text. Source: W3C, CSP Level 3 and Trusted Types.
 POLICY = "; ".join(
     (
         "default-src 'none'",
@@ -42,18 +42,18 @@ _HEADERS = {
     "X-Content-Type-Options": "nosniff",
     "Cache-Control": "no-store",
 }
-_FROM_PAGE = "requests are taken from the page itself"
-_BY_NAME = "open it by its address or as localhost; serve --page-name NAME has it answer to a name"
-# `Sec-Fetch-Site` of requests from the page, and of an address that a person typed. Source: W3C, Fetch Metadata.
+_FROM_PAGE = "only requests from the page itself are accepted"
+_BY_NAME = "open it by its IP address or as localhost, or allow the name with serve --page-name NAME"
+# `Sec-Fetch-Site` of requests from the page, and of a typed URL. Source: W3C, Fetch Metadata.
 _OWN = {"same-origin", "none"}
 
 
 class Guard:
-    """ASGI middleware: refuses what is not for this page, and adds the headers of a strict page to every response.
+    """ASGI middleware that rejects foreign requests and adds security headers to responses.
 
     Args:
-        app: What is behind it.
-        names: Host names, beside `localhost`, by which the page may be called.
+        app: The application.
+        names: Accepted host names in addition to `localhost`.
     """
 
     def __init__(self, app: ASGIApp, names: Collection[str] = ()) -> None:
@@ -70,7 +70,7 @@ class Guard:
 
 
 def _refusal(headers: Headers, scheme: str, names: Collection[str]) -> JSONResponse | None:
-    """The response that refuses a request; None to accept it."""
+    """Return the response to a rejected request, or None to accept it."""
     hosts, origin = headers.getlist("host"), headers.get("origin")
     if len(hosts) != 1 or not _is_ours(hosts[0], names):
         return _refuse(421, f"the page is not served as '{', '.join(hosts)[:80]}'", _BY_NAME)
@@ -88,10 +88,10 @@ def _refuse(status: int, message: str, hint: str) -> JSONResponse:
 
 
 async def read_body(request: Request) -> bytes:
-    """The body of a request, as far as its limit.
+    """Read the body of a request.
 
     Raises:
-        InvalidInput: It is larger than its limit.
+        InvalidInput: The body is larger than `BODY_LIMIT`.
     """
     body = bytearray()
     async for piece in request.stream():
@@ -102,11 +102,11 @@ async def read_body(request: Request) -> bytes:
 
 
 def _is_ours(host: str, names: Collection[str]) -> bool:
-    """True if a `Host` is an address or a known name: foreign name servers control neither."""
+    """Check that a `Host` header is an IP address or a known name, which foreign name servers do not control."""
     try:
         parts = urlsplit(f"//{host}")
-        parts.port  # noqa: B018 - raises where it is none
-        name = (parts.hostname or "").removesuffix(".")  # the root of all names, which some write
+        parts.port  # noqa: B018 - raises ValueError if invalid
+        name = (parts.hostname or "").removesuffix(".")  # a fully qualified name
         return parts.netloc == host and "@" not in host and (name in names or bool(ip_address(name)))
     except ValueError:
         return False

@@ -1,4 +1,7 @@
-"""The server that the page shows: its client, its metrics and its model stores."""
+"""The server behind the page: its models, metrics and model stores.
+
+The metrics are counters since the start of the server. The browser computes rates from the difference of two readings.
+"""
 
 from __future__ import annotations
 
@@ -25,10 +28,6 @@ from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_client import AsyncClient, AsyncModel
 from graphkiln_client.remote_model import ServedVersion, published_tensor_model
 
-# The metrics of a running server for the page's charts: counters by model version, never reset here.
-#
-# A rate is the difference of two readings. The browser makes it, so that the page keeps no state.
-
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _ESCAPED = re.compile(r"\\(.)")
@@ -45,7 +44,7 @@ _COUNTERS = {
 _QUANTILES = {"0.5": "p50_us", "0.99": "p99_us"}
 _SUMMARY = "nv_inference_request_summary_us"
 _BATCHES = "graphkiln_batch_size_bucket"
-_GIVEN_UP = {"CANCELED", "CANCELLED"}  # as Triton and instances call requests whose clients hung up
+_CANCELLED = {"CANCELED", "CANCELLED"}  # spelling of Triton and of model instances
 _INFO = "graphkiln_instance_info"
 _FACTS = {
     "graphkiln_self_test_error": "self_test_error",
@@ -58,13 +57,7 @@ _FACTS = {
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One line of Prometheus' text format.
-
-    Attributes:
-        name: Of the metric.
-        labels: By name.
-        value: May be NaN.
-    """
+    """One sample of Prometheus' text format; its value may be NaN."""
 
     name: str
     labels: Mapping[str, str]
@@ -72,39 +65,41 @@ class Sample:
 
 
 def parse_metrics(text: str) -> Iterator[Sample]:
-    """The samples of a text. Source: Prometheus, "Exposition formats", text format 0.0.4."""
-    for name, labels, value in _SAMPLE.findall(text):
-        found = {key: _ESCAPED.sub(_unescaped, escaped) for key, escaped in _LABEL.findall(labels)}
+    """Parse samples. Source: Prometheus, "Exposition formats", text format 0.0.4."""
+    for name, label_text, value in _SAMPLE.findall(text):
+        labels = {key: _ESCAPED.sub(_unescaped, escaped) for key, escaped in _LABEL.findall(label_text)}
         try:
-            yield Sample(name, found, float(value))
+            yield Sample(name, labels, float(value))
         except ValueError:
             continue
 
 
 def read_metrics(url: str) -> str:
-    """The text that a server publishes.
+    """Read the metrics of a server.
 
     Raises:
-        ConnectionFailed: There is no server, or the response is no metrics.
+        ConnectionFailed: The server does not respond with metrics.
     """
     try:
         return fetch_metrics(url)
     except (OSError, ValueError) as error:
-        raise ConnectionFailed(f"the metrics cannot be read: {error}", hint="is the server running?") from error
+        raise ConnectionFailed(
+            f"the metrics cannot be read: {error}", hint="check that the server is running"
+        ) from error
 
 
 def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
-    """Counters of each version since it was loaded, by name and version.
+    """Sum up the counters of each version since it was loaded.
 
     Returns:
-        Rows of `model`, `version`, the counters (durations in microseconds, `failed` without clients that cancelled;
-        of `answered`, those too that an instance answered with an error, which are among `failed`),
-        `p50_us` and `p99_us` where the server has them, and `sizes`: how many batches had at most so many rows.
+        Rows of `model`, `version`, the counters (durations in microseconds), `p50_us` and `p99_us` if the server has
+        them, and `sizes`: number of batches by maximum size. `failed` excludes cancelled requests; `answered` includes
+        requests that an instance answered with an error.
     """
     rows: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"sizes": defaultdict(float)})
     for sample in samples:
         key = sample.labels.get("model", ""), sample.labels.get("version", "")
-        if name := _name_of(sample):
+        if name := _counter_name(sample):
             rows[key][name] = rows[key].get(name, 0.0) + sample.value
         elif sample.name == _BATCHES:
             rows[key]["sizes"][sample.labels.get("le", "")] += sample.value
@@ -112,7 +107,7 @@ def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
 
 
 def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Engine, device and precision of each version, and its self-tests: the worst of its instances."""
+    """Return engine, device, precision and self-tests of each version; the worst result of its instances."""
     facts: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"instances": 0})
     for sample in samples:
         row = facts[sample.labels.get("model", ""), sample.labels.get("version", "")]
@@ -125,9 +120,9 @@ def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any
     return {key: row for key, row in facts.items() if row["instances"]}
 
 
-def _name_of(sample: Sample) -> str:
-    """Key of a sample in a row of `traffic`; empty for one that is not part of it."""
-    if math.isnan(sample.value) or {sample.labels.get("reason"), sample.labels.get("code")} & _GIVEN_UP:
+def _counter_name(sample: Sample) -> str:
+    """Return the key of a sample in a row of `traffic`, or an empty string."""
+    if math.isnan(sample.value) or {sample.labels.get("reason"), sample.labels.get("code")} & _CANCELLED:
         return ""
     if sample.name == _SUMMARY:
         return _QUANTILES.get(sample.labels.get("quantile", ""), "")
@@ -143,24 +138,24 @@ _HIDDEN = {"..", "."}
 
 
 class Stores:
-    """Read the folders that a server serves from."""
+    """Reads the model stores of a server."""
 
     def __init__(self, folders: Sequence[Path]) -> None:
         self._folders = folders
 
     def manifest(self, model: str, version: str) -> Manifest | None:
-        """The manifest of a version; None where it has none, or is not in these stores.
+        """Read the manifest of a version; None if there is none.
 
         Raises:
-            ManifestError: It is damaged.
+            ManifestError: The manifest is damaged.
         """
         folder = self._find(model, version)
         return read_manifest(folder) if folder else None
 
     def proof(self, model: str, version: str) -> dict[str, Any] | None:
-        """The proof in a version's manifest, as plain data; None as above.
+        """Return the proof in a version's manifest as plain data; None without a manifest.
 
-        Not the recipe nor the command: they name folders of the machine that converted the model.
+        Leaves out the recipe and the command, which contain paths of the machine that converted the model.
 
         Raises:
             ManifestError: The manifest is damaged.
@@ -173,10 +168,10 @@ class Stores:
         return {**{key: facts[key] for key in _SHOWN}, "provenance": provenance, **_conversion(manifest)}
 
     def golden(self, model: str, version: str) -> GoldenSamples | None:
-        """The golden samples of a version; None where it has none.
+        """Read the golden samples of a version; None if there are none.
 
         Raises:
-            ManifestError: They are damaged.
+            ManifestError: The samples are damaged.
         """
         folder, manifest = self._find(model, version), self.manifest(model, version)
         if folder is None or manifest is None or manifest.golden is None:
@@ -184,7 +179,7 @@ class Stores:
         return GoldenSamples.read(folder / manifest.golden.file)
 
     def _find(self, model: str, version: str) -> Path | None:
-        """The folder of a version, whose name comes from a URL."""
+        """Find the folder of a version; the names come from a URL and are checked."""
         if fault_in_served_name(model) or model in _HIDDEN or not is_version(version):
             return None
         candidates = (store / model / version for store in self._folders)
@@ -197,22 +192,22 @@ def _conversion(manifest: Manifest) -> dict[str, Any]:
 
 
 T = TypeVar("T")
-_MOST_MODELS = 64  # whose metadata is kept; one more is requested anew
-_KEPT_S = 10.0  # a version may be replaced under its number
+_MAX_CACHED_MODELS = 64
+_CACHE_S = 10.0  # a version may be replaced under the same number
 _PORT = re.compile(r":\d+$")
 
 
 @dataclass(kw_only=True)
 class ShownServer:
-    """One running server.
+    """A running server.
 
     Attributes:
         connect: Opens a client with an admin key, which may be empty.
-        stores: The model stores that it serves from.
-        url: Its public HTTP address.
-        everywhere: True if it listens at every address of its machine.
-        metrics_url: Its metrics, as this machine reaches them; empty where they are off.
-        now: A clock, in seconds.
+        stores: Model stores of the server.
+        url: Public HTTP URL.
+        everywhere: True if the server listens on all addresses of its machine.
+        metrics_url: URL of the metrics for this machine; empty if they are disabled.
+        now: Clock in seconds.
     """
 
     connect: Callable[[str], AsyncClient]
@@ -226,33 +221,33 @@ class ShownServer:
 
     @property
     def client(self) -> AsyncClient:
-        """A client without an admin key."""
+        """Client without an admin key."""
         if self._client is None:
             self._client = self.connect("")
         return self._client
 
     def url_for(self, host: str) -> str:
-        """URL of the server for a browser that reached the page at `host`, with its port or without it."""
+        """Return the server's URL for a browser that opened the page at `host`, with or without a port."""
         scheme, _, authority = self.url.partition("://")
         return f"{scheme}://{_PORT.sub('', host)}:{authority.rpartition(':')[2]}" if self.everywhere else self.url
 
     def model(self, name: str, version: str) -> AsyncModel:
-        """A version, whose metadata are kept for some seconds."""
+        """Return a version, with its metadata cached for some seconds."""
         model, until = self._models.pop((name, version), (None, 0.0))
         if model is None or until < self.now():
-            model, until = self.client.model(name, version, images="tensor"), self.now() + _KEPT_S
+            model, until = self.client.model(name, version, images="tensor"), self.now() + _CACHE_S
         self._models[name, version] = model, until
-        if len(self._models) > _MOST_MODELS:
+        if len(self._models) > _MAX_CACHED_MODELS:
             self._models.popitem(last=False)
         return model
 
     def forget(self, name: str, version: str = "") -> None:
-        """Request everything of a model, or of one version, again: it was loaded or unloaded."""
+        """Drop the cached metadata of a model, or of one version."""
         for key in [key for key in self._models if key[0] == name and version in ("", key[1])]:
             del self._models[key]
 
     async def served(self, name: str, version: str) -> ServedVersion:
-        """A version as the server publishes it.
+        """Read what the server publishes about a version.
 
         Raises:
             ClientError: The request failed.
@@ -261,31 +256,31 @@ class ShownServer:
         return ServedVersion.read(name, version, await model.metadata(), await model.config())
 
     async def traffic(self) -> list[dict[str, Any]]:
-        """See `metrics.traffic`.
+        """Return the counters of each version; see the function `traffic`.
 
         Raises:
             ModelNotReady: The server publishes no metrics.
-            ConnectionFailed: It does not answer.
+            ConnectionFailed: The server does not respond.
         """
-        return await self._of_metrics(lambda text: traffic(parse_metrics(text)))
+        return await self._read_metrics(lambda text: traffic(parse_metrics(text)))
 
     async def placements(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
-        """See `metrics.placements`; empty where the metrics cannot be read."""
+        """Return the placement of each version; empty if the metrics cannot be read."""
         with suppress(ClientError):
-            return await self._of_metrics(lambda text: placements(parse_metrics(text)))
+            return await self._read_metrics(lambda text: placements(parse_metrics(text)))
         return {}
 
     async def precision(self, name: str, version: str) -> str:
-        """Precision of a version; empty where the metrics cannot be read."""
+        """Return the precision of a version; empty if the metrics cannot be read."""
         return str((await self.placements()).get((name, version), {}).get("precision", ""))
 
     async def close(self) -> None:
-        """Close its connections."""
+        """Close the connections."""
         if self._client:
             await self._client.close()
 
-    async def _of_metrics(self, read: Callable[[str], T]) -> T:
-        """Read the metrics beside the event loop: a server of 1,000 models has megabytes of them."""
+    async def _read_metrics(self, read: Callable[[str], T]) -> T:
+        """Read the metrics in a thread: a server with 1,000 models publishes megabytes."""
         if not self.metrics_url:
             raise ModelNotReady("the server publishes no metrics", hint="start it without --allow-metrics=false")
         return await asyncio.to_thread(lambda: read(read_metrics(self.metrics_url)))
@@ -297,26 +292,26 @@ _READY = "READY"
 
 
 async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
-    """Every model version that is loaded; with the admin key, those too that are not, and why.
+    """List the loaded model versions; with the admin key, all versions in the repository index.
 
     Returns:
-        Rows of `name`, `version`, `state`, `reason`, and of `engine`, `device`, `precision` where they are known.
+        Rows of `name`, `version`, `state`, `reason`, and of `engine`, `device`, `precision` if known.
 
     Raises:
         Unauthorized: The key is wrong.
         ClientError: The request failed.
     """
-    found = await _index(server, admin_key) if admin_key else await _loaded(server)
-    placed = await server.placements()
-    return [{**row, **placed.get((row["name"], row["version"]), {})} for row in found]
+    rows = await _list_index(server, admin_key) if admin_key else await _list_loaded(server)
+    placements = await server.placements()
+    return [{**row, **placements.get((row["name"], row["version"]), {})} for row in rows]
 
 
 async def describe_version(server: ShownServer, name: str, version: str) -> dict[str, Any]:
-    """Describe a version from the server and the store as they are now.
+    """Describe a version with fresh data from the server and the store.
 
     Returns:
-        `inputs` and `outputs` of the signature, `max_batch_size`, `kind` of task (empty for a model that takes no
-        images), `preprocess`, `labels`, `proof` with `proof_problem`, `image_model`, and how it is placed.
+        `inputs`, `outputs`, `max_batch_size`, `kind` of task (empty for a model without images), `preprocess`,
+        `labels`, `proof`, `proof_problem`, `image_model`, and engine, device and precision.
 
     Raises:
         ClientError: The request failed.
@@ -340,10 +335,10 @@ async def describe_version(server: ShownServer, name: str, version: str) -> dict
 
 
 def kind_of(served: ServedVersion) -> str:
-    """Task of a version: `classification`, `detection`, ...; empty for a model that takes no images.
+    """Return the task of a version (`classification`, `detection`, ...); empty for a model without images.
 
     Raises:
-        ProtocolError: What it publishes cannot be read.
+        ProtocolError: The published metadata is malformed.
     """
     if not _takes_images(served):
         return ""
@@ -376,12 +371,12 @@ def _proof(server: ShownServer, name: str, version: str) -> dict[str, Any]:
         return {"proof": None, "proof_problem": str(error)}
 
 
-async def _loaded(server: ShownServer) -> list[dict[str, Any]]:
+async def _list_loaded(server: ShownServer) -> list[dict[str, Any]]:
     rows = [(str(row.get("name", "")), str(row.get("version", ""))) for row in await server.client.statistics()]
     return [{"name": name, "version": version, "state": _READY, "reason": ""} for name, version in sorted(rows)]
 
 
-async def _index(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
+async def _list_index(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
     async with server.connect(admin_key) as client:
         models = await client.models()
     return [

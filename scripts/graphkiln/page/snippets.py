@@ -1,4 +1,4 @@
-"""The same request from code: complete programs with the names and shapes of one version."""
+"""Example programs that send a request to a version, with its names and shapes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_backend.graph.text import in_path
 from graphkiln_client.remote_model import ServedVersion
 
 _BY_SCORE = "print(found.label or found.index, found.score)"
-# By kind of task: the method, and a statement that prints its answer.
+# By task: the method, and a statement that prints its result.
 _VERBS = {
     "classification": ("classify", f"for found in answer.classifications:\n        {_BY_SCORE}"),
     "detection": ("detect", f"for found in answer:\n        {_BY_SCORE}"),
@@ -26,10 +26,10 @@ _VERBS = {
     ),
     "embedding": ("embed", "print(answer.shape)"),
 }
-_HALF = {DType.FP16, DType.BF16}  # what JSON cannot carry
-# An element of text in a binary tensor: its length, and it. Source: KServe v2, binary tensor data extension.
+_HALF = {DType.FP16, DType.BF16}  # not supported by JSON
+# A BYTES element with its length. Source: KServe v2, binary tensor data extension.
 _TEXT = b"\x04\0\0\0text"
-# Prints the JSON before the tensors of a binary response, or the error.
+# Prints the JSON header of a binary response, or the error.
 _TOLD = (
     "import json, sys; answer = sys.stdin.buffer.read().decode('latin-1'); "
     "told, _ = json.JSONDecoder().raw_decode(answer); print(told); sys.exit('error' in told)"
@@ -38,20 +38,20 @@ _SIDE = 224
 
 
 def snippets(url: str, served: ServedVersion, shapes: Mapping[str, Sequence[int]]) -> dict[str, str]:
-    """Programs that send a request to a version, by the client that they use.
+    """Generate programs that send a request to a version.
 
     Args:
-        url: Of the server.
-        served: What it publishes about the version.
-        shapes: Of inputs, where they are known better than by the signature; by name.
+        url: URL of the server.
+        served: Published metadata of the version.
+        shapes: Shapes of inputs by name, in place of those in the metadata.
 
     Returns:
-        For `Python` (our client), `tritonclient` and `curl`. None of our client for a model of sequences, which are
-        not its own; none of tritonclient for a name that it escapes over HTTP, as Triton does not undo that; none at
-        all for a decoupled model, whose answers come as a stream over gRPC.
+        Programs by client: `Python` (our client, not for sequence models), `tritonclient` (not for names that it
+        escapes, because Triton does not unescape them) and `curl`. Empty for a decoupled model, which streams over
+        gRPC.
 
     Raises:
-        ProtocolError: What is published cannot be read.
+        ProtocolError: The published metadata is malformed.
     """
     if served.config.get("model_transaction_policy", {}).get("decoupled"):
         return {}
@@ -82,7 +82,7 @@ def _has_half(served: ServedVersion) -> bool:
 
 
 def _sequence(config: Mapping[str, Any]) -> _Sequence:
-    """Parameters of a sequence of this request alone, under a random id; empty for a model without sequences."""
+    """Return the parameters of a sequence of one request with a random id; empty for other models."""
     batching = config.get("sequence_batching")
     if batching is None:
         return {}
@@ -150,7 +150,7 @@ def _curl(url: str, served: ServedVersion, rows: _Rows, sequence: _Sequence) -> 
 
 
 def _binary_curl(url: str, served: ServedVersion, rows: _Rows, sequence: _Sequence) -> str:
-    """Tensors behind the JSON. Source: KServe v2, binary tensor data extension."""
+    """Send tensors after the JSON header. Source: KServe v2, binary tensor data extension."""
     inputs = [
         {"name": name, "shape": shape, "datatype": dtype, "parameters": {"binary_data_size": _size(dtype, shape)}}
         for name, dtype, shape in rows
@@ -181,7 +181,7 @@ def _imports(rows: _Rows) -> str:
 
 
 def _array(dtype: DType, shape: Sequence[int]) -> str:
-    """An array of zeros, or of texts, as an expression."""
+    """Return a Python expression for an array of zeros or texts."""
     if dtype is DType.BYTES:
         return f"np.full({list(shape)}, b'text', np.object_)"
     return f"np.zeros({list(shape)}, {'ml_dtypes' if dtype is DType.BF16 else 'np'}.{_numpy_name(dtype)})"
@@ -192,13 +192,13 @@ def _numpy_name(dtype: DType) -> str:
 
 
 def _values(dtype: DType, shape: Sequence[int]) -> str:
-    """The same elements in a flat list, as an expression."""
+    """Return a Python expression for the elements as a flat list."""
     value = '"text"' if dtype is DType.BYTES else "False" if dtype is DType.BOOL else "0"
     return f"[{value}] * {math.prod(shape)}"
 
 
 def _raw(dtype: DType, shape: Sequence[int]) -> str:
-    """The same as the bytes of a binary tensor, as an expression."""
+    """Return a Python expression for the elements as binary data."""
     return f"{_TEXT!r} * {math.prod(shape)}" if dtype is DType.BYTES else f"bytes({_size(dtype, shape)})"
 
 

@@ -1,4 +1,4 @@
-"""Documents as JSON that every reader takes."""
+"""Standard JSON, without NaN and infinity."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any
 
 
 def json_text(document: Any, *, indent: int | None = None, compact: bool = False) -> str:
-    """A document as JSON; NaN and infinity, which JSON does not have, are null.
+    """Serialize a document; NaN and infinity become null.
 
     Args:
-        document: Of dictionaries, lists, texts and numbers.
-        indent: Spaces of each level; None for one line.
-        compact: No space between its parts.
+        document: Dictionaries, lists, strings and numbers.
+        indent: Spaces per level; None for one line.
+        compact: Omit spaces after separators.
     """
     separators = (",", ":") if compact else None
     try:
@@ -24,7 +24,7 @@ def json_text(document: Any, *, indent: int | None = None, compact: bool = False
 
 
 def finite(value: Any) -> Any:
-    """A document in which NaN and infinity are None."""
+    """Replace NaN and infinity in a document by None."""
     if isinstance(value, Mapping):
         return {key: finite(each) for key, each in value.items()}
     if isinstance(value, list | tuple):

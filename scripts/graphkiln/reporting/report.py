@@ -1,4 +1,4 @@
-"""A report of sections, each with a table, and a chart beside it where one helps."""
+"""HTML reports of sections with tables, and the geometry of their SVG charts: one row per item, one axis."""
 
 from __future__ import annotations
 
@@ -10,22 +10,18 @@ from typing import Any
 
 import jinja2
 
-# Horizontal charts as numbers for SVG: a row for each thing, its name at the left, its figures at the right.
-
-# Axes: from values to places in a picture, with ticks at round numbers.
-
 _TICKS = (1, 2, 5)
-_MARGIN = 0.06  # of an axis, on either side of the outermost marks
-_LEAST_DECADES = 0.15  # beside the outermost marks of a logarithmic axis, so that equal values have one, too
+_MARGIN = 0.06  # share of an axis beyond the outermost marks
+_MIN_DECADES = 0.15  # minimum margin of a logarithmic axis, needed if all values are equal
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Axis:
-    """From a value to a place in the picture.
+    """An axis of a chart.
 
     Attributes:
-        place: Value -> units.
-        ticks: Place and label of each.
+        place: Maps a value to a position.
+        ticks: Position and label of each tick.
     """
 
     place: Callable[[float], float]
@@ -33,12 +29,12 @@ class Axis:
 
 
 def linear_axis(values: Sequence[float], begin: float, end: float) -> Axis:
-    """An axis from 0 to the largest value, with ticks at round numbers.
+    """Create an axis from 0 with ticks at round numbers.
 
     Args:
-        values: At least one, none below 0.
-        begin: Place of 0.
-        end: Place a little beyond the largest value.
+        values: At least one value; none is negative.
+        begin: Position of 0.
+        end: Position slightly beyond the largest value.
     """
     most = (max(values) or 1.0) * (1 + _MARGIN)
 
@@ -51,16 +47,16 @@ def linear_axis(values: Sequence[float], begin: float, end: float) -> Axis:
 
 
 def log_axis(values: Iterable[float], begin: float, end: float) -> Axis:
-    """A logarithmic axis around values, with ticks at 1, 2, 5, 10, ...
+    """Create a logarithmic axis with ticks at 1, 2, 5, 10, ...
 
     Args:
-        values: At least one, all above 0.
-        begin: Place a little below the smallest value.
-        end: Place a little above the largest one.
+        values: At least one value; all are positive.
+        begin: Position slightly below the smallest value.
+        end: Position slightly above the largest value.
     """
     logs = [math.log10(value) for value in values]
     low, high = min(logs), max(logs)
-    margin = max((high - low) * _MARGIN, _LEAST_DECADES)
+    margin = max((high - low) * _MARGIN, _MIN_DECADES)
     low, high = low - margin, high + margin
 
     def place(value: float) -> float:
@@ -82,21 +78,21 @@ _RIGHT = 130
 _ROW = 34
 _TOP = 10
 _FOOT = 34
-_THINNEST = 2.0  # units of a bar, so that one without length is seen
+_MIN_WIDTH = 2.0  # keeps bars without length visible
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """A bar.
+    """A row with a bar.
 
     Attributes:
-        title: Of its row.
-        begin: Value at which it begins.
-        end: Value at which it ends.
-        label: Beside it.
-        number: Before the title.
-        switch: Draw it pale and thin, beside the others.
-        total: After the label; empty for none.
+        title: Title of the row.
+        begin: Value at the start of the bar.
+        end: Value at the end of the bar.
+        label: Label next to the bar.
+        number: Number before the title.
+        switch: Draw the bar pale and thin.
+        total: Text after the label; empty for none.
         source: Value of a diamond; None for no diamond.
         source_label: Label of the diamond.
     """
@@ -114,15 +110,15 @@ class Bar:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """A line from a full dot to a ring.
+    """A row with a line from a dot to a ring.
 
     Attributes:
-        title: Of its row.
+        title: Title of the row.
         low: Value of the dot.
         high: Value of the ring.
-        label: Beside it.
-        number: Before the title.
-        switch: Draw it pale.
+        label: Label next to the line.
+        number: Number before the title.
+        switch: Draw the line pale.
     """
 
     title: str
@@ -134,33 +130,27 @@ class Span:
 
 
 def log_across(values: Iterable[float]) -> Axis:
-    """A logarithmic axis under the rows; around 1 to 10 where there is no value."""
+    """Create a logarithmic axis below the rows; from 1 to 10 without values."""
     return log_axis(list(values) or [1.0, 10.0], _LABELS, WIDTH - _RIGHT)
 
 
 def linear_across(values: Sequence[float]) -> Axis:
-    """An axis from 0 under the rows."""
+    """Create an axis from 0 below the rows."""
     return linear_axis(list(values) or [1.0], _LABELS, WIDTH - _RIGHT)
 
 
 def bar_chart(bars: Sequence[Bar], axis: Axis, unit: str = "") -> dict[str, Any]:
-    """Data of the macro `bars`.
-
-    Args:
-        bars: From the top down.
-        axis: One of those above.
-        unit: Behind the labels of its ticks.
-    """
+    """Compute the data of the macro `bars`; `unit` is appended to the tick labels."""
     rows = []
     for bar in bars:
         left, right = sorted((axis.place(bar.begin), axis.place(bar.end)))
         source = None if bar.source is None else axis.place(bar.source)
-        rows.append({**asdict(bar), "x": left, "width": max(right - left, _THINNEST), "source": source})
+        rows.append({**asdict(bar), "x": left, "width": max(right - left, _MIN_WIDTH), "source": source})
     return _chart(rows, axis, unit, "bars")
 
 
 def span_chart(spans: Sequence[Span], axis: Axis, unit: str = "") -> dict[str, Any]:
-    """Data of the macro `spans`; arguments as for `bar_chart`."""
+    """Compute the data of the macro `spans`; `unit` is appended to the tick labels."""
     rows = [{**asdict(span), "low": axis.place(span.low), "high": axis.place(span.high)} for span in spans]
     return _chart(rows, axis, unit, "spans")
 
@@ -176,10 +166,10 @@ _HERE = "graphkiln.reporting"
 
 
 def environment(room: str = _HERE) -> jinja2.Environment:
-    """Template environment with escaped text, which refuses undefined names.
+    """Create a template environment that escapes text and rejects undefined names.
 
     Args:
-        room: Package whose templates go before those of this one.
+        room: Package that is searched for templates before this one.
     """
 
     def load(name: str) -> str | None:
@@ -197,12 +187,12 @@ def environment(room: str = _HERE) -> jinja2.Environment:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Table:
-    """Figures as text.
+    """A table of formatted cells.
 
     Attributes:
-        columns: Their titles.
-        rows: As many cells each as there are columns.
-        texts: How many of the first columns hold text; the others are numbers, aligned to the right.
+        columns: Column titles.
+        rows: Rows with one cell per column.
+        texts: Number of leading text columns; the others are aligned to the right.
     """
 
     columns: Sequence[str]
@@ -219,14 +209,14 @@ class Table:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Section:
-    """A section of a report. There is no chart without its table.
+    """A section of a report.
 
     Attributes:
-        name: For the ids of its parts.
-        title: Its heading.
-        text: The meaning of the figures.
+        name: Prefix of HTML ids.
+        title: Heading.
+        text: Explanation of the figures.
         table: The figures.
-        chart: As `charts.bar_chart` or `charts.span_chart` makes it; None for a table alone.
+        chart: Chart of the figures from `bar_chart` or `span_chart`, or None.
     """
 
     name: str
@@ -238,14 +228,14 @@ class Section:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Report:
-    """One page.
+    """A report on one page.
 
     Attributes:
-        title: Of the page.
-        about: Subtitle: subject, place and time.
-        sections: In order.
-        facts: Name -> value, at the end.
-        command: Command that repeats the measurement; may be empty.
+        title: Title of the page.
+        about: Subtitle: subject, machine and time.
+        sections: Sections in order.
+        facts: Values by name, shown at the end.
+        command: Command that repeats the measurement, or empty.
     """
 
     title: str
@@ -256,5 +246,5 @@ class Report:
 
 
 def render(report: Report) -> str:
-    """A report as one self-contained HTML file."""
+    """Render a report as one self-contained HTML file."""
     return environment().get_template("report.html.j2").render(report=report)

@@ -1,1 +1,1 @@
-"""The acceleration story: a PyTorch model made faster step by step, each step proven and measured."""
+"""The acceleration story: accelerate a PyTorch model step by step, and prove and measure each step."""

@@ -1,4 +1,4 @@
-"""Images whose class is known: scikit-learn's handwritten digits, as the JPEGs that a user would send."""
+"""Labelled images: scikit-learn's handwritten digits as JPEGs."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ _HELD_OUT = 0.25
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Digits:
-    """Labeled images.
+    """Labelled images in random order.
 
     Attributes:
         jpegs: RGB images of 256x256 pixels.
-        targets: Class of each as an index into `CLASSES`, int64 `[images]`.
+        targets: Class of each image as an index into `CLASSES`, int64 `[images]`.
     """
 
     jpegs: tuple[bytes, ...]
     targets: npt.NDArray[np.int64]
 
     def first(self, count: int) -> Digits:
-        """The first `count` of them; they are in random order."""
+        """Return the first `count` images."""
         return Digits(jpegs=self.jpegs[:count], targets=self.targets[:count])
 
 
 def split_digits() -> tuple[Digits, Digits]:
-    """1,347 digits for training and calibration, and 450 held out from both; the same split every time."""
+    """Split the digits into 1,347 for training and calibration, and 450 held out. The split is always the same."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
 
@@ -51,7 +51,7 @@ def split_digits() -> tuple[Digits, Digits]:
 
 
 def digit_image(digit: npt.NDArray[np.float64], side: int) -> Image.Image:
-    """An 8x8 array of 0..16 as a gray image of `side` x `side` pixels."""
+    """Convert an 8x8 array of 0..16 to a gray image of `side` x `side` pixels."""
     small = Image.fromarray((digit * (255 / 16)).round().astype(np.uint8))
     return small.resize((side, side), Image.Resampling.BICUBIC)
 

@@ -1,4 +1,4 @@
-"""Preparation of a story: its images, and the saved graphs that its variants need, each converted once."""
+"""Prepare a story: its images, and the saved graphs of its variants, each converted once."""
 
 from __future__ import annotations
 
@@ -28,8 +28,7 @@ from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import synthetic_samples
 
-# Images that every variant is proven on.
-EVALUATION_COUNT = 200
+EVALUATION_COUNT = 200  # images on which every variant is proven
 _CALIBRATION_COUNT = 64
 _CONVERSION_COUNT = 64
 _SUFFIXES = frozenset({".jpg", ".jpeg"})
@@ -37,14 +36,14 @@ _SUFFIXES = frozenset({".jpg", ".jpeg"})
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageSet:
-    """The images of one story.
+    """Images of a story.
 
     Attributes:
         description: Kind and number of the images.
-        evaluation: JPEGs to prove and measure on.
-        targets: Classes of these, int64 `[evaluation]`; None where these are not known.
-        calibration: Other JPEGs, for int8.
-        labels: Class names, where they are known.
+        evaluation: JPEGs for proof and measurement.
+        targets: Classes of the evaluation images, int64 `[evaluation]`, or None.
+        calibration: Other JPEGs, for int8 calibration.
+        labels: Class names, or empty.
     """
 
     description: str
@@ -54,7 +53,7 @@ class ImageSet:
     labels: tuple[str, ...] = ()
 
     def write(self, samples: Path, calibration: Path, labels: Path) -> None:
-        """Write the files that `graphkiln convert` takes: samples in one folder for each class, labels in lines."""
+        """Write the files for `graphkiln convert`: samples in a folder per class, and one label per line."""
         labels.parent.mkdir(parents=True, exist_ok=True)
         if self.labels:
             labels.write_text("\n".join(self.labels) + "\n", encoding="utf-8")
@@ -68,14 +67,14 @@ class ImageSet:
 
 
 def choose_images(folder: Path | None, classes: int) -> ImageSet:
-    """The JPEGs of a user's folder, half of them for each purpose; without one, scikit-learn's digits.
+    """Choose evaluation and calibration images from a folder, or from scikit-learn's digits without one.
 
     Args:
-        folder: The folder, or None.
-        classes: Number of the model's classes: the digits' targets are those of a model of ten.
+        folder: Folder of JPEGs, or None.
+        classes: Number of the model's classes; the digits' targets are used for ten.
 
     Raises:
-        InvalidInput: The folder holds too few JPEGs, or one that cannot be decoded.
+        InvalidInput: The folder has too few JPEGs, or one that cannot be decoded.
     """
     if folder is None:
         training, held_out = split_digits()
@@ -89,7 +88,7 @@ def choose_images(folder: Path | None, classes: int) -> ImageSet:
         )
     files = image_files(folder, _SUFFIXES) if folder.is_dir() else []
     if len(files) < 4:
-        raise InvalidInput(f"--samples {folder} holds {len(files)} JPEGs, at least 4 are needed")
+        raise InvalidInput(f"--samples {folder} has {len(files)} JPEGs, at least 4 are needed")
     evens, odds = files[::2][:EVALUATION_COUNT], files[1::2][:_CALIBRATION_COUNT]
     return ImageSet(
         description=f"{len(evens)} images of {folder}",
@@ -100,18 +99,18 @@ def choose_images(folder: Path | None, classes: int) -> ImageSet:
 
 
 def _read_image(path: Path) -> bytes:
-    open_image(path)  # a damaged one is named before anything is measured
+    open_image(path)  # raises an error for a damaged image
     return path.read_bytes()
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedModel:
-    """A model that the story can be run with, and its saved graphs.
+    """A model of a story and its saved graphs.
 
     Attributes:
-        request: The story's request.
-        preprocess: Preprocessing of an image.
-        classes: Number of the model's classes.
+        request: Request of the story.
+        preprocess: Preprocess spec.
+        classes: Number of classes.
         derivative: `OUTPUT:INPUT` of the gradient.
     """
 
@@ -121,10 +120,10 @@ class PreparedModel:
     derivative: str
 
     def training_graph(self) -> Path:
-        """Forward and backward by the parameters: `INPUT_0` to `OUTPUT_0` and `NAME_gradient` for each.
+        """Return a graph of forward and backward pass, with a `NAME_gradient` output for each parameter.
 
         Raises:
-            ConversionError: The model has no such graph.
+            ConversionError: The graph cannot be exported.
         """
         path = self.request.folder / "training" / GRAPH_FILE
         if not path.exists():
@@ -138,12 +137,12 @@ class PreparedModel:
         return path
 
     def saved_graph(self, spec: GraphSpec, platform: Platform) -> Path:
-        """A proven version in a separate model store, with two instances in its configuration.
+        """Convert a proven version to its own model store, configured with two instances.
 
         Raises:
-            ConversionError: It cannot be converted.
-            VerificationError: Its outputs changed.
-            MeasurementError: It would be the same graph as the base.
+            ConversionError: The model cannot be converted.
+            VerificationError: The outputs changed.
+            MeasurementError: The fusion of the variant changes nothing in this model.
         """
         store = self.request.folder / "models" / spec.name
         folder = store / spec.name
@@ -156,24 +155,24 @@ class PreparedModel:
         conversion = Manifest.read(folder / "1" / MANIFEST_FILE).conversion if spec.fusion else None
         for record in conversion.passes if conversion else ():
             if record.name == spec.fusion and record.nodes_before == record.nodes_after:
-                raise MeasurementError(f"the pass {spec.fusion} finds nothing to do in this model")
+                raise MeasurementError(f"the pass {spec.fusion} changes nothing in this model")
         return folder / "1" / GRAPH_FILE
 
 
 def prepare_model(request: StoryRequest) -> PreparedModel:
-    """Open the source model once to check that the story can be run with it.
+    """Open the source model and check that it is a classifier.
 
     Raises:
-        ConversionError: It cannot be opened.
-        MeasurementError: It is no classifier.
+        ConversionError: The model cannot be opened.
+        MeasurementError: The model is not a classifier.
     """
     with closing(open_source_model(request)) as model:
         outputs = model.run(synthetic_samples(model.inputs, 1, {}, seed=0))
         output, scores = next(iter(outputs.items()))
         if scores.ndim != 2:
             raise MeasurementError(
-                f"{request.source} answers {list(scores.shape)}",
-                hint="a story needs a classifier: [batch, classes]",
+                f"the output of {request.source} has shape {list(scores.shape)}",
+                hint="a story needs a classifier with an output [batch, classes]",
             )
         return PreparedModel(
             request=request,

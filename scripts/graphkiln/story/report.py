@@ -1,4 +1,4 @@
-"""The story as two tables in 80 columns, and as one self-contained HTML file with the same figures."""
+"""Print a story as tables in 80 columns, or render it as a self-contained HTML file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _PROOF = ("step", "error", "allowed", "same answers, 95%", "right", "policy")
 
 
 def print_tables(document: dict[str, Any]) -> None:
-    """Print the document of `StoryRunner.document`; a step that does not count has its reason instead of factors."""
+    """Print the document of `StoryRunner.document`."""
     console = Console()
     steps, facts = document["steps"], document["facts"]
     speed = _table(f"{facts['model']}, {facts['image size']} pixels, {facts['machine']}", _SPEED)
     for step in _measured(steps):
         speed.add_row(*_speed_cells(step), style="dim" if step["switch"] else "")
-    proof = _table(f"beside eager PyTorch, on {facts.get('images', 'nothing yet')}", _PROOF)
+    proof = _table(f"compared with eager PyTorch, on {facts.get('images', 'no images yet')}", _PROOF)
     for step in steps:
         if step["judgment"]:
             proof.add_row(*_proof_cells(step), style="dim" if step["switch"] else "")
@@ -45,17 +45,17 @@ def render_page(document: dict[str, Any]) -> str:
         about=f"{facts['machine']}, {facts['date']}, {facts['image size']} pixels, weights: {facts['weights']}",
         sections=(
             Section(
-                name="speed", title="What each step gave",
-                text="Every step begins where the one before it ended; the axis is logarithmic. Pale bars are switches "
-                "of step 4, each turned on by itself. A diamond is where the factor that the source reports would end; "
-                f"it reports {REPORTED_TOTAL}x and more for all of them together.",
+                name="speed", title="Speed-up of each step",
+                text="Each bar begins at the end of the previous step; the axis is logarithmic. Pale bars are the "
+                "optimizations of step 4, each enabled alone. A diamond marks the factor that the source reports; "
+                f"it reports {REPORTED_TOTAL}x and more for all steps together.",
                 table=HtmlTable(columns=_SPEED, rows=[_speed_cells(step) for step in measured]),
                 chart=factor_chart(measured),
             ),
             Section(
-                name="latencies", title="How long an image waits",
-                text="From the JPEG to the answer, in milliseconds: the median (full dot) and the 99th percentile "
-                "(ring). Steps 3 to 5 are loaded to the full, so that images wait for their batch.",
+                name="latencies", title="Latency of an image",
+                text="From the JPEG to the result, in milliseconds: median (dot) and 99th percentile (ring). Steps 3 "
+                "to 5 run under full load, so that images wait for their batch.",
                 table=HtmlTable(
                     columns=("step", "p50 ms", "p99 ms"),
                     rows=[(_title(step), f"{step['p50_ms']:.0f}", f"{step['p99_ms']:.0f}") for step in measured],
@@ -63,9 +63,9 @@ def render_page(document: dict[str, Any]) -> str:
                 chart=latency_chart(measured),
             ),
             Section(
-                name="accuracy", title="How true",
-                text=f"Beside eager PyTorch in fp32, on {facts.get('images', 'no images yet')}. A step counts only "
-                f"when the numeric policy allows its error and its answers. {'; '.join(_notes(steps))}",
+                name="accuracy", title="Accuracy",
+                text=f"Compared with eager PyTorch in fp32, on {facts.get('images', 'no images yet')}. A step counts "
+                f"only if the numeric policy allows its errors. {'; '.join(_notes(steps))}",
                 table=HtmlTable(columns=_PROOF, rows=[_proof_cells(step) for step in steps if step["judgment"]]),
             ),
         ),
@@ -116,7 +116,7 @@ def _proof_cells(step: dict[str, Any]) -> list[str]:
 
 
 def _notes(steps: list[dict[str, Any]]) -> list[str]:
-    """The factor of all steps together, why one was not executed or does not count, and what is undecided."""
+    """List the total factor, steps that were refused or failed, and undecided comparisons."""
     factors = [step["cumulative"] for step in steps if step["counts"] and step["cumulative"]]
     notes = [f"all together: {factors[-1]:.1f}x (the source reports {REPORTED_TOTAL}x and more)"] if factors else []
     notes += [f"{step['title']}: not done: {step['refused']}" for step in steps if step["refused"]]
@@ -132,7 +132,7 @@ def _title(step: dict[str, Any]) -> str:
 
 
 def factor_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """A waterfall: every bar begins where that of its baseline ended; the axis of factors is logarithmic."""
+    """Draw a waterfall chart on a logarithmic axis: each bar begins at the end of its baseline's bar."""
     counting = {step["key"]: step for step in measured if step["counts"] and (step["own"] or step["key"] == "eager")}
     ends = {key: _end(step, counting) for key, step in counting.items()}
     bars = []
@@ -155,7 +155,7 @@ def factor_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def latency_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
-    """The median and the 99th percentile of each step, on a logarithmic axis of milliseconds."""
+    """Draw median and 99th percentile of each step on a logarithmic axis."""
     spans = [
         Span(
             title=step["title"],
@@ -171,7 +171,7 @@ def latency_chart(measured: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _end(step: dict[str, Any], counting: dict[str, dict[str, Any]]) -> float:
-    """Speed-up over step 0; of a switch, that of its baseline times its own."""
+    """Compute the speed-up over step 0; for a switch, its own factor times that of its baseline."""
     if step["cumulative"] is not None:
         return float(step["cumulative"])
     baseline = counting.get(step["beside"])
@@ -179,6 +179,6 @@ def _end(step: dict[str, Any], counting: dict[str, dict[str, Any]]) -> float:
 
 
 def _reported_factor(text: str) -> float:
-    """The mean of what the source reports: `4.6`, or `1.6-1.64`."""
+    """Parse a reported factor, `4.6` or a range `1.6-1.64`, of which the mean is returned."""
     numbers = [float(part) for part in text.split("-")]
     return sum(numbers) / len(numbers)

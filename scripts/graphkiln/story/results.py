@@ -1,4 +1,4 @@
-"""Measurements of a story as kept on disk, their judgment by the numeric policy, and the document of `--json`."""
+"""Measurements of a story as stored on disk, their judgment by the numeric policy, and the document of `--json`."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from graphkiln_backend.proof.ranks import scatter_scores
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Judgment:
-    """The result of a comparison.
+    """Result of comparing a variant with eager PyTorch.
 
     Attributes:
         passed: True if the policy allows the variant.
         verdict: Reason, in one line.
         error: Relative L2 error of the scores.
-        limit: Largest error that the policy allows.
-        difference: Largest difference of a score.
-        samples: Number of images compared.
-        same: Images whose top-1 class stayed.
-        interval: 95% confidence interval of that share.
-        undecided: Reason why agreement means nothing here, or empty.
-        right: Top-1 accuracy, or None where the right classes are not known.
+        limit: Maximum error that the policy allows.
+        difference: Largest absolute difference of a score.
+        samples: Number of compared images.
+        same: Number of images with the same top-1 class.
+        interval: 95% confidence interval of the share of equal top-1 classes.
+        undecided: Reason why the agreement cannot be judged, or empty.
+        right: Top-1 accuracy, or None if the true classes are unknown.
         gradient_error: Relative L2 error of the gradient, or None without one.
     """
 
@@ -63,10 +63,10 @@ def judge(
 
     Args:
         reference: Predictions of eager PyTorch, all scores `[images, classes]`.
-        found: Predictions of the variant; of its top k, only the same classes are compared.
+        found: Predictions of the variant, all scores or the top k.
         limits: Row of the policy.
-        noise: Largest difference of a score that fp32 itself makes; 0 for a variant in fp32, whose own it then is.
-        targets: The right classes, int64 `[images]`, where they are known.
+        noise: Largest score difference between fp32 variants; 0 for a variant in fp32.
+        targets: True classes, int64 `[images]`, or None.
     """
     expected, scores, everything = reference.scores, found.scores, found.scores
     if found.indices is not None:
@@ -97,13 +97,13 @@ def judge(
 
 
 def judge_parameter_gradients(judgment: Judgment, reference: AnyArray, found: AnyArray, noise: float) -> Judgment:
-    """Add the gradients with respect to the parameters to the judgment of a variant in fp32.
+    """Add the gradients of the parameters to the judgment of an fp32 variant.
 
     Args:
         judgment: Judgment of the scores.
-        reference: Gradients of eager PyTorch in one row, `[values]`.
+        reference: Gradients of eager PyTorch, `[values]`.
         found: Gradients of the variant, `[values]`.
-        noise: Relative change of the gradients that fp32 itself makes.
+        noise: Relative change of the gradients that fp32 rounding causes.
     """
     limits = gradient_limits(replace(EXPORT, name="static", worst_element=None), noise)
     failures: list[str] = []
@@ -118,7 +118,7 @@ def judge_parameter_gradients(judgment: Judgment, reference: AnyArray, found: An
 
 
 def _compare(expected: AnyArray, found: AnyArray, limits: Limits, failures: list[str]) -> str:
-    """The verdict; a failure is noted as well."""
+    """Return the verdict; append it to `failures` if the limits are exceeded."""
     try:
         return prove({"answers": expected}, {"answers": found}, limits, batch_sizes=(len(expected),)).verdict
     except VerificationError as error:
@@ -131,8 +131,7 @@ def _relative_l2(expected: AnyArray, found: AnyArray) -> float:
     return error.relative_l2
 
 
-# Key of the variant that all cumulative factors are relative to.
-_REFERENCE = "eager"
+_REFERENCE = "eager"  # baseline of all cumulative factors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,11 +139,11 @@ class Round:
     """One measurement of one variant.
 
     Attributes:
-        number: Number of the round; the variants of one round were measured one after the other.
+        number: Number of the round, in which all variants are measured in turn.
         per_second: Images per second.
         latencies_ms: Latency of each image.
-        cores: CPU seconds per second, of the process and, where there is one, of the server.
-        memory_mb: Memory of both at the end.
+        cores: CPU seconds per second of the process and its server.
+        memory_mb: Memory of the process and its server at the end.
     """
 
     number: int
@@ -156,11 +155,11 @@ class Round:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Observation:
-    """Observation of one variant.
+    """Results of one variant.
 
     Attributes:
-        refused: Reason why it was not executed, or empty.
-        judgment: Judgment of its predictions, or None before.
+        refused: Reason why the variant was not executed, or empty.
+        judgment: Judgment of its predictions, or None before the proof.
         rounds: Measurements.
     """
 
@@ -170,18 +169,18 @@ class Observation:
 
     @property
     def passed(self) -> bool:
-        """True where the predictions were judged and passed."""
+        """True if the predictions passed their judgment."""
         return self.judgment is not None and self.judgment.passed
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Record:
-    """A story, complete or as far as it came. The field names are the keys of its file.
+    """Results of a complete or partial story. The field names are the keys of its file.
 
     Attributes:
-        facts: The machine, the versions, the request; for people.
-        derivative: `OUTPUT:INPUT` of the gradient; empty before the model was opened.
-        precision: The lowest precision that was proven, or None before.
+        facts: Machine, versions and request, for display.
+        derivative: `OUTPUT:INPUT` of the gradient; empty before the model is opened.
+        precision: Lowest proven precision, or None before the proof.
         seen: Observations by key of the variant.
     """
 
@@ -191,34 +190,34 @@ class Record:
     seen: dict[str, Observation] = field(default_factory=dict)
 
     def observation(self, key: str) -> Observation:
-        """Observation of a variant, or an empty one."""
+        """Return the observation of a variant, or an empty one."""
         return self.seen.get(key, Observation())
 
     def write(self, path: Path) -> None:
-        """Write it, whole or not at all."""
+        """Write the record atomically."""
         partial = path.with_suffix(".partial")
         partial.write_text(json.dumps(encode(self)))
         partial.rename(path)
 
     @classmethod
     def read(cls, path: Path) -> Record:
-        """Read one.
+        """Read a record.
 
         Raises:
-            MeasurementError: The file cannot be read, is damaged, or of another version of graphkiln.
+            MeasurementError: The file cannot be read, is damaged, or has another version's format.
         """
         try:
             return decode(cls, json.loads(read_text(path)))
         except (OSError, ValueError, RecursionError, ManifestError) as error:
             raise MeasurementError(
-                f"cannot resume from {path}: {error}", hint="start anew, without --resume"
+                f"cannot resume from {path}: {error}", hint="start again without --resume"
             ) from error
 
 
 def build_document(
     variants: Sequence[Variant], record: Record, commands: Mapping[str, Sequence[str]]
 ) -> dict[str, Any]:
-    """The document that `--json` prints; factors are relative to the nearest baseline that counts."""
+    """Build the document of `--json`; factors are relative to the nearest baseline that counts."""
     steps: list[dict[str, Any]] = []
     for variant in variants:
         counting = {step["key"] for step in steps if step["counts"]}
@@ -228,7 +227,7 @@ def build_document(
 
 
 def _baseline(variant: Variant, counting: Collection[str], variants: Sequence[Variant]) -> str:
-    """Key of the nearest baseline that counts."""
+    """Find the key of the nearest baseline that counts."""
     parents = {other.key: other.baseline for other in variants}
     key = variant.baseline
     while key and key not in counting:
@@ -237,7 +236,7 @@ def _baseline(variant: Variant, counting: Collection[str], variants: Sequence[Va
 
 
 def _step(variant: Variant, record: Record, baseline: str) -> dict[str, Any]:
-    """One variant; its values are None where nothing was measured."""
+    """Describe one variant; values that were not measured are None."""
     observation = record.observation(variant.key)
     rounds, passed = observation.rounds, observation.passed
     latencies = [latency for measured in rounds for latency in measured.latencies_ms]
@@ -252,7 +251,7 @@ def _step(variant: Variant, record: Record, baseline: str) -> dict[str, Any]:
         "p99_ms": float(np.percentile(latencies, 99)) if latencies else None,
         "own": _speed_up(observation, record.observation(baseline)) if passed else None,
         "beside": baseline,
-        # A switch is no part of the chain.
+        # A switch is not part of the chain of steps.
         "cumulative": _speed_up(observation, record.observation(_REFERENCE)) if passed and not variant.switch else None,
         "source": variant.reported,
         "cores": _median(measured.cores for measured in rounds),
@@ -264,7 +263,7 @@ def _step(variant: Variant, record: Record, baseline: str) -> dict[str, Any]:
 
 
 def _speed_up(observation: Observation, reference: Observation) -> float | None:
-    """Round by round, so that a machine that slows down slows both sides; None without a common round."""
+    """Compute the median ratio over common rounds, so that changes of the machine's speed cancel out."""
     rates = {measured.number: measured.per_second for measured in reference.rounds}
     return _median(
         measured.per_second / rates[measured.number] for measured in observation.rounds if measured.number in rates

@@ -1,4 +1,4 @@
-"""A story from start to end: every variant is started, proven against eager PyTorch, then all are measured in turn."""
+"""Run a story: start every variant, prove it against eager PyTorch, then measure all variants in turn."""
 
 from __future__ import annotations
 
@@ -52,20 +52,18 @@ from graphkiln_backend.graph.text import did_you_mean
 ROUNDS = 5
 _RECORD_FILE = "record.json"
 _REFERENCE_FILE = "reference.npz"
-# Started whatever is requested: the reference of all proofs, and the noise of fp32.
-_ALWAYS = ("eager", "reduced")
-# The switches that decide the precision of the final variants.
-_PRECISION_SWITCHES = ("mixed", "int8")
+_ALWAYS = ("eager", "reduced")  # the reference of all proofs, and the noise of fp32
+_PRECISION_SWITCHES = ("mixed", "int8")  # decide the precision of the final variants
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningVariant:
-    """A variant whose process (and server) runs.
+    """A variant with its running processes.
 
     Attributes:
         variant: The variant.
-        worker: The process.
-        pids: Process ids of the worker and, where there is one, of the server.
+        worker: The worker process.
+        pids: Process ids of the worker and its server.
     """
 
     variant: Variant
@@ -93,10 +91,10 @@ class RunningVariant:
 
 @contextmanager
 def start_variant(variant: Variant, model: PreparedModel, platform: Platform) -> Iterator[RunningVariant]:
-    """Start the process of a variant, and its server where it has one; stop them when the context is left.
+    """Start the worker and the server of a variant, and stop them with the context.
 
     Raises:
-        MeasurementError: The platform cannot execute it, or it cannot be started.
+        MeasurementError: The variant is not available on this platform, or cannot be started.
         ConversionError: Its graph cannot be converted.
         VerificationError: The outputs of its graph changed.
     """
@@ -111,7 +109,7 @@ def start_variant(variant: Variant, model: PreparedModel, platform: Platform) ->
 def _open_workload(
     variant: Variant, model: PreparedModel, platform: Platform, stack: ExitStack
 ) -> tuple[Workload, tuple[int, ...]]:
-    """The workload of a variant, and the process id of its server, which the stack stops."""
+    """Return the workload of a variant, and the process id of its server, which the stack stops."""
     request = model.request
     if variant.kind == "eager":
         return partial(eager_workload, request, model.derivative), ()
@@ -136,9 +134,9 @@ class Progress:
 
     Attributes:
         activity: Current activity.
-        done_s: Seconds of measurement that are done; 0 during the preparation.
-        total_s: Seconds of measurement that there are.
-        figure: The last figure, in words.
+        done_s: Completed seconds of measurement; 0 during the preparation.
+        total_s: Total seconds of measurement.
+        figure: Last result, as text.
     """
 
     activity: str
@@ -151,7 +149,7 @@ ProgressReport = Callable[[Progress], None]
 
 
 class StoryRunner:
-    """One story, whose observations are kept in the folder of the request.
+    """A story, with its results stored in the folder of the request.
 
     Attributes:
         record: Observations so far.
@@ -172,32 +170,32 @@ class StoryRunner:
 
     @property
     def variants(self) -> tuple[Variant, ...]:
-        """All that are known so far, in the order of the table; the last two follow from the precision."""
+        """Known variants in the order of the table; the last two depend on the proven precision."""
         final = final_variants(self.record.precision) if self.record.precision else ()
         return (*initial_variants(self._platform), *final)
 
     @property
     def proven(self) -> bool:
-        """True where every step of the chain that was judged passed."""
+        """True if all judged steps of the chain passed."""
         chain = [self.record.observation(variant.key) for variant in self.variants if not variant.switch]
         return all(observation.passed for observation in chain if observation.judgment)
 
     def document(self) -> dict[str, Any]:
-        """All that was observed, as the plain data of `--json`."""
+        """Return the results as the plain data of `--json`."""
         facts = self._request, self._platform, self.record.derivative
         commands = {variant.key: repeat_commands(variant, *facts) for variant in self.variants}
         return build_document(self.variants, self.record, commands)
 
     def run(self, seconds: float, only: Sequence[str] = ()) -> None:
-        """Prepare, prove and measure; what was done before is not done again.
+        """Prepare, prove and measure the variants, except for results in the record.
 
         Args:
             seconds: Duration of the measurement of each variant, all rounds together.
-            only: Keys of the variants to measure; all when empty.
+            only: Keys of the variants to measure; empty for all.
 
         Raises:
-            InvalidInput: There is no such step.
-            GraphkilnError: The model cannot be opened. Why another variant cannot be executed is kept in its record.
+            InvalidInput: A step is unknown.
+            GraphkilnError: The model cannot be opened. Errors of other variants are stored in the record.
         """
         self._check_keys(only)
         self._report(Progress(activity="opening the model"))
@@ -226,10 +224,10 @@ class StoryRunner:
         known = [variant.key for variant in (*initial_variants(self._platform), *final_variants(Precision.FP32))]
         for key in only:
             if key not in known:
-                raise InvalidInput(f"there is no step '{key}'", hint=did_you_mean(key, known))
+                raise InvalidInput(f"unknown step '{key}'", hint=did_you_mean(key, known))
 
     def _start(self, variant: Variant, model: PreparedModel, images: ImageSet, stack: ExitStack) -> None:
-        """Start and prove one variant, or keep the reason why that is impossible."""
+        """Start and prove one variant, or store the reason why that failed."""
         observation = self.record.observation(variant.key)
         if observation.refused:
             return
@@ -240,7 +238,7 @@ class StoryRunner:
                 if observation.judgment is None:
                     self._report(Progress(activity=f"proving: {variant.title}"))
                     observation = replace(observation, judgment=self._judge(running, images))
-                stack.push(own.pop_all())  # before that, a variant that fails is stopped at once
+                stack.push(own.pop_all())  # keep it running; a variant that failed is already stopped
         except GraphkilnError as error:
             if variant.kind == "eager":
                 raise
@@ -267,16 +265,16 @@ class StoryRunner:
         return judgment
 
     def _fp32_noise(self, variant: Variant) -> float:
-        """For a coarser variant, the largest difference of a score that fp32 itself makes: that of step 2."""
+        """Return the largest score difference of the fp32 variant of step 2; 0 for variants in fp32."""
         if variant.precision is Precision.FP32:
             return 0.0
         reduced = self.record.observation("reduced").judgment
         if reduced is None:
-            raise MeasurementError("the noise of fp32 is not known: step 2 was not proven")
+            raise MeasurementError("the noise of fp32 is unknown because step 2 was not proven")
         return reduced.difference
 
     def _lowest_proven(self) -> Precision:
-        """The first of the lowest precisions whose switch passed."""
+        """Return the lowest precision whose switch passed."""
         switches = {variant.precision: variant.key for variant in initial_variants(self._platform) if variant.switch}
         for precision in LOWEST_PRECISIONS[self._platform.device.kind]:
             if self.record.observation(switches[precision]).passed:
@@ -284,7 +282,7 @@ class StoryRunner:
         return Precision.FP32
 
     def _measure(self, images: ImageSet, seconds: float) -> None:
-        """All variants in turn, round after round, each round beginning with another one."""
+        """Measure all variants in turn; each round begins with another variant."""
         round_s = seconds / ROUNDS
         running = list(self._running.values())
         total_s, done_s = seconds * len(running), 0.0

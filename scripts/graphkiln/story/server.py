@@ -1,4 +1,4 @@
-"""A local Triton server for measurements, ready when its context is entered."""
+"""A local Triton server for measurements."""
 
 from __future__ import annotations
 
@@ -22,11 +22,9 @@ if TYPE_CHECKING:
     from subprocess import Popen
 
 STOP_S = 60
-# What is waited for may itself be measured.
-_POLL_S = 0.02
-# Starts, each on other ports.
+_POLL_S = 0.02  # short, because start times are measured, too
 _TRIES = 3
-# How our server says it, and Triton.
+# Messages of our server and of Triton.
 _IN_USE = re.compile(r"port \d+ \(\w+\) is in use|already in use")
 
 
@@ -38,7 +36,7 @@ class LocalServer:
         http_url: HTTP address.
         grpc_url: gRPC address.
         pid: Process id of the supervisor.
-        metrics_url: Address of the metrics; empty where not known.
+        metrics_url: Address of the metrics, or empty.
     """
 
     http_url: str
@@ -48,22 +46,22 @@ class LocalServer:
 
     @property
     def urls(self) -> tuple[str, str]:
-        """HTTP, then gRPC."""
+        """HTTP and gRPC URL."""
         return self.http_url, self.grpc_url
 
 
 class PortTaken(MeasurementError):
-    """Another program took a port of a server between the moment when it was free and the one when it was needed."""
+    """Another program took a port of the server before the server could listen on it."""
 
 
 @contextmanager
 def start_server(
     *stores: Path, flags: tuple[str, ...] = (), log: Path | None = None, deadline_s: float = math.inf
 ) -> Iterator[LocalServer]:
-    """Serve model stores on free ports until the context is left.
+    """Serve model stores on free ports within a context, which is entered when the server is ready.
 
     Raises:
-        PortTaken: Its ports were taken, time and again.
+        PortTaken: The ports were taken at each attempt.
         MeasurementError: A model cannot be loaded, the server ended, or is not ready in time.
     """
     deadline = time.monotonic() + deadline_s
@@ -78,7 +76,7 @@ def start_server(
                 if not left:
                     raise
                 output.seek(0)
-                output.truncate()  # the log is that of the next try alone
+                output.truncate()  # keep only the log of the next attempt
         yield started
 
 
@@ -86,7 +84,7 @@ def start_server(
 def _start(command: Sequence[str], output: IO[str], log: Path | None, deadline: float) -> Iterator[LocalServer]:
     http, grpc, metrics = free_ports(3)
     ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
-    # In a new session: Ctrl-C interrupts the measurement, which then stops the server.
+    # In a new session, so that Ctrl-C interrupts the measurement, which then stops the server.
     server = processes.start([*command, *ports], log=output, at_our_end=signal.SIGTERM)
     try:
         local = LocalServer(
@@ -102,7 +100,7 @@ def _start(command: Sequence[str], output: IO[str], log: Path | None, deadline: 
 
 
 def free_ports(count: int) -> list[int]:
-    """Free ports; all are held together, so that none comes twice."""
+    """Find distinct free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for held in sockets:
@@ -131,7 +129,7 @@ def _wait_ready(server: Popen[bytes], url: str, log: Path | None, deadline: floa
 
 
 def _failure(what: str, log: Path | None) -> MeasurementError:
-    """An error with the end of the log; `PortTaken` where the log reports that."""
+    """Create an error with the last line of the log; `PortTaken` if the log reports a port in use."""
     if log is None:
         return MeasurementError(what)
     kind = PortTaken if _IN_USE.search(log.read_text(errors="replace")) else MeasurementError
@@ -140,4 +138,4 @@ def _failure(what: str, log: Path | None) -> MeasurementError:
 
 def _last_line(log: Path) -> str:
     lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "it is empty"
+    return lines[-1] if lines else "the log is empty"

@@ -1,6 +1,6 @@
-"""A training step, eager and as one static graph: a model's outputs, and the gradients of one by every parameter.
+"""A training step, eager and as one static graph: outputs, and the gradients of one output by every parameter.
 
-Such a graph is not served. It is where the acceleration story begins: the work that a team did in PyTorch, and saved.
+The graph is not served. It is the starting point of the acceleration story.
 """
 
 from __future__ import annotations
@@ -18,8 +18,7 @@ from graphkiln_converters.gradient import FrozenNorm, differentiable, joint_modu
 from graphkiln_converters.sources.base import synthetic_samples
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, named_outputs
 
-# The work is done image by image; gradients by parameters would be sums over a batch.
-_BATCH = 1
+_BATCH = 1  # gradients by parameters would be sums over a batch
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,13 +26,13 @@ class TrainingStep:
     """Forward and backward of a model with one input.
 
     Attributes:
-        model: The model; its first output is summed up and differentiated.
+        model: The model. The sum of its first output is differentiated.
     """
 
     model: TorchModel
 
     def run(self, feeds: Mapping[str, AnyArray]) -> tuple[dict[str, AnyArray], dict[str, AnyArray]]:
-        """The reference, by autograd: outputs by name, and gradients by the parameter's name."""
+        """Compute outputs by name and gradients by parameter name with autograd."""
         module = self.model.module.requires_grad_(requires_grad=True)
         try:
             outputs = _forward(module, [torch.from_numpy(feeds[spec.name]) for spec in self.model.inputs])
@@ -50,10 +49,7 @@ class TrainingStep:
         return {name: tensor.detach().numpy() for name, tensor in outputs.items()}, gradients
 
     def repeat(self, feeds: Mapping[str, AnyArray], *, by_input: bool = False) -> None:
-        """The work as a team found it: forward, backward by every parameter, a second forward; nothing is returned.
-
-        On the GPU where PyTorch has one.
-        """
+        """Run forward, backward by every parameter, and a second forward, on a GPU if there is one."""
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         module = self.model.module.to(device).requires_grad_(requires_grad=True)
         inputs = [torch.from_numpy(feeds[spec.name]).to(device) for spec in self.model.inputs]
@@ -62,13 +58,16 @@ class TrainingStep:
         module.zero_grad()
         next(iter(_forward(module, inputs).values())).sum().backward()  # type: ignore[no-untyped-call]
         for output in _forward(module, inputs).values():
-            output.detach().cpu()  # waits for it
+            output.detach().cpu()  # waits for the GPU
 
     def export(self) -> tuple[onnx_ir.Model, tuple[str, ...]]:
-        """The graph for one sample, and the names of the parameters whose gradients are its last outputs, in order.
+        """Export the graph for one sample.
+
+        Returns:
+            The graph, and the names of the parameters whose gradients are its last outputs, in order.
 
         Raises:
-            ConversionError: The joint graph cannot be made.
+            ConversionError: The joint graph cannot be exported.
         """
         feeds = synthetic_samples(self.model.inputs, _BATCH, {}, seed=0)
         outputs = tuple(self.model.run(feeds))
@@ -94,9 +93,9 @@ class TrainingStep:
 
 
 class _TrainableNorm(nn.Module):
-    """A batch norm in evaluation mode whose weight and bias are parameters still.
+    """A batch norm in evaluation mode with trainable weight and bias.
 
-    Scale and shift are computed from them channel by channel, so that features are read twice, and not four times.
+    Scale and shift are computed per channel, so that features are read twice instead of four times.
     """
 
     factor: torch.Tensor

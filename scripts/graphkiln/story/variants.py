@@ -1,4 +1,4 @@
-"""The steps of the story as variants of one inference: what each executes, its baseline, its precision.
+"""The request of a story, its platform, and its steps as variants of one inference.
 
 The reported factors are those of the team whose model started this project: OneFlow on NVIDIA GPUs, ResNet-101.
 """
@@ -24,11 +24,8 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.policy import BY_PRECISION, OTHER_ENGINE, Limits
 from graphkiln_backend.repository.version import CONFIG_FILE
 
-# Request of a story, the platform that it runs on, and facts about both.
-
-# Folder of all stories and of the trained weights, in the user's cache.
-STORY_CACHE = "graphkiln-story"
-# Distributions whose versions are facts of a figure.
+STORY_CACHE = "graphkiln-story"  # folder of stories and trained weights in the user's cache
+# Distributions whose versions are reported.
 _LIBRARIES = (
     "graphkiln",
     "torch",
@@ -43,12 +40,12 @@ _LIBRARIES = (
 
 
 def weights_path(architecture: str, image_size: int) -> Path:
-    """File that `scripts/train-story` writes the weights of an architecture to, and `graphkiln story` reads."""
+    """Return the file to which `scripts/train-story` writes weights, and from which `graphkiln story` reads them."""
     return user_cache_folder(STORY_CACHE) / f"{architecture}-digits-{image_size}.safetensors"
 
 
 def find_trained_weights(source: str, image_size: int) -> Path | None:
-    """The weights that `scripts/train-story` left for a source, or None."""
+    """Find the weights that `scripts/train-story` wrote for a source, or None."""
     kind, _, architecture = source.partition(":")
     path = weights_path(architecture, image_size)
     return path if kind == "torchvision" and path.is_file() else None
@@ -59,12 +56,12 @@ class StoryRequest:
     """The options of `graphkiln story` that decide what is measured.
 
     Attributes:
-        source: The model, as `graphkiln convert` takes it.
-        image_size: Side of its images in pixels.
+        source: Source of the model, as for `graphkiln convert`.
+        image_size: Side of the images in pixels.
         weights: State dict, or None for random weights.
         gradient: Keep the gradient with respect to the image in the graph.
-        samples: Folder of JPEGs to prove and measure on, or None for the held-out digits.
-        preprocess: Preprocessing of an image, as JSON data, for a source without one.
+        samples: Folder of JPEGs for proof and measurement, or None for the held-out digits.
+        preprocess: Preprocess spec as JSON data, for a source without one.
     """
 
     source: str
@@ -76,7 +73,7 @@ class StoryRequest:
 
     @property
     def folder(self) -> Path:
-        """Folder of the graphs and measurements of this request; another request has another folder."""
+        """Folder of the graphs and measurements of this request."""
         weights = "" if self.weights is None else f"{self.weights.resolve()} {self.weights.stat().st_mtime_ns}"
         facts = {"source": self.source, "size": self.image_size, "weights": weights, "gradient": self.gradient}
         facts |= {"samples": str(self.samples and self.samples.resolve()), "preprocess": self.preprocess or {}}
@@ -90,7 +87,7 @@ class Platform:
 
     Attributes:
         device: Device.
-        batch: Largest batch that Triton forms.
+        batch: Maximum batch size.
     """
 
     device: Device
@@ -98,33 +95,33 @@ class Platform:
 
     @property
     def mixed_precision(self) -> Precision:
-        """The 16-bit type in which the device computes products fastest."""
+        """The faster 16-bit type of the device."""
         return Precision.FP16 if self.device.is_gpu else Precision.BF16
 
     @property
     def instance_group(self) -> str:
-        """Two instances, as config.pbtxt writes it."""
+        """Entry of config.pbtxt for two instances."""
         kind = "KIND_GPU" if self.device.is_gpu else "KIND_CPU"
         return f"instance_group {{ count: 2 kind: {kind} }}"
 
     @property
     def callers(self) -> int:
-        """Concurrent requests: a full batch for each of two instances, and a third that is being formed."""
+        """Concurrent requests: a full batch for each of two instances, and a third batch in the queue."""
         return 3 * self.batch
 
 
 def this_platform() -> Platform:
-    """A GPU where there is one; batches of 64 there (as the source of the story), of 8 on a CPU."""
+    """Choose a GPU with batches of 64 (as in the source of the story), or the CPU with batches of 8."""
     device = Device.gpu() if gpus() else CPU
     return Platform(device=device, batch=64 if device.is_gpu else 8)
 
 
 def story_facts(request: StoryRequest, platform: Platform) -> dict[str, Any]:
-    """Facts about a story, for people, as plain data."""
+    """Return facts about a story for display."""
     return {
         "model": request.source,
         "image size": request.image_size,
-        "weights": str(request.weights) if request.weights else "random: nothing is decided by them",
+        "weights": str(request.weights) if request.weights else "random, so that accuracy is meaningless",
         "gradient": "by the image, in every graph" if request.gradient else "none after step 1",
         "batches": f"up to {platform.batch}, two instances",
         **machine_facts(),
@@ -132,7 +129,7 @@ def story_facts(request: StoryRequest, platform: Platform) -> dict[str, Any]:
 
 
 def machine_facts() -> dict[str, Any]:
-    """Facts about this machine and its software, and the date."""
+    """Return facts about this machine and its software, and the date."""
     processor = identity(CPU).partition(", instruction sets")[0]
     memory = psutil.virtual_memory().total / 2**30
     return {
@@ -144,26 +141,25 @@ def machine_facts() -> dict[str, Any]:
     }
 
 
-# What executes: PyTorch; a saved training step; a session in the process; a server that gets tensors, or images.
+# PyTorch; a saved training step; a session in the process; a server with tensors or images as requests.
 VariantKind = Literal["eager", "static", "session", "tensors", "images"]
 
 TOP_K = 5
-# The source reports this factor and more for all steps together.
-REPORTED_TOTAL = 25
+REPORTED_TOTAL = 25  # minimum factor of all steps together, as reported by the source
 _FUSIONS = {"pad": "pad-into-conv", "add": "add-into-producer"}
 _LIMITS = {**BY_PRECISION, Precision.FP32: OTHER_ENGINE}
-# What the compiled step tries to prove, in order, by kind of device. ONNX Runtime has no int8 kernels for GPUs.
+# Precisions that the compiled step tries to prove, in order. ONNX Runtime has no int8 kernels for GPUs.
 LOWEST_PRECISIONS = {DeviceKind.CPU: (Precision.INT8, Precision.BF16), DeviceKind.GPU: (Precision.FP16,)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphSpec:
-    """The saved graph that a variant needs.
+    """The saved graph of a variant.
 
     Attributes:
         name: Name of the model in the story's model store.
-        options: Options of `graphkiln convert` beside the source, by field of its recipe.
-        fusion: The pass that must change this graph, or the variant shows nothing; empty where none must.
+        options: Options of `graphkiln convert` in addition to the source, by field of the recipe.
+        fusion: Pass that must change the graph, or empty.
     """
 
     name: str
@@ -177,16 +173,16 @@ class Variant:
 
     Attributes:
         key: Name in results.
-        step: Number of the step that it belongs to.
-        title: A few words.
+        step: Number of the step.
+        title: Short title.
         kind: Kind of workload.
-        baseline: Key of the variant that its own factor is relative to.
+        baseline: Key of the variant to which its own factor is relative.
         reported: Factor that the source reports, or empty.
-        graph: The saved graph, or None.
+        graph: Saved graph, or None.
         settings: Settings of the served model, `key=value`.
         precision: Row of the numeric policy.
-        switch: True for one optimization by itself, outside of the chain of steps.
-        unavailable: Reason why this platform cannot execute it, or empty.
+        switch: True for a single optimization, outside of the chain of steps.
+        unavailable: Reason why this platform cannot execute the variant, or empty.
     """
 
     key: str
@@ -203,12 +199,12 @@ class Variant:
 
     @property
     def limits(self) -> Limits:
-        """The row of the policy that it must pass."""
+        """Row of the numeric policy."""
         return _LIMITS[self.precision]
 
     @property
     def is_served(self) -> bool:
-        """True where a Triton server executes it."""
+        """True if a Triton server executes the variant."""
         return self.kind in ("tensors", "images")
 
 
@@ -217,7 +213,7 @@ BASE_GRAPH = GraphSpec(name="base", options={"skip": tuple(_FUSIONS.values())})
 
 
 def initial_variants(platform: Platform) -> tuple[Variant, ...]:
-    """Steps 0 to 3, and the switches of step 4: all that is known before anything was proven."""
+    """Return steps 0 to 3, and the switches of step 4."""
     return (
         Variant(key="eager", step=0, title="eager, as found", kind="eager"),
         Variant(key="static", step=1, title="static graph", kind="static", baseline="eager", reported="1.25"),
@@ -233,7 +229,7 @@ def initial_variants(platform: Platform) -> tuple[Variant, ...]:
 
 
 def final_variants(precision: Precision) -> tuple[Variant, ...]:
-    """Step 4 with all optimizations, and step 5, in the lowest precision that was proven."""
+    """Return step 4 with all optimizations, and step 5, in the lowest proven precision."""
     saved = {"precision": precision} if precision is Precision.INT8 else {}
     settings = _settings(precision)
     return (
@@ -262,14 +258,14 @@ def final_variants(precision: Precision) -> tuple[Variant, ...]:
 
 
 def _settings(precision: Precision) -> tuple[str, ...]:
-    """Settings that force a precision, even a slower one: for `engine=auto` on a CPU a precision is only an offer."""
+    """Return settings that force a precision: with `engine=auto` on a CPU, a precision is only a suggestion."""
     if precision is Precision.INT8:
         return ("engine=auto",)
     return (f"engine={'openvino' if precision is Precision.BF16 else 'auto'}", f"precision={precision}")
 
 
 def _switches(platform: Platform) -> tuple[Variant, ...]:
-    """Each optimization of step 4 by itself."""
+    """Return each optimization of step 4 as a separate variant."""
     gpu, mixed = platform.device.is_gpu, platform.mixed_precision
     return (
         _switch(
@@ -311,11 +307,8 @@ def _skip_all_but(fusion: str) -> dict[str, Any]:
     return {"skip": tuple(name for name in _FUSIONS.values() if name != fusion)}
 
 
-# The commands that repeat a step by hand, and the conversion options behind them.
-
-
 def repeat_commands(variant: Variant, request: StoryRequest, platform: Platform, derivative: str) -> tuple[str, ...]:
-    """Shell commands that execute one variant by itself, with the files that the story left."""
+    """Return shell commands that execute one variant with the files of the story."""
     graph = variant.graph
     if graph is None:
         return (_story_command(variant, request),)
@@ -336,7 +329,7 @@ def repeat_commands(variant: Variant, request: StoryRequest, platform: Platform,
 
 
 def convert_options(graph: GraphSpec, request: StoryRequest, platform: Platform, derivative: str) -> dict[str, Any]:
-    """Fields of the recipe beside source, name and model store; `derivative` is the `OUTPUT:INPUT` of `--gradient`."""
+    """Return recipe fields except source, name and model store; `derivative` is the `OUTPUT:INPUT` of `--gradient`."""
     samples, calibration, labels = sample_paths(request.folder)
     options: dict[str, Any] = {
         "shape": (f"3x{request.image_size}x{request.image_size}",),
@@ -358,12 +351,12 @@ def convert_options(graph: GraphSpec, request: StoryRequest, platform: Platform,
 
 
 def setting_flags(model: str, variant: Variant) -> tuple[str, ...]:
-    """The `--set` flags of `graphkiln serve` for a variant."""
+    """Return the `--set` flags of `graphkiln serve` for a variant."""
     return tuple(word for setting in variant.settings for word in ("--set", f"{model}.{setting}"))
 
 
 def sample_paths(folder: Path) -> tuple[Path, Path, Path]:
-    """The folders of images that conversions are proven on and calibrated with, and the file of labels."""
+    """Return the folders of proof and calibration images, and the file of labels."""
     return folder / "samples", folder / "calibration", folder / "labels.txt"
 
 

@@ -1,7 +1,7 @@
-"""Workloads of the variants: each opens in another process, and is called with one image after another.
+"""Workloads of the variants, and the worker process in which each runs.
 
-A workload is a `functools.partial` of a function below, which can be pickled. Modules that compute are imported where
-one is opened: the memory of a process is that of its variant alone.
+A workload is a picklable `functools.partial` of a function below. Heavy modules are imported when a workload is opened,
+so that the memory of a worker is that of its variant.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class Predictions:
     """Predictions of a variant for some images.
 
     Attributes:
-        scores: `[images, classes]`, or the top k of them, `[images, k]`.
-        indices: The classes of the top k, `[images, k]`; None where `scores` holds all of them.
-        gradients: With respect to the image, `[images, 3, height, width]`, where requested.
-        noise: Relative L2 change of the gradients when the image changes by as little as fp32 can tell.
+        scores: All scores `[images, classes]`, or the top k `[images, k]`.
+        indices: Classes of the top k, `[images, k]`, or None.
+        gradients: Gradients with respect to the image, `[images, 3, height, width]`, or None.
+        noise: Relative L2 change of the gradients for a change of the image by fp32's precision.
     """
 
     scores: AnyArray
@@ -58,13 +58,13 @@ class Predictions:
     noise: float = 0.0
 
     def write(self, path: Path) -> None:
-        """Write scores, gradients and noise as .npz; indices are not kept."""
+        """Write scores, gradients and noise as .npz, without indices."""
         gradients = np.zeros(0) if self.gradients is None else self.gradients
         np.savez(path, scores=self.scores, gradients=gradients, noise=np.float64(self.noise))
 
     @classmethod
     def read(cls, path: Path) -> Predictions:
-        """Read what `write` wrote."""
+        """Read a file of `write`."""
         with np.load(path) as arrays:
             gradients = arrays["gradients"]
             return cls(
@@ -73,7 +73,7 @@ class Predictions:
 
     @classmethod
     def concatenate(cls, outputs: Sequence[Mapping[str, AnyArray]]) -> Predictions:
-        """Join the outputs of several runs by their names in the saved graph: scores, top-k indices, gradient."""
+        """Join the outputs of several runs: scores, top-k indices and gradient by their names in the graph."""
         arrays = {name: np.concatenate([row[name] for row in outputs]) for name in outputs[0]}
         return cls(scores=arrays["OUTPUT_0"], indices=arrays.get("INDEX_0"), gradients=arrays.get("OUTPUT_1"))
 
@@ -83,11 +83,11 @@ class Predictor:
     """An open workload.
 
     Attributes:
-        run_one: Does all the work for one JPEG; thread-safe where there are several callers.
-        predict: Predictions for several JPEGs, for the proof.
-        callers: Concurrent callers of `run_one`.
-        parameter_gradients: Gradients of one image with respect to all parameters, `[values]`, and their noise; None
-            for a variant without them.
+        run_one: Processes one JPEG; thread-safe if there are several callers.
+        predict: Computes predictions for several JPEGs, for the proof.
+        callers: Number of concurrent callers of `run_one`.
+        parameter_gradients: Computes the gradients of one image by all parameters, `[values]`, and their noise; or
+            None.
     """
 
     run_one: Callable[[bytes], object]
@@ -96,7 +96,6 @@ class Predictor:
     parameter_gradients: Callable[[bytes], tuple[AnyArray, float]] | None = None
 
 
-# Workload -> predictor of the process that opens it.
 Workload = Callable[[], AbstractContextManager[Predictor]]
 
 
@@ -108,12 +107,12 @@ def load_batch(jpegs: Sequence[bytes], preprocess: Preprocess) -> AnyArray:
 
 
 def flatten_gradients(gradients: Mapping[str, AnyArray]) -> AnyArray:
-    """Gradients by name of the parameter as one row, `[values]`, in the order of the names."""
+    """Join gradients by parameter name into one row, `[values]`, sorted by name."""
     return np.concatenate([gradients[name].ravel() for name in sorted(gradients)])
 
 
 def parameter_gradients_of(outputs: Mapping[str, AnyArray]) -> AnyArray:
-    """The outputs `NAME_gradient` of a saved training step as one row, `[values]`, in the order of the names."""
+    """Join the outputs `NAME_gradient` of a saved training step into one row, `[values]`, sorted by name."""
     named = {name: array for name, array in outputs.items() if name.endswith(_GRADIENT_SUFFIX)}
     return flatten_gradients({name.removesuffix(_GRADIENT_SUFFIX): array for name, array in named.items()})
 
@@ -122,7 +121,7 @@ def open_source_model(request: StoryRequest) -> TorchModel:
     """Open the source model; the caller closes it.
 
     Raises:
-        ConversionError: It is no PyTorch model with one image as its input, or its preprocessing is not known.
+        ConversionError: It is not a PyTorch model with a single image as input, or its preprocess spec is unknown.
     """
     from graphkiln_converters.recipe import Recipe
     from graphkiln_converters.sources.base import open_source
@@ -133,7 +132,7 @@ def open_source_model(request: StoryRequest) -> TorchModel:
     if not isinstance(model, TorchModel) or len(model.inputs) != 1 or model.keywords:
         model.close()
         raise ConversionError(
-            f"the story of {request.source} cannot be run: it begins with a PyTorch model of one image",
+            f"a story needs a PyTorch model with a single image as input, got {request.source}",
             hint="torchvision:ARCH, timm:ARCH, or python:FILE:FACTORY",
         )
     source_preprocess(model, request)
@@ -141,17 +140,17 @@ def open_source_model(request: StoryRequest) -> TorchModel:
 
 
 def source_preprocess(model: TorchModel, request: StoryRequest) -> Preprocess:
-    """The requested preprocessing, else the source's.
+    """Return the requested preprocess spec, or that of the source.
 
     Raises:
-        ConversionError: Neither has one.
-        ManifestError: The requested preprocessing is not valid.
+        ConversionError: There is no preprocess spec.
+        ManifestError: The requested spec is invalid.
     """
     if request.preprocess is not None:
         return decode(Preprocess, request.preprocess, path="preprocess")
     if model.preprocess is None:
         raise ConversionError(
-            f"it is not known how an image becomes the input of {request.source}",
+            f"{request.source} has no preprocess spec for images",
             hint='give --preprocess \'{"resize": 256, "crop": [224, 224], "mean": [...], "std": [...]}\'',
         )
     return model.preprocess
@@ -173,7 +172,7 @@ def open_session(graph: Path, device: Device) -> Iterator[Session]:
 def _predict_one_by_one(
     session: Session, jpegs: Sequence[bytes], preprocess: Preprocess, *, outputs: int
 ) -> Predictions:
-    """Predictions of a session, image by image, as it is measured; `outputs` is 1 for scores, 2 with the gradient."""
+    """Predict image by image, as measured; `outputs` is 1 for scores, 2 with the gradient."""
     rows = []
     for jpeg in jpegs:
         arrays = list(session.run({"INPUT_0": load_batch([jpeg], preprocess)}).values())
@@ -183,7 +182,7 @@ def _predict_one_by_one(
 
 @contextmanager
 def eager_workload(request: StoryRequest, derivative: str) -> Iterator[Predictor]:
-    """Step 0, as the team found the model: preprocessing, forward, backward by the parameters, a second forward."""
+    """Step 0: preprocessing, forward, backward by the parameters, and a second forward in eager PyTorch."""
     from graphkiln.story.training_step import TrainingStep
 
     with closing(open_source_model(request)) as model:
@@ -215,7 +214,7 @@ def _predict_eagerly(model: TorchModel, feeds: Mapping[str, AnyArray], derivativ
 
 
 def _parameter_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> tuple[AnyArray, float]:
-    """The gradients, and their relative change when the image changes by fp32's own error."""
+    """Compute the gradients, and their relative change for a change of the image by fp32's precision."""
     from graphkiln_converters.gradient import perturb
 
     step.model.module.to("cpu")
@@ -229,7 +228,7 @@ def _parameter_gradients(step: TrainingStep, feeds: Mapping[str, AnyArray]) -> t
 def static_workload(
     training_graph: Path, forward_graph: Path, preprocess: Preprocess, device: Device
 ) -> Iterator[Predictor]:
-    """Step 1: as step 0, with saved graphs instead of PyTorch, one image at a time."""
+    """Step 1: as step 0 with saved graphs instead of PyTorch, one image at a time."""
     with open_session(training_graph, device) as training, open_session(forward_graph, device) as forward:
 
         def run_one(jpeg: bytes) -> None:
@@ -249,7 +248,7 @@ def static_workload(
 
 @contextmanager
 def session_workload(graph: Path, preprocess: Preprocess, device: Device) -> Iterator[Predictor]:
-    """Step 2: a session in the process, one image at a time: scores, and the gradient by the image where requested."""
+    """Step 2: a session in the process, one image at a time, with the gradient by the image if requested."""
     with open_session(graph, device) as session:
         yield Predictor(
             run_one=lambda jpeg: session.run({"INPUT_0": load_batch([jpeg], preprocess)}),
@@ -264,8 +263,8 @@ def served_workload(url: str, model: str, callers: int, *, top_k: int, gradient:
     Args:
         url: gRPC address of the server.
         model: Model name.
-        callers: Concurrent requests.
-        top_k: Answers for each image where the graph ranks its scores, else 0.
+        callers: Number of concurrent requests.
+        top_k: Number of classes per image for a graph with an embedded top-k, otherwise 0.
         gradient: True if the graph has the gradient as an output.
     """
     from graphkiln_client import Client
@@ -283,13 +282,8 @@ def served_workload(url: str, model: str, callers: int, *, top_k: int, gradient:
             with ThreadPoolExecutor(callers) as pool:
                 return Predictions.concatenate(list(pool.map(infer, jpegs)))
 
-        # A gradient beside the ranking is a tensor: `classify` would leave it out, and measure less work.
+        # `classify` would not request the gradient, and would measure less work.
         yield Predictor(run_one=classify if top_k and not gradient else infer, predict=predict, callers=callers)
-
-
-# A process for the work of one variant, which keeps its memory, threads and faults apart.
-
-# Throughput and latencies of a function that classifies images, under a number of concurrent callers.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -297,10 +291,9 @@ class Throughput:
     """One measurement.
 
     Attributes:
-        per_second: Images per second, counted from completion to completion: the images that were under way before the
-            first one, or completed after the deadline, do not count.
+        per_second: Images per second while all callers were busy.
         latencies_ms: Latency of every image, from the JPEG to the outputs.
-        seconds: Duration of the whole measurement, the last images included.
+        seconds: Duration of the whole measurement.
         images: Number of all images.
     """
 
@@ -313,16 +306,16 @@ class Throughput:
 def measure_throughput(
     predict: Callable[[bytes], object], callers: int, jpegs: Sequence[bytes], seconds: float
 ) -> Throughput:
-    """Call a function again and again; each caller takes the next image when its own is done.
+    """Call a function with one image after another from concurrent threads.
 
     Args:
-        predict: Takes one image; called from `callers` threads.
-        callers: Concurrent callers.
-        jpegs: The images, taken in turn.
+        predict: Processes one image.
+        callers: Number of threads.
+        jpegs: Images, taken in turn.
         seconds: Duration in which new images are taken; each caller takes at least one.
 
     Raises:
-        BaseException: The first error of `predict`; all callers stop then.
+        BaseException: The first error of `predict`, which stops all callers.
     """
     spans: list[tuple[float, float]] = []
     failures: list[BaseException] = []
@@ -340,11 +333,11 @@ def measure_throughput(
                 spans.append((start, time.perf_counter()))
                 if failures or time.perf_counter() - begun >= seconds:
                     return
-        except BaseException as error:  # noqa: BLE001 - it is raised below, in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised below in the calling thread
             failures.append(error)
 
     if callers == 1:
-        work()  # in another thread glibc's allocator is slower, by a quarter for eager PyTorch
+        work()  # not in a thread: there, glibc's allocator slows down eager PyTorch by a quarter
     else:
         threads = [threading.Thread(target=work) for _ in range(callers)]
         for thread in threads:
@@ -363,12 +356,11 @@ def measure_throughput(
 
 
 def _rate(begun: float, completions: Sequence[float], callers: int, deadline: float) -> float:
-    """Images per second while all callers were busy.
+    """Compute the images per second while all callers were busy.
 
-    One caller is busy all the time. Of several, the first images complete while the pipeline fills, the last ones while
-    it runs empty: both ends are left out, and the time counts from completion to completion, so that a batch is never
-    cut. Where less than a third of the measurement is left of it, all of it counts: the images of one batch complete
-    together, which is no rate.
+    With several callers, the images that fill and drain the pipeline are left out. The time is measured from completion
+    to completion, so that batches are not cut. If less than a third of the measurement remains, all of it counts,
+    because the images of one batch complete together.
     """
     whole = len(completions) / (completions[-1] - begun)
     if callers == 1:
@@ -382,15 +374,15 @@ _EXIT_S = 30
 
 
 class Worker(Closeable):
-    """Opens a workload in another process, and calls it there.
+    """A process that runs a workload, which isolates its memory, threads and faults.
 
     Raises:
-        MeasurementError: It cannot be opened, or the process ended.
+        MeasurementError: The workload cannot be opened, or the process ended.
     """
 
     def __init__(self, workload: Workload, title: str) -> None:
         self._title = title
-        context = multiprocessing.get_context("spawn")  # a fork would take this process's memory along
+        context = multiprocessing.get_context("spawn")  # a fork would inherit this process's memory
         self._connection, theirs = context.Pipe()
         self._process = context.Process(target=_serve, args=(workload, theirs), daemon=True)
         with safe_path():
@@ -403,7 +395,7 @@ class Worker(Closeable):
             raise
 
     def predict(self, jpegs: Sequence[bytes]) -> Predictions:
-        """Predictions for images.
+        """Compute predictions for images.
 
         Raises:
             MeasurementError: The workload failed, or the process ended.
@@ -412,7 +404,7 @@ class Worker(Closeable):
         return predictions
 
     def parameter_gradients(self, jpeg: bytes) -> tuple[AnyArray, float]:
-        """Gradients with respect to the parameters, and their noise; see `Predictor`.
+        """Compute the gradients of the parameters, and their noise; see `Predictor`.
 
         Raises:
             MeasurementError: The workload failed, or the process ended.
@@ -421,7 +413,7 @@ class Worker(Closeable):
         return gradients, noise
 
     def measure(self, jpegs: Sequence[bytes], seconds: float) -> Throughput:
-        """Measure it for some seconds.
+        """Measure the workload's throughput.
 
         Raises:
             MeasurementError: The workload failed, or the process ended.
@@ -436,7 +428,7 @@ class Worker(Closeable):
 
     def close(self) -> None:
         """End the process."""
-        self._connection.close()  # the process ends when it sees that
+        self._connection.close()  # ends the process
         self._process.join(_EXIT_S)
         if self._process.is_alive():
             self._process.kill()
@@ -456,20 +448,20 @@ class Worker(Closeable):
 
     @contextmanager
     def _checked_connection(self) -> Iterator[None]:
-        """Report a broken connection as what it is: the end of the process."""
+        """Convert a broken connection to an error with the exit code of the process."""
         try:
             yield
         except (EOFError, ConnectionError) as error:
             self._process.join(_EXIT_S)
             raise MeasurementError(
                 f"the process of '{self._title}' ended with code {self._process.exitcode}",
-                hint="a negative code is a signal, -9 is often a lack of memory; what was measured is kept: --resume",
+                hint="a negative code is a signal, often -9 for a lack of memory; resume with --resume",
             ) from error
 
 
 def _serve(workload: Workload, connection: Connection) -> None:
-    """The process: opens the workload, then executes calls until the other side closes the connection."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent, which then closes the connection
+    """Run the worker process: open the workload, then execute calls until the connection is closed."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the connection
     try:
         with workload() as predictor:
             connection.send((True, None))
@@ -478,22 +470,22 @@ def _serve(workload: Workload, connection: Connection) -> None:
                 connection.send(_execute(predictor, name, arguments))
     except (EOFError, ConnectionError):
         return
-    except Exception as error:  # noqa: BLE001 - the parent raises it, whatever it is
+    except Exception as error:  # noqa: BLE001 - raised by the parent
         connection.send((False, _describe(error)))
 
 
 def _execute(predictor: Predictor, name: str, arguments: list[Any]) -> tuple[bool, object]:
-    """Execute a call; return success, and the value or the error."""
+    """Execute a call; return (True, value) or (False, error message)."""
     try:
         if name == "measure":
             return True, measure_throughput(predictor.run_one, predictor.callers, *arguments)
         return True, getattr(predictor, name)(*arguments)
-    except Exception as error:  # noqa: BLE001 - the parent raises it, whatever it is
+    except Exception as error:  # noqa: BLE001 - raised by the parent
         return False, _describe(error)
 
 
 def _describe(error: Exception) -> str:
-    """One line for our own errors, the traceback for all others."""
+    """Format our own errors in one line, and others with their traceback."""
     if isinstance(error, GraphkilnError):
         return str(error)
     return "".join(traceback.format_exception(error)).strip()

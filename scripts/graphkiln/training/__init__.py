@@ -1,1 +1,1 @@
-"""Training of the weights that come with the project: the examples', and those of the story. Needs the extra `dev`."""
+"""Training of the example models and of the weights for `graphkiln story`. Needs the extra `dev`."""

@@ -7,7 +7,7 @@ from torch import nn
 
 
 def random_uniform(count: int, low: float, high: float, generator: torch.Generator) -> torch.Tensor:
-    """Uniform random numbers in `low..high`, `[count]`."""
+    """Draw uniform random numbers in `low..high`, `[count]`."""
     return torch.rand(count, generator=generator) * (high - low) + low
 
 
@@ -20,15 +20,15 @@ def random_affine(
     shift: float,
     generator: torch.Generator,
 ) -> torch.Tensor:
-    """Rotate, scale and shift each sample by random amounts; the border is replicated.
+    """Rotate, scale and shift each sample by random amounts, with replicated borders.
 
     Args:
-        samples: `[count, 1, size, size]`.
+        samples: Images, `[count, 1, size, size]`.
         side: Height and width of the result in pixels.
-        angle: Largest rotation in radians, in either direction.
-        scale: Smallest and largest scale of the sampling grid.
-        shift: Largest shift, as a share of half the size.
-        generator: Source of randomness.
+        angle: Maximum rotation in radians, in either direction.
+        scale: Minimum and maximum scale of the sampling grid.
+        shift: Maximum shift, relative to half the size.
+        generator: Random number generator.
 
     Returns:
         `[count, 1, side, side]`.

@@ -1,7 +1,7 @@
-"""Images whose objects are known exactly: scikit-learn's handwritten digits, composed into scenes.
+"""Scenes composed of scikit-learn's handwritten digits with exact boxes and masks, and three small networks for them.
 
-The strokes are real, and so is what makes scenes hard: sizes differ, backgrounds are uneven and noisy, some digits are
-fainter than others. Digits of the held-out scenes are seen by no training scene.
+Sizes and brightness of the digits vary, and backgrounds are uneven and noisy. Digits of held-out scenes do not occur in
+training scenes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,15 @@ from torch import nn
 
 from graphkiln.story.digits import digit_image
 
-# Height and width of a scene in pixels.
-SIDE = 96
-# Fewest and most digits of a scene that are tried; one that finds no room is left out.
-OBJECTS = (1, 5)
+SIDE = 96  # height and width of a scene in pixels
+OBJECTS = (1, 5)  # minimum and maximum number of digits; digits without free space are omitted
 _DIGIT_SIDES = (22, 44)
-# A pixel with at least this share of a digit's brightest ink belongs to the digit.
-_STROKE = 0.5
+_STROKE = 0.5  # minimum brightness of a digit's pixel, relative to its brightest pixel
 _BACKGROUND = (10.0, 70.0)
 _INK = (110.0, 180.0)
 _NOISE = 3.0
 _ATTEMPTS = 20
-# One digit in this many is held out.
-_HELD_OUT = 4
+_HELD_OUT = 4  # every 4th digit is held out
 
 Digits = npt.NDArray[np.float64]
 Generator = np.random.Generator
@@ -36,13 +32,13 @@ Generator = np.random.Generator
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scene:
-    """An image and what is on it.
+    """An image with its objects.
 
     Attributes:
         pixels: Gray levels, uint8 `[height, width]`.
-        boxes: Around the strokes of each digit, as x1, y1, x2, y2 in pixels, float32 `[digits, 4]`.
+        boxes: Bounding box of each digit's strokes, x1, y1, x2, y2 in pixels, float32 `[digits, 4]`.
         classes: Value of each digit, int64 `[digits]`.
-        segmentation: Class of each pixel: 0 for background, else 1 + value of its digit, uint8 `[height, width]`.
+        segmentation: Class of each pixel: 0 for background, otherwise 1 + value of the digit, uint8 `[height, width]`.
     """
 
     pixels: npt.NDArray[np.uint8]
@@ -52,14 +48,14 @@ class Scene:
 
 
 def compose_scenes(count: int, *, seed: int, held_out: bool = False) -> list[Scene]:
-    """Compose scenes from a fixed seed, of the digits that are held out or of all others."""
+    """Compose scenes of the held-out digits, or of all others, from a seed."""
     images, values = digit_rows(held_out)
     generator = np.random.default_rng(seed)
     return [compose(images, values, generator) for _ in range(count)]
 
 
 def compose(digits: Digits, values: Sequence[int] | npt.NDArray[np.int64], generator: Generator) -> Scene:
-    """Compose one scene of digits, images of 0..16, `[digits, 8, 8]`, and their values, 0..9."""
+    """Compose one scene of digits, `[digits, 8, 8]` in 0..16, with their values 0..9."""
     canvas = _background(generator)
     segmentation = np.zeros((SIDE, SIDE), np.uint8)
     boxes: list[tuple[int, int, int, int]] = []
@@ -87,7 +83,7 @@ def compose(digits: Digits, values: Sequence[int] | npt.NDArray[np.int64], gener
 
 
 def digit_rows(held_out: bool) -> tuple[Digits, npt.NDArray[np.int64]]:
-    """Digits for scenes, held out or all others: images of 0..16, `[digits, 8, 8]`, and their values."""
+    """Load the held-out digits, or all others: images in 0..16, `[digits, 8, 8]`, and their values."""
     from sklearn.datasets import load_digits
 
     digits = load_digits()
@@ -96,14 +92,14 @@ def digit_rows(held_out: bool) -> tuple[Digits, npt.NDArray[np.int64]]:
 
 
 def _background(generator: Generator) -> npt.NDArray[np.float64]:
-    """A brightness that changes evenly from one side to the other, `[height, width]`."""
+    """Create a brightness gradient, `[height, width]`."""
     level, slope = generator.uniform(*_BACKGROUND), generator.uniform(-25, 25, 2)
     rows, columns = np.mgrid[0:SIDE, 0:SIDE] / SIDE - 0.5
     return np.asarray(level + slope[0] * rows + slope[1] * columns)
 
 
 def _draw_digit(digit: npt.NDArray[np.float64], generator: Generator) -> npt.NDArray[np.float64]:
-    """Ink of 0..1 in a random size and a random proportion, `[height, width]`."""
+    """Draw a digit with random size and aspect ratio, in 0..1, `[height, width]`."""
     side = int(generator.integers(_DIGIT_SIDES[0], _DIGIT_SIDES[1] + 1))
     width = max(8, round(side * generator.uniform(0.8, 1.1)))
     ink = np.asarray(digit_image(digit, side).resize((width, side)), np.float64)
@@ -113,7 +109,7 @@ def _draw_digit(digit: npt.NDArray[np.float64], generator: Generator) -> npt.NDA
 def _free_place(
     shape: tuple[int, ...], boxes: Sequence[tuple[int, int, int, int]], generator: Generator
 ) -> tuple[int, int] | None:
-    """Top and left of a place that touches no box; None where chance finds none."""
+    """Find top and left of a random place that overlaps no box, or None."""
     height, width = shape
     for _ in range(_ATTEMPTS):
         top, left = (int(generator.integers(0, SIDE - length + 1)) for length in (height, width))
@@ -123,29 +119,19 @@ def _free_place(
 
 
 def _bounds(stroke: npt.NDArray[np.bool_], top: int, left: int) -> tuple[int, int, int, int]:
-    """The box around the pixels of a stroke, as x1, y1, x2, y2."""
+    """Compute the bounding box of a stroke as x1, y1, x2, y2."""
     rows, columns = np.flatnonzero(stroke.any(axis=1)), np.flatnonzero(stroke.any(axis=0))
     return left + int(columns[0]), top + int(rows[0]), left + int(columns[-1]) + 1, top + int(rows[-1]) + 1
 
 
-# Three small networks for scenes of digits: a detector, a segmenter, an embedding.
-
-# Pixels of the input to a cell of the detector's grid.
-STRIDE = 4
-# Rows that leave the graph for each image; those beyond the count are zero.
-DETECTIONS = 16
-# Detections below this score are not counted.
-KEPT_SCORE = 0.05
-# Score of a digit where none was detected.
-_FAINTEST = 1e-9
-# Boxes of at least this score say how bright their ink is.
-_SURE = 0.3
-# Pixels around a box that may hold ink of its digit, too.
-_MARGIN = 2.0
-# Least difference of the brightest and the darkest pixel of a box.
-_FLATTEST = 0.1
-# Between the scores of neighbouring cells: of equal ones, as integers make them, only one is a peak.
-_TIE_STEP = 1e-6
+STRIDE = 4  # input pixels per cell of the detector's grid
+DETECTIONS = 16  # maximum number of detections per image; unused rows are zero
+MIN_SCORE = 0.05
+_NO_SCORE = 1e-9  # score of a digit outside of all boxes
+_CONFIDENT = 0.3  # minimum score of boxes that are used to normalize the brightness
+_MARGIN = 2.0  # pixels around a box that may belong to its digit
+_MIN_CONTRAST = 0.1
+_TIE_STEP = 1e-6  # breaks ties between neighbouring cells, which occur with integer arithmetic
 
 
 def _block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
@@ -155,7 +141,7 @@ def _block(inputs: int, outputs: int, stride: int = 1) -> nn.Sequential:
 
 
 class Pyramid(nn.Module):
-    """Features of `[batch, 32, height / 4, width / 4]` from gray images, with a view of 16 x 16 cells around each."""
+    """Feature pyramid: gray images to features, `[batch, 32, height / 4, width / 4]`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -165,7 +151,7 @@ class Pyramid(nn.Module):
         self.from_stem, self.from_middle, self.from_top = (nn.Conv2d(width, 32, 1) for width in (24, 40, 48))
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
+        """Take pixels in -1..1, `[batch, 1, height, width]`, with sides that are multiples of 16."""
         fine = self.stem(pixels)
         middle = self.middle(fine)
         merged = self.from_middle(middle) + _double(self.from_top(self.top(middle)))
@@ -173,7 +159,7 @@ class Pyramid(nn.Module):
 
 
 class SceneDetector(nn.Module):
-    """Digits as peaks of a heat map, each with the distances from its cell to the four sides of its box.
+    """Detector with a heat map of digit centres, and the distances from each cell to the four sides of its box.
 
     Source: Zhou, Wang, Krähenbühl, "Objects as Points", 2019 (peaks instead of non-maximum suppression).
     """
@@ -189,7 +175,7 @@ class SceneDetector(nn.Module):
         nn.init.constant_(self.sides.bias, 3.0)  # type: ignore[arg-type]
 
     def maps(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """Logits `[batch, classes, rows, columns]` and boxes in pixels `[batch, 4, rows, columns]`, for the loss."""
+        """Compute logits `[batch, classes, rows, columns]` and boxes in pixels `[batch, 4, rows, columns]`."""
         features = self.mix(self.pyramid(pixels))
         left, top, right, bottom = (nn.functional.softplus(self.sides(features)) * STRIDE).unbind(dim=1)
         rows, columns = left.shape[-2:]
@@ -198,14 +184,14 @@ class SceneDetector(nn.Module):
         return self.heat(features), torch.stack((x - left, y - top, x + right, y + bottom), dim=1)
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Boxes `[batch, 16, 4]`, scores and classes `[batch, 16]`, counts `[batch]`: best first, padded with zeros."""
+        """Return boxes `[batch, 16, 4]`, scores and classes `[batch, 16]`, and counts `[batch]`, best first."""
         logits, boxes = self.maps(pixels)
         cells = logits.shape[-2] * logits.shape[-1]
         ordered = logits - _TIE_STEP * torch.arange(cells, dtype=torch.float32).view(1, 1, *logits.shape[-2:])
         heat = ordered.sigmoid()
         peaks = torch.where(heat == nn.functional.max_pool2d(heat, 3, 1, 1), heat, torch.zeros_like(heat))
         scores, indices = peaks.flatten(1).topk(DETECTIONS)
-        found = scores >= KEPT_SCORE
+        found = scores >= MIN_SCORE
         at = (indices % cells).unsqueeze(1).expand(-1, 4, -1)
         chosen = boxes.flatten(2).gather(2, at).transpose(1, 2)
         return (
@@ -217,7 +203,7 @@ class SceneDetector(nn.Module):
 
 
 class Strokes(nn.Module):
-    """Likelihood of ink for each pixel, as logits `[batch, 1, height, width]`."""
+    """Ink segmentation: logits for each pixel, `[batch, 1, height, width]`."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -226,17 +212,17 @@ class Strokes(nn.Module):
         self.draw = nn.Sequential(_block(24 + 32, 24), nn.Conv2d(24, 4, 1), nn.PixelShuffle(2))
 
     def forward(self, levels: torch.Tensor) -> torch.Tensor:
-        """From pixels and their relief, `[batch, 2, height, width]` in -1..1; sides are multiples of 4."""
+        """Take pixels and their relief in -1..1, `[batch, 2, height, width]`, with sides that are multiples of 4."""
         fine = self.fine(levels)
         return torch.as_tensor(self.draw(torch.cat((fine, _double(self.coarse(fine))), dim=1)))
 
 
 class SceneSegmenter(nn.Module):
-    """Scores `[batch, 1 + classes, height, width]`: ink in the box of a digit belongs to that digit.
+    """Segmenter with scores `[batch, 1 + classes, height, width]`: ink within a digit's box belongs to the digit.
 
-    The edge of ink depends on its brightness elsewhere in the digit: the box shows that, a small window does not.
+    The brightness of a digit is normalized within its box.
 
-    Source: Bolya et al., "YOLACT", 2019 (masks of the whole image, cut by what was detected).
+    Source: Bolya et al., "YOLACT", 2019 (masks of the whole image, cropped by the detections).
     """
 
     def __init__(self, detector: SceneDetector) -> None:
@@ -245,30 +231,30 @@ class SceneSegmenter(nn.Module):
         self.strokes = Strokes()
 
     def train(self, mode: bool = True) -> SceneSegmenter:
-        """The detector is trained already: its batch norms stay as they are."""
+        """Keep the trained detector in evaluation mode."""
         super().train(mode)
         self.detector.eval()
         return self
 
     def levels(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Input of the strokes: see `Strokes`."""
+        """Compute the input of `Strokes`."""
         boxes, scores, _, _ = self.detector(pixels)
         return torch.cat((pixels, relief(pixels, boxes, scores)), dim=1)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """From pixels in -1..1, `[batch, 1, height, width]`; sides are multiples of 16."""
+        """Take pixels in -1..1, `[batch, 1, height, width]`, with sides that are multiples of 16."""
         boxes, scores, classes, _ = self.detector(pixels)
         ink = self.strokes(torch.cat((pixels, relief(pixels, boxes, scores)), dim=1))
         named = (classes.unsqueeze(-1) == torch.arange(self.detector.classes)).float() * scores.unsqueeze(-1)
         height, width = pixels.shape[-2:]
         within = (_inside(boxes, height, width, 0).float() + _inside(boxes, height, width, _MARGIN).float()) / 2
         digits = (named.transpose(1, 2) @ within).unflatten(2, (height, width))
-        shares = digits / digits.amax(dim=1, keepdim=True).clamp(min=_SURE)
-        return torch.cat((-ink, ink + shares.clamp(min=_FAINTEST).log()), dim=1)
+        shares = digits / digits.amax(dim=1, keepdim=True).clamp(min=_CONFIDENT)
+        return torch.cat((-ink, ink + shares.clamp(min=_NO_SCORE).log()), dim=1)
 
 
 def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Position of a pixel between the darkest and the brightest one of its box, `[batch, 1, height, width]`.
+    """Normalize each pixel between the darkest and the brightest pixel of its box.
 
     Args:
         pixels: In -1..1, `[batch, 1, height, width]`.
@@ -276,20 +262,20 @@ def relief(pixels: torch.Tensor, boxes: torch.Tensor, scores: torch.Tensor) -> t
         scores: `[batch, detections]`.
 
     Returns:
-        -1 for the darkest, 1 for the brightest; -1 outside of all boxes. In several boxes the highest counts.
+        Values from -1 to 1, `[batch, 1, height, width]`; -1 outside of all boxes, the maximum in overlapping boxes.
     """
     height, width = pixels.shape[-2:]
     inside, flat = _inside(boxes, height, width, _MARGIN), pixels.flatten(2)
     low = torch.where(inside, flat, torch.ones_like(flat)).amin(dim=2, keepdim=True)
     high = torch.where(inside, flat, -torch.ones_like(flat)).amax(dim=2, keepdim=True)
-    place = (2 * flat - high - low) / (high - low).clamp(min=_FLATTEST)
-    sure = inside & (scores >= _SURE).unsqueeze(-1)
+    place = (2 * flat - high - low) / (high - low).clamp(min=_MIN_CONTRAST)
+    sure = inside & (scores >= _CONFIDENT).unsqueeze(-1)
     found = torch.where(sure, place, -torch.ones_like(place)).amax(dim=1, keepdim=True)
     return found.reshape(-1, 1, height, width)
 
 
 def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torch.Tensor:
-    """Pixels in each box, or within a margin of it: bool `[batch, detections, height * width]`."""
+    """Mark the pixels in each box and its margin: bool `[batch, detections, height * width]`."""
     x1, y1, x2, y2 = boxes.unsqueeze(-1).unbind(dim=2)
     x, y = (torch.arange(size, dtype=torch.float32) + 0.5 for size in (width, height))
     across, down = (x > x1 - margin) & (x < x2 + margin), (y > y1 - margin) & (y < y2 + margin)
@@ -297,7 +283,7 @@ def _inside(boxes: torch.Tensor, height: int, width: int, margin: float) -> torc
 
 
 class DigitEmbedding(nn.Module):
-    """A vector of length one, `[batch, 32]`: the same digit points the same way."""
+    """Embedding network with vectors of length one, `[batch, 32]`."""
 
     def __init__(self, features: int = 32) -> None:
         super().__init__()
@@ -305,7 +291,7 @@ class DigitEmbedding(nn.Module):
         self.project = nn.Linear(64, features)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """From pixels in -1..1, `[batch, 1, 32, 32]`."""
+        """Take pixels in -1..1, `[batch, 1, 32, 32]`."""
         return nn.functional.normalize(self.project(self.blocks(pixels).mean(dim=(2, 3))), dim=1)
 
 

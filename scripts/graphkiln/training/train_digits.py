@@ -1,7 +1,7 @@
 """Train the example model of `model_repository/digits` and write it as a proven version.
 
-Data: scikit-learn's bundled handwritten digits (1,797 images of 8x8 pixels). Each is rendered as the 64x64 PNG that a
-user would send, and takes the client's own preprocessing, so that training and serving see the same numbers.
+Data: scikit-learn's handwritten digits (1,797 images of 8x8 pixels). Each is rendered as a 64x64 image and preprocessed
+as by the client, so that training and serving use the same values.
 """
 
 from __future__ import annotations
@@ -52,17 +52,17 @@ class DigitsNet(nn.Module):
         self.head = nn.Linear(widths[-1], len(CLASSES))
 
     def logits(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Unnormalized scores, for the loss."""
+        """Compute unnormalized scores for the loss."""
         scores: torch.Tensor = self.head(self.features(pixels).mean(dim=(2, 3)))
         return scores
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
-        """Probabilities, for users."""
+        """Compute probabilities."""
         return self.logits(pixels).softmax(dim=1)
 
 
 def augment(samples: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Rotate, scale and shift samples at random, and invert half of them, so that dark on light works too."""
+    """Rotate, scale and shift samples at random, and invert half of them to support dark digits on light."""
     side = samples.shape[-1]
     moved = random_affine(samples, side, angle=0.2, scale=(0.85, 1.2), shift=0.12, generator=generator)
     sign = torch.where(random_uniform(len(samples), 0, 1, generator) < 0.5, -1.0, 1.0)
@@ -70,7 +70,7 @@ def augment(samples: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def train_network(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> DigitsNet:
-    """Train a network from a fixed seed; the same library versions and processor repeat it exactly."""
+    """Train a network from a fixed seed; reproducible with the same library versions and processor."""
     torch.manual_seed(SEED)
     torch.use_deterministic_algorithms(mode=True)
     torch.set_num_threads(1)
@@ -94,7 +94,7 @@ def train_network(samples: torch.Tensor, targets: torch.Tensor, epochs: int) -> 
 
 
 def main() -> None:
-    """Train, evaluate, prove, write."""
+    """Train, evaluate, prove and write the model."""
     parser = argparse.ArgumentParser(
         prog="scripts/train-digits", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

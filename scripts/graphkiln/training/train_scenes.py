@@ -1,7 +1,7 @@
-"""Train small examples of tasks beside classification, and write each as a proven version.
+"""Train small example models for detection, segmentation and embedding, and write each as a proven version.
 
-A detector and a segmenter of digits in composed scenes, and an embedding of single digits; all from scikit-learn's
-handwritten digits. Each is measured on digits that it was not trained on, and written only where it is good.
+All use scikit-learn's handwritten digits: scenes of digits for the detector and the segmenter, single digits for the
+embedding. Each model is evaluated on held-out digits, and written only if it is accurate enough.
 """
 
 from __future__ import annotations
@@ -44,10 +44,8 @@ from graphkiln_converters.sources.pytorch import export_graph
 from graphkiln_converters.write import SourceInfo, prove_and_write
 
 _CELLS = SIDE // STRIDE
-# Width of a peak as a share of its box's sides.
-_SPREAD = 0.08
-# Cells where the heat is higher than this learn the box, too.
-_NEAR = 0.5
+_SPREAD = 0.08  # width of a peak relative to the sides of its box
+_NEAR = 0.5  # cells with at least this heat also learn the box
 _TINY = 1e-6
 
 
@@ -55,7 +53,7 @@ class DetectorTargets:
     """Targets of the detector for a set of scenes.
 
     Attributes:
-        heat: 1 at the centre of each digit, falling off around it, `[scenes, classes, rows, columns]`.
+        heat: 1 at the centre of each digit, decreasing around it, `[scenes, classes, rows, columns]`.
         boxes: Box of the digit that a cell belongs to, in pixels, `[scenes, 4, rows, columns]`.
         weights: Weight of a cell for its box, `[scenes, rows, columns]`.
     """
@@ -89,7 +87,7 @@ def _nearest(centres: torch.Tensor, position: float) -> torch.Tensor:
 def detector_loss(
     logits: torch.Tensor, boxes: torch.Tensor, targets: DetectorTargets, rows: torch.Tensor
 ) -> torch.Tensor:
-    """Focal loss of the peaks and one minus the intersection over union of the boxes near them.
+    """Compute the focal loss of the peaks plus one minus the IoU of the boxes near them.
 
     Source: Law and Deng, "CornerNet", 2018 (the focal loss); Rezatofighi et al., "Generalized IoU", 2019.
     """
@@ -103,7 +101,7 @@ def detector_loss(
 
 
 def generalized_iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
-    """Generalized IoU of boxes at the same positions, `[batch, 4, ...]` each, -1..1 `[batch, ...]`."""
+    """Compute the generalized IoU of boxes `[batch, 4, ...]`, -1..1 `[batch, ...]`."""
     x1, y1, x2, y2 = boxes.unbind(dim=1)
     u1, v1, u2, v2 = others.unbind(dim=1)
     across = (torch.minimum(x2, u2) - torch.maximum(x1, u1)).clamp(min=0)
@@ -115,7 +113,7 @@ def generalized_iou(boxes: torch.Tensor, others: torch.Tensor) -> torch.Tensor:
 
 
 def stroke_loss(ink: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of ink and background, and one minus their overlap, which thin strokes need.
+    """Compute the cross entropy of ink and background plus one minus their overlap, which helps thin strokes.
 
     Args:
         ink: Logits, `[batch, 1, height, width]`.
@@ -130,7 +128,7 @@ def stroke_loss(ink: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
 
 
 def embedding_loss(vectors: torch.Tensor, directions: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Cross entropy of the cosines with a direction for each class, `[classes, features]`.
+    """Compute the cross entropy of the cosines with one direction per class, `[classes, features]`.
 
     Source: Wang et al., "CosFace", 2018 (the margin of 0.2 and the scale).
     """
@@ -145,17 +143,16 @@ EMBEDDING_SIDE = 32
 SEGMENTS = ("background", *CLASSES)
 DETECTOR_GRAPH = Path(__file__).parents[3] / "model_repository" / "scenes-detector" / "1" / "model.onnx"
 
-# Of the samples with these row numbers.
-Loss = Callable[[torch.Tensor], torch.Tensor]
+Loss = Callable[[torch.Tensor], torch.Tensor]  # from row numbers of a batch
 
 
 def to_input(pixels: Sequence[npt.NDArray[np.uint8]]) -> torch.Tensor:
-    """Gray levels, uint8 `[height, width]` each, as the networks take them: -1..1, `[samples, 1, height, width]`."""
+    """Convert gray images, uint8 `[height, width]` each, to -1..1, `[samples, 1, height, width]`."""
     return (torch.from_numpy(np.stack(pixels)).float() / 255 - 0.5).div(0.5).unsqueeze(1)
 
 
 def train_detector(scenes: int = 3000, steps: int = 1500) -> SceneDetector:
-    """A detector of ten digits."""
+    """Train a detector of ten digits."""
     _begin()
     training = compose_scenes(scenes, seed=SEED)
     samples, targets = scene_samples(training), DetectorTargets(training, len(CLASSES))
@@ -169,7 +166,7 @@ def train_detector(scenes: int = 3000, steps: int = 1500) -> SceneDetector:
 
 
 def train_segmenter(scenes: int = 1500, steps: int = 400, detector: SceneDetector | None = None) -> SceneSegmenter:
-    """A segmenter of ten digits and the background, around a trained detector; None for the committed one."""
+    """Train a segmenter of ten digits and the background; the default detector is the committed one."""
     _begin()
     network = SceneSegmenter(detector or committed_detector())
     training = compose_scenes(scenes, seed=SEED)
@@ -186,10 +183,10 @@ def train_segmenter(scenes: int = 1500, steps: int = 400, detector: SceneDetecto
 
 
 def committed_detector() -> SceneDetector:
-    """The detector of the checkout's model repository, with the weights of its graph.
+    """Load the detector of the checkout's model repository.
 
     Raises:
-        FileNotFoundError: This is no checkout.
+        FileNotFoundError: The model repository is missing.
     """
     detector = SceneDetector(len(CLASSES)).eval()
     graph = onnx.load(DETECTOR_GRAPH).graph
@@ -201,7 +198,7 @@ def committed_detector() -> SceneDetector:
 
 
 def train_embedding(steps: int = 400) -> DigitEmbedding:
-    """Vectors of digits."""
+    """Train an embedding of digits."""
     generator = _begin()
     samples, values = embedding_samples(held_out=False)
     network, directions = DigitEmbedding(), nn.Parameter(torch.randn(len(CLASSES), 32, generator=generator))
@@ -217,14 +214,14 @@ def train_embedding(steps: int = 400) -> DigitEmbedding:
 
 
 def embedding_samples(*, held_out: bool) -> tuple[torch.Tensor, torch.Tensor]:
-    """Digits as the embedding takes them, `[digits, 1, 32, 32]`, and their values, `[digits]`."""
+    """Load the inputs of the embedding, `[digits, 1, 32, 32]`, and the digits' values, `[digits]`."""
     digits, values = digit_rows(held_out)
     pixels = [np.asarray(digit_image(digit, EMBEDDING_SIDE)) for digit in digits]
     return to_input(pixels), torch.from_numpy(values)
 
 
 def scene_samples(scenes: Sequence[Scene]) -> torch.Tensor:
-    """Scenes as the networks take them, `[scenes, 1, 96, 96]`."""
+    """Convert scenes to inputs, `[scenes, 1, 96, 96]`."""
     return to_input([scene.pixels for scene in scenes])
 
 
@@ -235,7 +232,7 @@ def _begin() -> torch.Generator:
 
 
 def _fit(parameters: Iterable[nn.Parameter], loss: Loss, count: int, steps: int) -> None:
-    """One cycle of AdamW over random batches."""
+    """Train with AdamW and a one-cycle schedule on random batches."""
     generator = torch.Generator().manual_seed(SEED)
     optimizer = torch.optim.AdamW(parameters, lr=4e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
@@ -253,8 +250,7 @@ def _fit(parameters: Iterable[nn.Parameter], loss: Loss, count: int, steps: int)
     print(file=sys.stderr)
 
 
-# Folder of the examples, in the user's cache.
-CACHE = "graphkiln-scenes"
+CACHE = "graphkiln-scenes"  # folder in the user's cache
 _TEST_SCENES = 200
 _TEST_SEED = 7
 _PROOF_SAMPLES = 64
@@ -263,17 +259,17 @@ _SAMPLES = 3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Example:
-    """One of the networks.
+    """An example model.
 
     Attributes:
-        train: Trains it.
+        train: Trains the network.
         task: Task of its outputs.
         labels: Names of its classes, or empty.
         side: Height and width of its input.
         metric: Name of its metric.
-        least: Least value of the metric; below it, nothing is written.
-        measure: The metric of outputs for the samples of `held_out`.
-        held_out: Samples that it is not trained on.
+        least: Minimum value of the metric for a model to be written.
+        measure: Computes the metric of outputs for the samples of `held_out`.
+        held_out: Returns the held-out samples.
     """
 
     train: Callable[[], nn.Module]
@@ -292,14 +288,14 @@ EMBEDDING = Embedding(vectors="OUTPUT_0")
 
 
 def map_at_50(outputs: Mapping[str, AnyArray]) -> float:
-    """MAP at IoU 0.5 on the held-out scenes."""
+    """Compute mAP at IoU 0.5 on the held-out scenes."""
     scenes = compose_scenes(_TEST_SCENES, seed=_TEST_SEED, held_out=True)
     objects = [Objects(boxes=scene.boxes.astype(np.float64), classes=scene.classes) for scene in scenes]
     return detection_map(DETECTION, outputs, objects, iou=0.5)
 
 
 def mean_overlap(outputs: Mapping[str, AnyArray]) -> float:
-    """MIoU on the held-out scenes."""
+    """Compute mIoU on the held-out scenes."""
     scenes = compose_scenes(_TEST_SCENES, seed=_TEST_SEED, held_out=True)
     return mean_iou(
         class_map(SEGMENTATION, outputs), np.stack([scene.segmentation for scene in scenes]).astype(np.int64)
@@ -307,7 +303,7 @@ def mean_overlap(outputs: Mapping[str, AnyArray]) -> float:
 
 
 def recall(outputs: Mapping[str, AnyArray]) -> float:
-    """recall@1 of the held-out digits."""
+    """Compute recall@1 on the held-out digits."""
     _, values = embedding_samples(held_out=True)
     return recall_at_1(outputs[EMBEDDING.vectors], values.numpy())
 
@@ -351,7 +347,7 @@ EXAMPLES: Mapping[str, Example] = {
 
 
 def compute(network: nn.Module, samples: torch.Tensor) -> dict[str, AnyArray]:
-    """The network's outputs by the names of the graph, `[samples, ...]` each."""
+    """Compute a network's outputs by graph output name, `[samples, ...]` each."""
     with torch.inference_mode():
         outputs = network(samples)
     arrays = outputs if isinstance(outputs, tuple) else (outputs,)
@@ -371,8 +367,8 @@ def write_example(name: str, network: nn.Module, store: Path, number: int) -> st
         The proof's verdict.
 
     Raises:
-        SystemExit: The network is not good enough; nothing is written.
-        VerificationError: The graph's outputs are not the network's.
+        SystemExit: The network is not accurate enough; nothing is written.
+        VerificationError: The outputs of the graph and the network differ.
     """
     example = EXAMPLES[name]
     samples = example.held_out()
@@ -404,14 +400,14 @@ def write_example(name: str, network: nn.Module, store: Path, number: int) -> st
 
 
 def save_scenes(folder: Path) -> None:
-    """Write the first held-out scenes as PNG, named by their numbers."""
+    """Write the first held-out scenes as numbered PNG files."""
     folder.mkdir(parents=True, exist_ok=True)
     for number, scene in enumerate(compose_scenes(_SAMPLES, seed=_TEST_SEED, held_out=True), 1):
         Image.fromarray(scene.pixels).save(folder / f"{number}.png")
 
 
 def main() -> None:
-    """Train, evaluate, prove, write."""
+    """Train, evaluate, prove and write one example."""
     parser = argparse.ArgumentParser(prog="scripts/train-scenes", description=__doc__)
     parser.add_argument("example", choices=list(EXAMPLES), help="what to train")
     parser.add_argument("--model-store", type=Path, help="where to write (default: in the user's cache)")

@@ -1,10 +1,10 @@
-"""Train the decisive weights of `graphkiln story`: a torchvision classifier on scikit-learn's handwritten digits.
+"""Train the weights of `graphkiln story`: a torchvision classifier on scikit-learn's handwritten digits.
 
-Random weights decide nothing: their outputs cannot show what a lower precision costs. These do, after a few minutes on
-two cores. Images grow in three stages, the arithmetic is bf16 where the processor has it, and at the end the batch
-norms' statistics are computed once more at the full size.
+Random weights cannot show what a lower precision costs; weights after a few minutes of training on two cores can. The
+image size grows in three stages, the arithmetic is bf16 if the processor supports it, and at the end the statistics of
+the batch norms are recomputed at the full size.
 
-Source: Touvron et al., "Fixing the train-test resolution discrepancy", 2019 (statistics at the size of use).
+Source: Touvron et al., "Fixing the train-test resolution discrepancy", 2019 (statistics at the final size).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.torch_libraries import import_torchvision
 
 SEED = 20260101
-# Side of the images for a final size of 224, optimizer steps, and strength of the augmentation.
+# Image size for a final size of 224, optimizer steps, and strength of the augmentation.
 STAGES = ((64, 150, 1.0), (128, 80, 1.0), (224, 70, 0.3))
 BATCH = 32
 LEARNING_RATE = 1e-3
@@ -35,20 +35,20 @@ MIN_ACCURACY = 0.95
 
 
 def load_pixels(digits: Digits, image_size: int) -> torch.Tensor:
-    """One of the equal channels as the client preprocesses them, float32 `[images, 1, size, size]` in 0..1."""
+    """Load images in gray with the client's preprocessing, float32 `[images, 1, size, size]` in 0..1."""
     spec = Preprocess(resize=round(image_size * 232 / 224), crop=(image_size, image_size), color="L")
     return torch.from_numpy(np.stack([load_sample(jpeg, spec) for jpeg in digits.jpegs]))
 
 
 def normalize(samples: torch.Tensor, published: Preprocess) -> torch.Tensor:
-    """The model's input, `[images, 3, size, size]`: mean and standard deviation as published."""
+    """Convert to the model's input, `[images, 3, size, size]`, with the published mean and standard deviation."""
     mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (published.mean, published.std))
     image: torch.Tensor = ((samples - mean) / std).contiguous(memory_format=torch.channels_last)
     return image
 
 
 def build_network(architecture: str) -> nn.Module:
-    """Ten classes; residual branches start at zero where the architecture offers it: it trains far sooner."""
+    """Build a network with ten classes; residual branches start at zero if supported, which trains much faster."""
     residual = architecture.startswith(("resnet", "resnext", "wide_resnet"))
     options = {"zero_init_residual": True} if residual else {}
     module: nn.Module = import_torchvision().models.get_model(architecture, num_classes=len(CLASSES), **options)
@@ -58,7 +58,7 @@ def build_network(architecture: str) -> nn.Module:
 def train(
     module: nn.Module, samples: torch.Tensor, targets: torch.Tensor, published: Preprocess, effort: float
 ) -> None:
-    """Train stage by stage, each with its own one-cycle schedule: every size has to be learned anew."""
+    """Train in stages of increasing image size, each with its own one-cycle schedule."""
     generator = torch.Generator().manual_seed(SEED)
     sizes = [round(side * samples.shape[-1] / 224 / 32) * 32 or 32 for side, _, _ in STAGES]
     counts = [max(2, round(steps * effort)) for _, steps, _ in STAGES]
@@ -87,7 +87,7 @@ def train(
 
 
 def recompute_statistics(module: nn.Module, samples: torch.Tensor, published: Preprocess) -> None:
-    """Recompute the batch norms' statistics at the size of use, over images without augmentation."""
+    """Recompute the batch norms' statistics at the final size, without augmentation."""
     norms = [layer for layer in module.modules() if isinstance(layer, nn.BatchNorm2d)]
     for norm in norms:
         norm.reset_running_stats()
@@ -101,7 +101,7 @@ def recompute_statistics(module: nn.Module, samples: torch.Tensor, published: Pr
 
 
 def top1_accuracy(module: nn.Module, samples: torch.Tensor, targets: torch.Tensor, published: Preprocess) -> float:
-    """Share of images whose best class is the right one, in fp32."""
+    """Compute the top-1 accuracy in fp32."""
     module.eval()
     with torch.inference_mode():
         predictions = torch.cat([module(normalize(batch, published)).argmax(1) for batch in torch.split(samples, 32)])
@@ -109,7 +109,7 @@ def top1_accuracy(module: nn.Module, samples: torch.Tensor, targets: torch.Tenso
 
 
 def main() -> None:
-    """Train, evaluate, write."""
+    """Train, evaluate and write the weights."""
     parser = argparse.ArgumentParser(
         prog="scripts/train-story", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -139,7 +139,7 @@ def main() -> None:
 
 
 def save_weights(module: nn.Module, path: Path) -> None:
-    """Write the state dict as safetensors, whole or not at all."""
+    """Write the state dict atomically as safetensors."""
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_suffix(".partial")
     save_file({key: value.contiguous() for key, value in module.state_dict().items()}, partial)

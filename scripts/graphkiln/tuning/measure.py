@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import psutil
 
-from graphkiln.bench.arrivals import Moments, bursts, poisson, read_trace
+from graphkiln.bench.arrivals import Arrivals, bursts, poisson, read_trace
 from graphkiln.bench.generator import MAX_CALLERS, Recording
 from graphkiln.bench.meters import ProcessMeter
 from graphkiln.bench.processes import Load, Target, record_load
@@ -42,7 +42,7 @@ class Arriving:
     """
 
     burst: int = 1
-    trace: Moments | None = None
+    trace: Arrivals | None = None
 
     @classmethod
     def of(cls, burst: int | None, trace: Path | None) -> Arriving:
@@ -58,14 +58,14 @@ class Arriving:
             raise InvalidInput(f"--trace {trace}: all requests arrive at once", hint="a trace needs at least two times")
         return cls(burst=burst or 1, trace=moments)
 
-    def moments(self, rate: float, seconds: float, seed: int) -> Moments:
+    def moments(self, rate: float, seconds: float, seed: int) -> Arrivals:
         """Return arrival times in seconds; the seed selects random numbers, or the gap at which a trace begins."""
         if self.trace is None:
             return bursts(rate, seconds, self.burst, seed) if self.burst > 1 else poisson(rate, seconds, seed)
         gaps = np.diff(self.trace)
         gaps = np.roll(gaps, -(seed * 7919) % len(gaps)) / gaps.mean() / rate
         moments = np.cumsum(np.tile(gaps, int(np.ceil(seconds * rate / len(gaps))) + 1))
-        within: Moments = moments[moments < seconds]
+        within: Arrivals = moments[moments < seconds]
         return within
 
     def __str__(self) -> str:

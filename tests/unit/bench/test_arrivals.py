@@ -66,8 +66,8 @@ def test_a_trace_begins_at_its_first_request(trace: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "holds no arrival times"),
-        ("time\n", "holds no arrival times"),
+        ("", "contains no arrival times"),
+        ("time\n", "contains no arrival times"),
         ("1\n2\nthree\n", "line 3: 'three' has no arrival time"),
         ("heading\nheading\n", "line 2: 'heading'"),
         ("path,time\n/a\n", "line 2: '/a'"),

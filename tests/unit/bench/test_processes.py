@@ -135,7 +135,7 @@ def test_a_process_that_dies_ends_the_measurement(target: Target, started: Start
 def test_a_process_that_ends_slowly_costs_no_result(
     target: Target, started: Started, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(load_processes, "_END_S", 0)
+    monkeypatch.setattr(load_processes, "_EXIT_TIMEOUT_S", 0)
     assert measure_load(target, SAMPLES, Load(callers=1, seconds=0.5, warmup_s=0)).answered > 0
     assert started() == []
 

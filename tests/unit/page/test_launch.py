@@ -63,7 +63,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
     "text", ["localhost:x", "localhost:99999", "http://localhost", "a/b", "me@localhost", "[::1", ":0"]
 )
 def test_what_is_no_address(text: str) -> None:
-    with pytest.raises(ServerSetupError, match="no address for the page"):
+    with pytest.raises(ServerSetupError, match="not a valid page address"):
         page_address(text)
 
 
@@ -85,7 +85,7 @@ def test_one_address_is_named() -> None:
         chosen = chosen_address(option, words, wanted=not words)
         assert chosen
         assert page_url(chosen, secure=False).endswith(url)
-    with pytest.raises(ServerSetupError, match="several addresses: a:1, :2"):
+    with pytest.raises(ServerSetupError, match="expected one page address"):
         chosen_address("a:1", [":2"], wanted=True)
 
 
@@ -106,7 +106,7 @@ def test_names(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["", "http://a", "a:8003", "a/b", "*.a", "-a", "a b", "ä"])
 def test_what_is_no_name(name: str) -> None:
-    with pytest.raises(ServerSetupError, match="no host name for the page"):
+    with pytest.raises(ServerSetupError, match="not a host name"):
         page_name(name)
 
 
@@ -131,7 +131,7 @@ def test_what_the_process_is_told() -> None:
 
 def test_a_server_without_http() -> None:
     off = flags("--allow-http=false")
-    with pytest.raises(ServerSetupError, match="over HTTP, which is off"):
+    with pytest.raises(ServerSetupError, match="HTTP port"):
         open_page(page_address(""), off, off, None, [])
 
 
@@ -170,7 +170,7 @@ def test_who_opens_the_page_to_others_is_told_so(
     monkeypatch.setattr(launch, "ListeningChild", lambda *_: nullcontext())
     with caplog.at_level(logging.WARNING, "graphkiln.page"):
         open_page(page_address(page), flags(), flags(), tls, [])
-        assert ("an admin key that is typed there travels in the clear" in caplog.text) == told
+        assert ("is not encrypted" in caplog.text) == told
         caplog.clear()
         monkeypatch.setenv(launch.HOST_VARIABLE, page_address(page).host)
         open_page(page_address(page), flags(), flags(), tls, [])

@@ -57,7 +57,7 @@ def test_the_server_is_where_the_page_was_reached(shown: Shown, everywhere: bool
 
 
 def test_names_that_somebody_makes_up_do_not_fill_the_memory(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(shown_module, "_MOST_MODELS", 2)
+    monkeypatch.setattr(shown_module, "_MAX_CACHED_MODELS", 2)
     server = shown.server()
     first = server.model("a", "1")
     server.model("b", "1")

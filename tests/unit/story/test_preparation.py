@@ -66,7 +66,7 @@ class TestSavedGraph:
     @pytest.mark.usefixtures("conversions")
     def test_a_fusion_that_found_nothing_is_no_variant(self, model: PreparedModel) -> None:
         for _ in range(2):  # also of a story that goes on
-            with pytest.raises(MeasurementError, match="the pass pad-into-conv finds nothing to do in this model"):
+            with pytest.raises(MeasurementError, match="changes nothing"):
                 model.saved_graph(FUSED, ON_CPU)
 
     def test_a_conversion_that_fails_is_tried_again(
@@ -123,6 +123,6 @@ class TestPrepare:
     @pytest.mark.parametrize("shape", [(1,), (1, 10, 4, 4)])
     def test_what_is_no_classifier(self, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
         source = FakeSource(shape)
-        with pytest.raises(MeasurementError, match=r"answers \[1.*classifier: \[batch, classes\]"):
+        with pytest.raises(MeasurementError, match=r"needs a classifier"):
             self.prepare(source, monkeypatch)
         assert source.closed

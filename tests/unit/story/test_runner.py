@@ -262,7 +262,7 @@ class TestRefusals:
         assert not steps(runner)["static"]["judgment"]["passed"]
 
     def test_an_unknown_step_is_named_before_any_work(self, stage: Stage, new_runner: NewRunner) -> None:
-        with pytest.raises(InvalidInput, match=r"there is no step 'servd' .*served"):
+        with pytest.raises(InvalidInput, match=r"unknown step 'servd'"):
             new_runner().run(1.0, ["static", "servd"])
         assert stage.reports == []
 
@@ -305,7 +305,7 @@ class TestResume:
 
     @pytest.mark.usefixtures("stage")
     def test_nothing_to_resume(self, new_runner: NewRunner) -> None:
-        with pytest.raises(MeasurementError, match="start anew, without --resume"):
+        with pytest.raises(MeasurementError, match="cannot resume"):
             new_runner(resume=True)
 
     def test_what_was_refused_is_not_tried_again(self, stage: Stage, new_runner: NewRunner) -> None:
