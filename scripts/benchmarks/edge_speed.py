@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 import numpy as np
 import trustme
 from client_speed import SIZES, compare, write_mean_models
+from inputs import add_model, exported_graph
 
 from graphkiln.story.server import LocalServer, free_ports, start_server
 from graphkiln_backend.graph.errors import MeasurementError
@@ -24,8 +25,15 @@ from graphkiln_client import Client
 _KNOWN = dict.fromkeys(("http-port", "grpc-port", "allow-metrics"), True)
 
 
+# Size -> served model, input name, shape. The mean models cost next to nothing, so that they show the transport alone.
+_REQUESTS = {
+    **{size: (f"mean{elements}", "X", (1, elements)) for size, elements in SIZES.items()},
+    "600 kB, MobileNetV3-small": ("mobilenet", "INPUT_0", (1, 3, 224, 224)),
+}
+
+
 def benchmark_edge(rounds: int, seconds: float) -> list[dict[str, object]]:
-    """One tritonserver, reached directly and through two edges in turn.
+    """Measure one tritonserver directly and through two edges, in turn.
 
     Raises:
         MeasurementError: HAProxy is not installed.
@@ -33,7 +41,9 @@ def benchmark_edge(rounds: int, seconds: float) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        server = stack.enter_context(start_server(write_mean_models(folder), flags=("--edge=off",)))
+        store = write_mean_models(folder)
+        add_model(store, "mobilenet", exported_graph("mobilenet_v3_small"))
+        server = stack.enter_context(start_server(store, flags=("--edge=off",)))
         files = _issue(folder)
         plain, secured = (_open_edge(stack, server, tls) for tls in (None, files))
         for protocol in ("http", "grpc"):
@@ -44,11 +54,10 @@ def benchmark_edge(rounds: int, seconds: float) -> list[dict[str, object]]:
                     Client(f"{protocol}s://127.0.0.1:{secured[protocol]}", ca_file=folder / "ca.pem")
                 ),
             }
-            for name, elements in SIZES.items():
-                sample = np.random.default_rng(0).normal(size=(1, elements)).astype(np.float32)
+            for name, (model, tensor, shape) in _REQUESTS.items():
+                sample = np.random.default_rng(0).normal(size=shape).astype(np.float32)
                 requests: dict[str, Callable[[], object]] = {
-                    route: partial(client.model(f"mean{elements}").infer, {"X": sample})
-                    for route, client in clients.items()
+                    route: partial(client.model(model).infer, {tensor: sample}) for route, client in clients.items()
                 }
                 rows += compare(f"{name} {protocol}", requests, rounds, seconds, percentile="p50")
     return rows
