@@ -21,7 +21,7 @@ import psutil
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, MeasurementError, ModelNotReady
-from graphkiln_backend.server.edge import find_haproxy
+from graphkiln_backend.server.edge_plan import find_haproxy
 from graphkiln_client import Client
 from soaking.models import DIGITS
 

@@ -1,4 +1,4 @@
-"""The start of tritonserver: command line, environment, and the process itself."""
+"""Start tritonserver: command line, environment, process."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("graphkiln.server")
 
-_LOAD_MARGIN_S = 30.0  # an instance that loads for too long is ended at its deadline; then its load ends by itself
+_LOAD_MARGIN_S = 30.0  # after the load deadline, at which the instance is killed and its load fails
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
-# Lets glibc keep the buffers of a request for the next one. By default it hands large ones back to the kernel, which
-# clears every page anew: 8% of the time of a request of 600 kB, 10% of the throughput of a busy server. The user's own
-# variables win. Source: mallopt(3).
+# Let glibc keep request buffers. By default it returns large ones to the kernel, which clears every page again: 8% of
+# the time of a 600 kB request, 10% of the throughput of a busy server. The user's variables win. Source: mallopt(3).
 _ALLOCATOR = {
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
@@ -53,27 +52,26 @@ _ALLOCATOR = {
 _LOAD_FLAG = "--load-model"
 _ALL_MODELS = "*"
 
-# A server is started so that it stays ready while versions come and go.
+# Readiness that survives upgrades.
 #
-# Triton's own readiness (24.10) is strict or says nothing. Strict, it is "no" while any version number is being loaded
-# that was not served before, although the older version answers; not strict, it is "yes" although a model has no
-# version at all. It can only be chosen at the start. So a server first starts without it, and ends by itself, before
-# it opens a port, if anything cannot be loaded: whenever it is live, every model has a version. If it does so, it is
-# started again, strict, and serves what can be served, while readiness says "no".
+# Triton's readiness (24.10) is chosen at the start. Strict, it is "no" while a new version number loads, although the
+# older version answers; not strict, it is "yes" even if a model has no version. So the server first starts not strict,
+# with --exit-on-error: it exits before it opens a port if anything cannot be loaded, so that every model has a version
+# when it is live. If it exits, it is restarted strict and serves the other models, not ready.
 
-# Behind `--exit-on-error=false` of `ControlMode.before_flags` on the same command line: the last flag counts.
+# Overrides `--exit-on-error=false` of `ControlMode.before_flags`: the last flag counts.
 _ALL_OR_NOTHING_FLAGS = ("--strict-readiness=false", "--exit-on-error=true")
 
 
 @dataclass(slots=True)
 class Readiness:
-    """The choice of readiness for the next server; outlives the server's restarts.
+    """Kind of readiness of the next server; kept across restarts.
 
     Attributes:
-        whole: Whether the server that was started last serves every model or none.
-        endless: Versions whose loading did not end when they were last tried, as the watchdog names them. It adds them,
-            and the server that is started next, which serves the others, gives them no second chance; cleared once
-            a server is live (by the supervisor), and for a start that does not follow upon such a failure (`choose`).
+        whole: Whether the last server was started to serve all models or none.
+        endless: Versions that exceeded the load deadline, added by the watchdog. The next server, which serves the
+            others, does not load them again. Cleared once a server is live (by the supervisor), and before a start that
+            does not follow such a failure (`choose`).
     """
 
     whole: bool = False
@@ -81,7 +79,7 @@ class Readiness:
     _failed: bool = False
 
     def choose(self, flags: TritonFlags, *, loads: bool) -> None:
-        """Choose for a server that is about to start; `loads` says that it loads models, all of which may be good."""
+        """Choose for the next start; `loads` is true if it loads models and none is known to be bad."""
         asked = {"strict-readiness", "exit-on-error"} & flags.values.keys()
         self.whole = loads and not asked and not self._failed
         if not self._failed:
@@ -90,18 +88,18 @@ class Readiness:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Arguments of the server, before the user's own."""
+        """Arguments that precede the user's."""
         return _ALL_OR_NOTHING_FLAGS if self.whole else ()
 
     def give_in(self) -> bool:
-        """The server ended before it was live: whether it may serve a part of its models if it is started again."""
+        """Return true if a server that exited before it was live may serve a part of its models after a restart."""
         self._failed = self.whole
         return self.whole
 
 
 @dataclass(slots=True)
 class LoadedModels:
-    """The models that were loaded when a server was last seen, in the user's explicit mode; outlives its restarts.
+    """The loaded models in explicit mode, to be loaded again after a restart.
 
     Attributes:
         names: None before the first server was live.
@@ -110,15 +108,15 @@ class LoadedModels:
     names: Sequence[str] | None = None
 
     def remember(self, names: Sequence[str]) -> None:
-        """Take over the models that are loaded now."""
+        """Store the names of the loaded models."""
         self.names = names
 
     def arguments(self, typed: Sequence[str], found: Collection[str] = ()) -> list[str]:
-        """The user's arguments, with what was loaded in the place of what the user had loaded first.
+        """Replace `--load-model` in the user's arguments by the models that were loaded last.
 
         Args:
-            typed: The user's.
-            found: The models of the stores, in the place of `*`: Triton would take every folder for a model.
+            typed: The user's arguments.
+            found: The models of the stores, which replace `*`: Triton would treat every folder as a model.
         """
         every = _named_models(typed) == [_ALL_MODELS]
         models = found if self.names is None and every else self.names
@@ -136,23 +134,23 @@ class LoadedModels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Launch:
-    """Everything that a server is started from.
+    """Configuration of a server, and the state that is kept across its restarts.
 
     Attributes:
-        installation: The server to run.
+        installation: The tritonserver to run.
         stores: Model stores.
         flags: The user's flags for tritonserver.
         overrides: Settings of the command line, by model.
         cache: The artifact cache.
         replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.
-        access: Which endpoints need a key.
-        load_deadline_s: How long proving a new version may take before it appears to the server.
-        replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
-        memory_bytes: Most memory that tritonserver itself may take; 0 for half of what is free.
-        copies: Which of the stores are copies.
-        managed: What is shown to Triton; filled by `prepare`. It outlives the server's restarts, as do the following.
-        loaded: What is loaded in the user's explicit mode.
-        readiness: How readiness is defined.
+        access: Endpoints that need the admin key.
+        load_deadline_s: Time limit for the proof of a new version.
+        replay_interval_s: Seconds between replays of the golden samples; 0 for none.
+        memory_bytes: Memory limit of tritonserver without its instances; 0 for half of the free memory.
+        copies: Stores that are served from a copy.
+        managed: The models shown to Triton, filled by `prepare`; kept across restarts, like the following.
+        loaded: The loaded models in explicit mode.
+        readiness: The kind of readiness.
     """
 
     installation: Installation
@@ -171,16 +169,13 @@ class Launch:
     readiness: Readiness = field(default_factory=Readiness)
 
     def prepare(self, folder: RunFolder) -> list[str]:
-        """Fill the run folder; where a graph must be converted first, that takes seconds.
-
-        Args:
-            folder: The folder of this run, empty.
+        """Fill an empty run folder; takes seconds if graphs must be converted.
 
         Returns:
             The command line for `start`.
 
         Raises:
-            ServerSetupError: The backends cannot be assembled, or shared memory or threads are too few.
+            ServerSetupError: The backends cannot be assembled, or there is too little shared memory or too few threads.
         """
         backends = folder.assemble_backends(
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
@@ -205,7 +200,7 @@ class Launch:
         return [*line, *self.access.arguments]
 
     def version_controller(self, folder: RunFolder) -> VersionController | None:
-        """Control the versions of a server that has just become live; None where that is left to Triton."""
+        """Create the version controller of a live server; None if Triton controls the versions."""
         mode, control = ControlMode.read(self.flags), self.control()
         if control is None or not (mode.managed or mode.name == "explicit"):
             return None
@@ -234,8 +229,11 @@ class Launch:
         )
 
     def _admit(self, temporary: Path, model: ShownModel, version: int, stopped: Callable[[], bool]) -> Verdict:
-        """Prove a version, under the configuration that it would be served with."""
-        from graphkiln_backend.server.admission import Candidate, admit  # the whole of lowering, for later versions
+        """Prove a version with the configuration that will serve it."""
+        from graphkiln_backend.server.admission import (  # imports lowering, needed for later versions only
+            Candidate,
+            admit,
+        )
 
         config = temporary / "candidate.pbtxt"
         if model.config is not None:
@@ -251,11 +249,11 @@ class Launch:
 
     @property
     def is_controllable(self) -> bool:
-        """True if a server that is started from this can be reached to control what it loads."""
+        """True if the repository of the server can be controlled."""
         return self.control() is not None
 
     def control(self) -> RepositoryControl | None:
-        """The repository control of the server, which need not run yet; None where nothing reaches it."""
+        """Create the repository control of the server, running or not; None if neither HTTP nor plain gRPC is on."""
         http, grpc = self.flags.listen_address("http"), self.flags.listen_address("grpc")
         plain_grpc = grpc and "grpc-use-ssl" not in self.flags.values
         over_grpc = GrpcControl(grpc, self.access.grpc_metadata) if grpc and plain_grpc else None
@@ -265,7 +263,7 @@ class Launch:
         return StoreView(folder.overlay / "stores", self.managed.stores, mirror)
 
     def _link_stores(self, folder: RunFolder) -> tuple[list[Path], dict[str, StoredModel]]:
-        """The stores as Triton sees them in the user's explicit mode, and the models in them.
+        """Return the stores as Triton sees them in explicit mode, and their models.
 
         Raises:
             ServerSetupError: The stores cannot be read.
@@ -279,32 +277,32 @@ class Launch:
             raise _unreadable(error) from error
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
-        """Start tritonserver in its own session, so that only the supervisor signals it.
+        """Start tritonserver in a new session, so that only the supervisor signals it.
 
-        The admin key is among its arguments, where other users of the machine can read it: see SECURITY.md.
+        Its arguments contain the admin key, which other users of the machine can read: see SECURITY.md.
         """
         noise = NoiseFilter(has_gpu=_NVIDIA_DRIVER.exists())
         try:
             return start(
                 command,
-                log=noise.fileno(),  # both outputs: since 25.06 Triton logs information on standard output
+                log=noise.fileno(),  # both outputs: Triton logs information to standard output since 25.06
                 env=self._environment(folder),
-                restore_signals=False,  # SIGPIPE stays ignored: a log that is no longer read must not end the server
+                restore_signals=False,  # SIGPIPE stays ignored: a closed log must not end the server
                 preexec_fn=end_with_parent,
             )
         finally:
             noise.start()
 
     def memory_limit(self) -> int:
-        """Bytes that the server itself may take for requests, or 0 for any number.
+        """Memory limit of tritonserver for requests in bytes; 0 for none.
 
-        That is so where it may hold graphs or talk to a GPU, and the user has given no limit.
+        The default is 0 if it may hold graphs itself or use a GPU.
         """
         is_bare = self.installation.holds_no_graphs and self.flags.backends is None and not _NVIDIA_DRIVER.exists()
         return self.memory_bytes or (default_limit() if is_bare else 0)
 
     def _fill_mirror(self, folder: RunFolder, backends: frozenset[str], mode: ControlMode) -> bool:
-        """Mirror the stores; whether every configuration in the mirror is complete.
+        """Mirror the stores; return true if every configuration in the mirror is complete.
 
         Raises:
             ServerSetupError: The stores cannot be mirrored.
@@ -322,7 +320,7 @@ class Launch:
             **_ALLOCATOR,
             **os.environ,
             "LD_LIBRARY_PATH": self.installation.library_path,
-            # Triton's stub takes no PYTHONPATH; it finds its interpreter's packages through `python3` on the PATH.
+            # Triton's stub ignores PYTHONPATH; it finds the packages of the `python3` on the PATH.
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
             VERSION_VARIABLE: self.installation.version,
@@ -336,17 +334,17 @@ def _named_models(arguments: Sequence[str]) -> list[str]:
 
 
 def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
-    """True if a server loads models at its start, all of which may be good; log those that are known to be bad."""
+    """True if a server loads models at its start and none is known to be bad; log the bad ones."""
     names = _named_models(arguments)
     faults = {name: fault for name in names if (fault := _fault(found.get(name)))}
-    for name, fault in faults.items():  # Triton would log another reason, or none
+    for name, fault in faults.items():  # Triton logs another reason, or none
         _log.error("%s is not loaded: %s", name, fault)
     return bool(names) and not faults
 
 
 def _fault(model: StoredModel | None) -> str:
     if model is None:
-        return "no store holds such a model"
+        return "no store contains this model"
     return model.problem or ("" if model.sound_versions else "; ".join(model.faults.values()))
 
 
@@ -360,7 +358,7 @@ def command_line(
     complete: bool,
     readiness: Sequence[str] = (),
 ) -> list[str]:
-    """Tritonserver's command line: the user's arguments as typed, and defaults where the user gave none."""
+    """Build the command line of tritonserver: the user's arguments as typed, and defaults for the others."""
     mode = ControlMode.read(flags)
     sizes = {"shm-default-byte-size": memory.region_bytes, "thread-pool-size": pool_size(memory.instances)}
     return [
@@ -379,12 +377,12 @@ def command_line(
 
 
 def _default_values(installation: Installation, flags: TritonFlags) -> dict[str, str]:
-    """Values for flags that the user left out."""
+    """Values of flags that the user did not give."""
     defaults = {"cache-directory": str(installation.caches), **flags.addresses}
     if "log-verbose" not in flags.values:
         defaults["log-info"] = "false"
     if not _NVIDIA_DRIVER.exists():
-        # Without a GPU these only produce errors about missing drivers, in which a real error would drown.
+        # Without a GPU these would only log errors about missing drivers.
         defaults |= {"allow-gpu-metrics": "false", "enable-peer-access": "false", "pinned-memory-pool-byte-size": "0"}
     if "allow-client-shm" in installation.flags:  # since 26.04; the endpoint that registers it needs the admin key
         defaults["allow-client-shm"] = "true"
@@ -392,7 +390,7 @@ def _default_values(installation: Installation, flags: TritonFlags) -> dict[str,
 
 
 def _image_mirror(folder: RunFolder) -> Mirror:
-    """Placeholders for models that take images, beside what is shown of the stores in explicit mode."""
+    """The mirror of models that take images, in explicit mode."""
     return Mirror(folder.overlay / "images")
 
 

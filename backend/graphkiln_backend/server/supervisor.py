@@ -1,21 +1,20 @@
-"""The life of a server under `graphkiln serve`: started, watched, started again after a fault, drained at its end.
+"""Supervise a server for `graphkiln serve`: start it, watch it, restart it after a fault, drain it at the end.
 
-1. Prepare a run folder, and start tritonserver in it (`server.launch`). Models load before its ports open; if not every
-   model can be loaded, it is started again to serve the others.
-2. Live: settle which versions serve (`server.version_control`), print the table of models, and go on controlling them.
-3. Watch (`server.watchdog`): instances that died, hang, compute or load without end, a server that does not respond.
-   After a fault the whole server is started again, because Triton (24.10) neither restarts a Python instance that died
-   nor reports it as not ready; it responds to every request with an error, for ever. Meanwhile the edge, where there
-   is one, responds with 503 (`server.edge`).
-4. A server that ends by itself is started again, too: a request can abort Triton (24.10) while it is parsed. Only what
-   ends before a server was ever live is an error of the setup, and is not tried again, unless a signal killed it.
-5. On SIGTERM or SIGINT, drain it (`server.drain`); no process, folder or shared memory of a run is left behind.
+1. Prepare a run folder and start tritonserver in it (`server.launch`). Models load before its ports open; if some
+   cannot be loaded, it is restarted to serve the others.
+2. Live: decide which versions serve (`server.version_control`), print the table of models, and keep controlling them.
+3. Watch (`server.watchdog`): dead or hung instances, endless computing or loading, an unresponsive server. After a
+   fault the whole server is restarted, because Triton (24.10) neither restarts a dead Python instance nor reports it
+   as not ready; it fails every request from then on. Meanwhile the edge, if any, answers 503 (`server.edge`).
+4. Restart a server that exits by itself, too: a request can abort Triton (24.10) while it is parsed. An exit before the
+   first server was live is an error of the set-up and is not retried, unless a signal killed the server.
+5. On SIGTERM or SIGINT, drain it (`server.drain`); no process, folder or shared memory of a run remains.
 
     process                  started by                            ends
-    HAProxy, the edge        `cli.serve` (`server.edge`), before   after tritonserver
+    HAProxy, the edge        `cli.serve` (`server.edge`), first    after tritonserver
     page                     `cli.serve` (`graphkiln.page`)        with the supervisor
-    tritonserver and stubs   `Launch.start`, anew after a fault    at a fault or a stop, as one process group
-    guard (a shell)          `_serve`, beside each tritonserver    kills that group where the supervisor was killed
+    tritonserver and stubs   `Launch.start`, after each fault      at a fault or a stop, as one process group
+    guard (a shell)          `_serve`, for each tritonserver       kills that group if the supervisor is killed
 """
 
 from __future__ import annotations
@@ -54,14 +53,14 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
-_RETRY_S = 2.0  # until the next try of a start for which there was no room
-POLL_S = 0.02  # between two looks at the processes until the server is live: its start must be seen at once
-WATCH_S = 0.5  # the same afterwards; the death of a known instance is seen at once
-# Times the looking time: looking takes a twentieth of a core at most, as hundreds of processes must start quickly, too.
+_RETRY_S = 2.0  # between attempts to start a server while resources are missing
+POLL_S = 0.02  # between checks of the processes until the server is live
+WATCH_S = 0.5  # between checks afterwards; the death of a known instance is noticed at once
+# Pause per processor time of a check: checks take at most 5% of a core, so that hundreds of processes start quickly.
 _REST = 19.0
 _LONGEST_REST_S = 1.0
-MAX_RESTARTS = 5  # more faults in a row than that are not mended by another restart
-SERVED_S = 5.0  # so much service pays for one fault
+MAX_RESTARTS = 5  # give up after more restarts in a row
+SERVED_S = 5.0  # seconds of service that earn one restart
 _FIRST_DELAY_S = 0.25
 
 
@@ -70,7 +69,7 @@ class _Again(Enum):
 
 
 _SERVE_A_PART: Final = _Again.SERVE_A_PART
-# Of one server: the exit code of the supervisor, a fault, or an end because not every model can be loaded.
+# Outcome of one server: an exit code of the supervisor, a fault, or an exit because some models cannot be loaded.
 _Outcome: TypeAlias = int | Fault | Literal[_Again.SERVE_A_PART]
 
 
@@ -78,15 +77,15 @@ class Supervisor:
     """Run tritonserver until a signal asks to stop, and restart it after a fault.
 
     Args:
-        launch: What to start.
-        on_live: Called with the state of every model, once for each server that became live, when every model serves
-            that can: where a version failed at the start, later, and in another thread.
-        on_loading: Called with how far the models are, again and again until then.
-        limits: How long things may take.
-        edge: In front of the server, if anything is.
+        launch: Starts servers.
+        on_live: Called with the state of every model, once per live server; if a version failed at the start, after its
+            replacement, from another thread.
+        on_loading: Called with the progress of loading, repeatedly until the server is live.
+        limits: Time limits.
+        edge: HAProxy in front of the server, or None.
 
     Attributes:
-        last_words: Why `run` returned a code other than 0, once it has; empty after 0.
+        last_words: The reason for a nonzero exit code of `run`; empty otherwise.
     """
 
     def __init__(
@@ -107,17 +106,17 @@ class Supervisor:
         self._budget = RestartBudget()
         self._reaper = Reaper()
         self._versions: VersionController | None = None
-        self._live_at: float | None = None
-        self._ever_live = False
+        self._live_at: float | None = None  # when the present server became live
+        self._was_live = False  # whether any server was live
         self.last_words = ""
 
     def run(self) -> int:
-        """Serve until the server ends.
+        """Serve until the end.
 
         Returns:
-            After a signal to stop: 0, 128 + SIGKILL when a second signal ended the server at once, or the server's own
-            code when it failed at its end. Otherwise the server's exit code, 128 + N when signal N killed it; 1 when
-            its instances failed again and again.
+            After a signal to stop: 0, 128 + SIGKILL if a second signal killed the server, or the server's exit code if
+            it failed. Otherwise the server's exit code (128 + N if signal N killed it), or 1 if its instances failed
+            repeatedly.
 
         Raises:
             ServerSetupError: The server cannot be started as requested.
@@ -130,13 +129,13 @@ class Supervisor:
                     return code
 
     def _serve_when_possible(self, signals: StopSignals) -> int | Fault:
-        """Run the server once, or again to serve a part of its models.
+        """Run the server once; retry while resources are missing or only some of its models can be loaded.
 
         Returns:
-            An exit code, or a fault after which to start it again.
+            An exit code, or a fault that needs a restart.
 
         Raises:
-            ServerSetupError: The first start fails. A later one is tried again until there is room for it.
+            ServerSetupError: The first start failed. Later starts are retried.
         """
         reported = ""
         while True:
@@ -145,8 +144,8 @@ class Supervisor:
                     return ended
                 _log.warning("not every model can be loaded: starting again, to serve the others")
                 continue
-            except (ServerSetupError, OSError) as error:  # such as a disk that is full by now
-                if not self._ever_live:
+            except (ServerSetupError, OSError) as error:  # for example a full disk
+                if not self._was_live:
                     raise _to_setup_error(error) from error
                 if str(error) != reported:
                     _log.error("the server cannot be started again yet, trying every %g s: %s", _RETRY_S, error)
@@ -171,13 +170,13 @@ class Supervisor:
                     return self._supervise(server, folder, signals)
                 finally:
                     if self._edge:
-                        self._edge.refuse()  # whatever ended it; after a drain, this changes nothing
+                        self._edge.refuse()  # has no effect after a drain
                     kill_group(server)
                     if self._versions:
                         self._versions.end()
 
     def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> _Outcome:
-        """Look after a running server until it ends, has a fault, or a signal asks to stop."""
+        """Watch a running server until it exits, has a fault, or a stop signal arrives."""
         instances = SnapshotReader(folder.instances)
         memory = MemoryLimit(server.pid, self._launch.memory_limit())
         pace = Pace()
@@ -192,7 +191,7 @@ class Supervisor:
                     return fault
                 self._count_endless(watchdog.end_endless_loading(seen), folder)
                 if self._live_at:
-                    endless.clear()  # see `Readiness`: another load may be of other files
+                    endless.clear()  # later loads may be of other files, see `Readiness`
                 elif self._is_listening(server):
                     self._announce(folder)
                     watchdog.probe(self._launch.flags)
@@ -204,7 +203,7 @@ class Supervisor:
         return self._judge(code)
 
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
-        """True if the server is up: Triton opens its ports only when loading is over."""
+        """True if the server is up: Triton opens its ports after loading."""
         addresses = [self._http] if self._http else self._launch.flags.listen_addresses()
         ports = {address.port for address in addresses}
         try:
@@ -214,9 +213,9 @@ class Supervisor:
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port in ports for found in connections)
 
     def _announce(self, folder: RunFolder) -> None:
-        """Begin to serve: the server is live. The report follows at once, or once failed versions have a successor."""
+        """Admit requests to a live server; report its models once failed versions are replaced."""
         self._live_at = time.monotonic()
-        self._ever_live = True
+        self._was_live = True
         if self._edge:
             self._edge.admit()
         self._versions = self._launch.version_controller(folder)
@@ -230,21 +229,21 @@ class Supervisor:
         states = list_models(self._http, launch.access.http_headers, folder.instances, launch.managed.refusals())
         try:
             self._on_live(states)
-        except OSError as error:  # standard output is closed: no reason to end a service
+        except OSError as error:  # standard output is closed
             _log.warning("the table of models cannot be printed: %s", error)
 
     def _show_loading(self, seen: Snapshot) -> None:
-        with suppress(OSError):  # standard error is closed: no reason to end a service
+        with suppress(OSError):  # standard error is closed
             self._on_loading(load_progress(seen))
 
     def _count_endless(self, number: int, folder: RunFolder) -> None:
-        """Count loads that were ended, in the metric that the instances publish."""
+        """Add aborted loads to the restart metric, which the instances publish."""
         if not number:
             return
         self._budget.count(Cause.LOAD_DEADLINE, number)
         try:
             self._budget.write(folder.instances)
-        except OSError as error:  # a full disk: no reason to end a service
+        except OSError as error:  # a full disk
             _log.warning("the metric of restarts is not up to date: %s", error)
 
     def _drain(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> int:
@@ -259,22 +258,20 @@ class Supervisor:
         return code
 
     def _judge(self, code: int) -> _Outcome:
-        """Find out what a server's own end means."""
-        if code > 0 and self._live_at is None:
-            may_serve_a_part = self._launch.readiness.give_in()
-            if may_serve_a_part:
-                return _SERVE_A_PART
+        """Interpret the exit of a server."""
+        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
+            return _SERVE_A_PART
         fault = describe_exit(code)
-        if code >= 0 and not self._ever_live:
+        if code >= 0 and not self._was_live:
             self.last_words = fault.what if code else ""
             return code
         return fault
 
     def _give_up_or_wait(self, fault: Fault, signals: StopSignals) -> int | None:
-        """Wait before the next start.
+        """Wait before a restart.
 
         Returns:
-            None to go on with that start; an exit code to give up or stop instead.
+            None to restart; an exit code to give up or stop.
         """
         served_s = time.monotonic() - self._live_at if self._live_at else 0.0
         delay_s = self._budget.spend(fault, served_s)
@@ -286,7 +283,7 @@ class Supervisor:
         return None if self._wait(delay_s, signals) else 0
 
     def _wait(self, delay_s: float, signals: StopSignals) -> bool:
-        """Wait before a start; False where a signal came meanwhile."""
+        """Wait before a start; return False if a signal arrived."""
         deadline = time.monotonic() + delay_s
         while not signals.count and (left_s := deadline - time.monotonic()) > 0:
             signals.wait([], left_s)
@@ -302,10 +299,10 @@ def _to_setup_error(error: ServerSetupError | OSError) -> ServerSetupError:
 
 
 class RestartBudget:
-    """Decide whether, and when, to start again. The first restart is immediate, each further one waits longer.
+    """Limit restarts. The first restart is immediate, each further one waits longer.
 
-    Every fault costs one restart, every `SERVED_S` seconds of service give one back: a server that is hit now and then
-    is restarted for ever, one that dies as soon as it serves is given up.
+    Each fault costs one restart, each `SERVED_S` seconds of service give one back: rare faults are restarted without
+    limit, a server that keeps dying as soon as it serves is given up.
     """
 
     def __init__(self) -> None:
@@ -316,7 +313,7 @@ class RestartBudget:
         """Count a fault.
 
         Returns:
-            The seconds to wait before the restart, or None when it is time to give up.
+            Seconds to wait before the restart, or None to give up.
         """
         self._spent = max(0.0, self._spent - served_s / SERVED_S) + 1
         if self._spent > MAX_RESTARTS:
@@ -325,25 +322,25 @@ class RestartBudget:
         return 0.0 if self._spent < 2 else _FIRST_DELAY_S * 2 ** int(self._spent - 1)
 
     def count(self, cause: Cause, number: int = 1) -> None:
-        """Count processes that were ended without restarting the server, too."""
+        """Count a cause without spending a restart."""
         self._counts[cause] += number
 
     def write(self, instances: Path) -> None:
-        """Hand the counts to the instances of a new run, which publish them.
+        """Write the counts for the instances of a run, which publish them.
 
-        Every cause is among them, also with 0: Prometheus sees no increase in a counter that begins with a first fault.
+        Causes with 0 are included: Prometheus sees no increase of a counter that appears with its first fault.
         """
         write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})
 
 
 class Pace:
-    """The time between two looks: of this thread's processor time, so that a busy machine delays nothing further."""
+    """Pause between checks, in proportion to their processor time, which a busy machine does not lengthen."""
 
     def __init__(self) -> None:
         self._woke_at_s = time.thread_time()
 
     def wait(self, signals: StopSignals, processes: list[int], *, live: bool) -> None:
-        """Wait for the next look, for a signal, or for the end of one of the processes."""
+        """Wait for the next check, a signal, or the end of one of the processes."""
         looked_s = time.thread_time() - self._woke_at_s
         signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * looked_s, _LONGEST_REST_S)))
         self._woke_at_s = time.thread_time()

@@ -18,7 +18,7 @@ from graphkiln_backend.graph.text import did_you_mean
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Override
     from graphkiln_backend.server.access import Access
-    from graphkiln_backend.server.edge import EdgePlan
+    from graphkiln_backend.server.edge_plan import EdgePlan
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import Installation
     from graphkiln_backend.server.model_states import ModelState
@@ -313,7 +313,7 @@ def _plan_edge(
     show: bool,
 ) -> EdgePlan | None:
     """Decide on the edge, and warn of open endpoints; `show`: print its configuration instead, and end."""
-    from graphkiln_backend.server.edge import EdgePlan
+    from graphkiln_backend.server.edge_plan import EdgePlan
 
     access.warn_if_open(flags)
     mode, features = "on" if show else mode, installation.features

@@ -30,8 +30,10 @@ from running import free_ports
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import edge as module
+from graphkiln_backend.server import edge_plan as plan_module
 from graphkiln_backend.server.access import Access, AdminKey
-from graphkiln_backend.server.edge import Edge, EdgePlan, behind_edge, find_haproxy
+from graphkiln_backend.server.edge import Edge
+from graphkiln_backend.server.edge_plan import EdgePlan, behind_edge, find_haproxy
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.tls import TlsFiles
 from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER
@@ -193,7 +195,7 @@ def trust(authority: trustme.CA, own: trustme.LeafCert | None = None) -> ssl.SSL
 class TestPlan:
     @pytest.fixture(autouse=True)
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "find_haproxy", lambda: Path("/haproxy"))
+        monkeypatch.setattr(plan_module, "find_haproxy", lambda: Path("/haproxy"))
 
     FILES = TlsFiles(certificate=Path("/c"), key=Path("/k"))
 
@@ -216,14 +218,14 @@ class TestPlan:
     def test_without_haproxy_what_needs_it_is_an_error(
         self, mode: str, tls: TlsFiles | None, rate: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(module, "find_haproxy", lambda: None)
+        monkeypatch.setattr(plan_module, "find_haproxy", lambda: None)
         with pytest.raises(ServerSetupError, match="apt-get install haproxy"):
             EdgePlan.choose(mode, parse(), Access(), tls, rate=rate)
 
     def test_without_haproxy_an_open_server_is_one_warning(
         self, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(module, "find_haproxy", lambda: None)
+        monkeypatch.setattr(plan_module, "find_haproxy", lambda: None)
         assert EdgePlan.choose("auto", parse(host="0.0.0.0"), Access(), None) is None
         assert len(logged) == 1
         assert "apt-get install haproxy" in logged[0]
@@ -432,7 +434,7 @@ class TestRequests:
         assert chunked(1000, 100).startswith(b"HTTP/1.1 411")
 
     def test_slow_senders(self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(module, "_SLOW_S", 1)
+        monkeypatch.setattr(plan_module, "_SLOW_S", 1)
         front = open_front()
         for head in (b"POST /v2 HTT", b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nx"):
             assert front.send(head).startswith(b"HTTP/1.1 408")
@@ -476,12 +478,12 @@ class TestTls:
         logged: list[str],
     ) -> None:
         """A new certificate is served on without a restart; a broken one is not, and neither are its clients lost."""
-        monkeypatch.setattr(module, "_LOOK_S", 0.05)
+        monkeypatch.setattr(module, "_CHECK_S", 0.05)
         front = open_front(tls=write(authority.issue_cert("127.0.0.1"), tmp_path, authority))
         first = front.edge.pid
         context = trust(authority, authority.issue_cert("a@example.org"))
         (tmp_path / "cert.pem").write_text("broken")
-        self.wait(lambda: any("is not taken up" in line for line in logged))
+        self.wait(lambda: any("cannot be used" in line for line in logged))
         assert front.ask(context=context)[0] == 200
         other = trustme.CA()
         write(other.issue_cert("127.0.0.1"), tmp_path, other)
@@ -514,12 +516,12 @@ class TestLife:
         kill(first)
         assert front.ask()[0] == 200, "the listener has kept the client waiting"
         assert front.edge.pid != first
-        assert any("starting it again" in line for line in logged)
+        assert any("restarting it" in line for line in logged)
 
     def test_one_that_hangs_is_replaced(
         self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(module, "_LOOK_S", 0.05)
+        monkeypatch.setattr(module, "_CHECK_S", 0.05)
         monkeypatch.setattr(module, "_ANSWER_S", 0.2)
         front = open_front()
         first = front.edge.pid

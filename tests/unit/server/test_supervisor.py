@@ -28,7 +28,8 @@ from graphkiln_backend.server import drain, repository_control
 from graphkiln_backend.server import supervisor as module
 from graphkiln_backend.server import supervisor as restarts_module
 from graphkiln_backend.server.access import Access
-from graphkiln_backend.server.edge import EdgePlan, find_haproxy, open_edge
+from graphkiln_backend.server.edge import open_edge
+from graphkiln_backend.server.edge_plan import EdgePlan, find_haproxy
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
@@ -224,7 +225,7 @@ class TestExit:
     def test_one_that_no_store_holds_is_known_before_the_start(self, setup: Setup, logged: list[str]) -> None:
         assert setup.run(*LOADS, on_live=stop, bad_model=True, on_sigterm=0) == 0
         assert len(setup.starts) == 1
-        assert logged[0] == "m is not loaded: no store holds such a model"
+        assert logged[0] == "m is not loaded: no store contains this model"
 
     def test_where_all_can_be_loaded_there_is_one_start(self, setup: Setup, digits: Path) -> None:
         setup.hold(digits, "m")
