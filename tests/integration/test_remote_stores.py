@@ -84,7 +84,7 @@ def test_a_start_without_the_network_serves_the_copy(
     again = start_server("--model-store", store)
     again.wait_ready()
     assert factor(again) == 3.0
-    assert "what was copied before is served" in again.log
+    assert "the previous copy is served" in again.log
 
 
 def test_what_cannot_be_served_is_one_line(remote: ObjectStore) -> None:

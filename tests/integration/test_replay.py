@@ -58,7 +58,7 @@ def test_weights_that_change_in_memory_are_found(
         (stub,) = stubs(server)
         assert damage(stub, weights_of(store / "digits" / "1" / "model.onnx"))
         server.wait_until(lambda: ask(client) == "refused", timeout_s=60)
-        server.wait_until(lambda: "an instance of digits version 1 serves no more" in server.log)
+        server.wait_until(lambda: "an instance of digits version 1 no longer serves" in server.log)
         server.wait_until(lambda: ask(client) == expected)  # started again, with weights from the disk
         restarts = 'graphkiln_restarts_total{cause="wrong_outputs"}'
         server.wait_until(lambda: server.metrics().get(restarts) == 1)

@@ -1,11 +1,11 @@
-"""The end of a server: the requests that it has begun are answered before it ends.
+"""Drain a server: finish the requests in flight, then end it.
 
-With an edge, new requests get 503 (UNAVAILABLE over gRPC) at once and those in flight go on. When all are answered, the
-edge stops listening, and closes each connection after its next response, for a moment: none is reset. Meanwhile
+With an edge, new requests get 503 (UNAVAILABLE over gRPC) at once and those in flight continue. When all are answered,
+the edge stops listening and closes each connection after its next response, so that none is reset. Meanwhile
 tritonserver is ended.
 
-Without one, on the loopback interface, new requests are served until no instance has computed for a moment; then
-tritonserver is ended, and what it has just begun to read is lost.
+Without an edge, on the loopback interface, new requests are served until no instance has computed for a moment; then
+tritonserver is ended, and a request that it was just reading is lost.
 
 After the time limit the server is ended in any case.
 """
@@ -29,13 +29,13 @@ _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.02
 _SETTLE_S = 0.5  # longer than the time between a request's last byte and its batch
-# For tritonserver to end by itself: it writes its traces then. It would wait 30 s for HTTP clients (24.10), and exit
-# with code 1.
+# For tritonserver to exit by itself, when it writes its traces. It would wait 30 s for HTTP clients (24.10) and exit with
+# code 1.
 _EXIT_S = 1.0
 
 
 class Drain:
-    """The end of one run of the server."""
+    """Drain one run of the server."""
 
     def __init__(
         self,
@@ -53,11 +53,11 @@ class Drain:
         self._counted_at = time.monotonic()
 
     def run(self, *, live: bool) -> int:
-        """Drain, and end the server.
+        """Drain and end the server.
 
         Returns:
-            What to exit with: 0 where the supervisor ended the server, 128 + SIGKILL where that was at a second
-            signal, the server's own code where it ended by itself.
+            Exit code: 0 if the supervisor ended the server, 128 + SIGKILL after a second signal, or the server's own
+            code if it exited by itself.
         """
         _log.info("stopping: finishing the requests in flight")
         if self._edge:
@@ -74,24 +74,26 @@ class Drain:
         return self._end()
 
     def _wait(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Wait for a condition, the end of the server, a second signal, or the end of the time."""
+        """Wait for a condition, the end of the server, a second signal, or the deadline."""
         while self._signals.count <= 1 and self._server.poll() is None and time.monotonic() < deadline:
             if condition():
                 return
             self._signals.wait([self._server.pid], _POLL_S)
 
     def _is_quiet(self) -> bool:
-        """True if nothing is in flight: as the edge counts it, and else as long as no instance computes."""
-        idle = self._idle_s() > _SETTLE_S
+        """True if nothing is in flight: by the edge's count, or else if no instance has computed for a moment."""
+        is_idle = self._idle_s() > _SETTLE_S
         try:
-            flying = self._edge.in_flight() if self._edge else {}
-        except OSError:  # the edge is being started again
-            flying = {}
-        streams = flying.pop("streams", 1)
-        return (idle or not streams) and not any(flying.values())
+            in_flight = self._edge.in_flight() if self._edge else None
+        except OSError:  # the edge is being restarted
+            in_flight = None
+        if in_flight is None:
+            return is_idle
+        streams = in_flight.pop("streams", 0)  # a stream may stay open without requests
+        return not any(in_flight.values()) and (is_idle or not streams)
 
     def _idle_s(self) -> float:
-        """Seconds for which no instance has computed."""
+        """Seconds since an instance last computed."""
         progress = self._instances.read().progress
         counts = {key: (value.begun, value.ended) for key, value in progress.items()}
         now = time.monotonic()
@@ -109,13 +111,13 @@ class Drain:
             )
 
     def _end(self) -> int:
-        """End the server; by itself first."""
+        """End the server: by SIGTERM, then by SIGKILL."""
         if self._server.poll() is None:
             self._server.send_signal(signal.SIGTERM)
             self._wait(lambda: False, time.monotonic() + _EXIT_S)
         code = self._server.poll() or 0
         kill_group(self._server)
-        if code in (0, -signal.SIGTERM):  # by our own signal, before it listened to any
+        if code in (0, -signal.SIGTERM):  # killed by our signal before it had a handler
             _log.info("stopped")
             return 0
         _log.info("tritonserver ended with code %d", exit_code(code))

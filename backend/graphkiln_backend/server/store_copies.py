@@ -1,11 +1,11 @@
-"""Copies of stores, which are served in their place and follow them while the server runs.
+"""Local copies of stores, which are served instead of the stores and updated while the server runs.
 
-Two kinds of stores are copied: remote ones (`s3://BUCKET/PATH`), and with `--trusted-keys` every store, of which only
-what a trusted key has signed gets into the copy. Copies are made before the server starts. In poll mode, and in the
-user's explicit mode, they follow every `--repository-poll-secs`. A store that cannot be read takes nothing away.
+Copied are remote stores (`s3://BUCKET/PATH`), and with `--trusted-keys` all stores, restricted to signed versions. Copies
+are made before the server starts, and updated every `--repository-poll-secs` in poll and explicit mode. If a store
+cannot be read, its copy stays.
 
-A copy of a remote store lasts, in the artifact cache's folder: the next start fetches only what changed, and can serve
-without the network. A copy of what is signed is made anew at each start, because it was checked by this server only.
+Copies of remote stores are kept in the artifact cache's folder: the next start downloads changes only, and works without
+network. Copies of signed versions are made at each start, because only this server has verified them.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ from graphkiln_backend.system.signals import ServerStopping
 _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.1
-_SOON_S = 1.0  # until the next look at a store that still changes
-_UNUSED_S = 30 * 24 * 3600.0  # a copy of a remote store that no server has used for so long is removed
-_SLOTS = 64  # servers of one user that serve the same remote store at once: each has its own copy
+_SOON_S = 1.0  # before the next look at a store that is still changing
+_UNUSED_S = 30 * 24 * 3600.0  # copies of remote stores unused for longer are removed
+_SLOTS = 64  # maximum copies of one remote store, one for each running server of the user
 
 
 @contextmanager
@@ -53,14 +53,14 @@ def copied_stores(
     cache: CacheSettings,
     every_s: float,
 ) -> Iterator[tuple[list[Path], StoreCopies]]:
-    """Copy the stores that must be copied.
+    """Copy remote stores, and with trusted keys all stores.
 
     Args:
-        folders: Stores on this machine.
+        folders: Local stores.
         addresses: Remote stores.
-        trusted: Whose signature counts; None for no check.
-        cache: The artifact cache, beside which copies are kept; without one they are temporary files.
-        every_s: Seconds between two looks at the stores.
+        trusted: Keys whose signatures are accepted; None for no check.
+        cache: The artifact cache, whose folder holds the copies; without a folder they are temporary.
+        every_s: Seconds between updates.
 
     Yields:
         The folders to serve, and the copies among them.
@@ -111,7 +111,7 @@ class StoreCopy(ABC):
 
     @abstractmethod
     def begin(self) -> None:
-        """Copy what is there at the start.
+        """Make the first copy.
 
         Raises:
             RemoteStoreError: The store cannot be read.
@@ -120,7 +120,7 @@ class StoreCopy(ABC):
 
     @abstractmethod
     def update(self, stopped: Callable[[], bool]) -> bool:
-        """Take over what changed; whether something still changes there.
+        """Copy changes; return true if the store is still changing.
 
         Raises:
             ServerStopping: `stopped` was true.
@@ -128,17 +128,17 @@ class StoreCopy(ABC):
         """
 
     def follow(self, stopped: Callable[[], bool]) -> bool:
-        """Take over what changed; whether something still changes there. Log trouble once, and its end."""
+        """Copy changes; return true if the store is still changing. Errors are logged once, and when they end."""
         try:
             changing = self.update(stopped)
         except (GraphkilnError, OSError) as error:
-            self._report_trouble(f"{self.source} cannot be copied, what is served stays: {error}")
+            self._report_trouble(f"{self.source} cannot be copied, its models keep serving: {error}")
             return False
         self._report_trouble("")
         return changing
 
     def refused(self) -> Mapping[str, CopiedModel]:
-        """The models of which a version was refused, or nothing can be shown."""
+        """Models with refused versions, or without any version to show."""
         return {}
 
     def _report_trouble(self, trouble: str) -> None:
@@ -151,11 +151,11 @@ class StoreCopy(ABC):
 
 @dataclass(slots=True)
 class StoreCopies:
-    """All copies of a server; they outlive its restarts.
+    """All copies of a server, kept across its restarts.
 
     Attributes:
-        copies: In the order in which they are updated: a copy may be of another one.
-        every_s: Seconds between two looks at the stores.
+        copies: In the order of updates: a copy may be made from another one.
+        every_s: Seconds between updates.
     """
 
     copies: Sequence[StoreCopy] = ()
@@ -163,10 +163,10 @@ class StoreCopies:
     _due_at: float = 0.0
 
     def follow(self, stopped: Callable[[], bool]) -> float:
-        """Bring the copies up to date if it is time.
+        """Update the copies if it is time.
 
         Returns:
-            Seconds until the next time.
+            Seconds until the next update.
 
         Raises:
             ServerStopping: `stopped` was true.
@@ -180,7 +180,7 @@ class StoreCopies:
         return max(0.0, self._due_at - time.monotonic())
 
     def mark(self, found: dict[str, StoredModel]) -> dict[str, StoredModel]:
-        """Add what was refused as faults, so that readiness and the list of models name it with the reason."""
+        """Add refused versions as faults, so that readiness and the list of models report them."""
         refused = {name: model for copy in self.copies for name, model in copy.refused().items()}
         return {name: _mark(stored, refused[name]) if name in refused else stored for name, stored in found.items()}
 
@@ -196,7 +196,7 @@ def _mark(stored: StoredModel, copied: CopiedModel) -> StoredModel:
 
 
 def _private_folder(cache: CacheSettings, name: str) -> Path | None:
-    """A folder beside the artifacts for copies; None, with a warning, where there can be none."""
+    """Make a folder for copies beside the artifacts; return None, with a warning, if that is impossible."""
     if cache.folder is None:
         return None
     folder = cache.folder / name
@@ -213,7 +213,7 @@ def _private_folder(cache: CacheSettings, name: str) -> Path | None:
     return None
 
 
-# Copies of remote stores: one folder for each process that serves a store.
+# Copies of remote stores: one folder for each running server.
 
 
 class RemoteStore(StoreCopy):
@@ -225,28 +225,28 @@ class RemoteStore(StoreCopy):
         self.folder = copy.store
 
     def begin(self) -> None:
-        """Copy what is there at the start; where it is out of reach and was copied before, that is a warning."""
+        """Make or update the copy; if the store is unreachable but a copy exists, log a warning."""
         begun = time.monotonic()
         try:
             changes = self.copy.fetch(settled=True)
             self._refuse_model(changes)
             self.copy.take_over(changes)
             for model, version in sorted(changes.waiting):
-                _log.warning("%s: %s %s is not whole or still changes there", self.source, model, version)
+                _log.warning("%s: %s %s is incomplete or still changing", self.source, model, version)
             if self.copy.is_empty and not changes.waiting:
-                _log.warning("%s holds no model: is that the right address?", self.source)
+                _log.warning("%s contains no model: is that the right address?", self.source)
         except RemoteStoreError as error:
             if self.copy.is_empty or not error.passing:
                 raise
-            self._report_trouble(f"{error}; what was copied before is served")
-        except SystemExit:  # of a signal; what a probe ends again and again must have its reason in the log
+            self._report_trouble(f"{error}; the previous copy is served")
+        except SystemExit:  # by a signal: log the progress for a start that a probe ends again and again
             _log.warning("%s: stopped after %.0f s, before it was copied", self.source, time.monotonic() - begun)
             raise
         size = self.copy.size_bytes() / 1e6
         _log.info("%s is served from its copy in %s, %.1f MB", self.source, self.folder, size)
 
     def update(self, stopped: Callable[[], bool]) -> bool:
-        """Take over what changed; whether something still changes there."""
+        """Copy changes; return true if the store is still changing."""
         changes = _call_until(self.copy.fetch, stopped)
         self.copy.take_over(changes)
         for outcome, units in (("copied", changes.changed), ("removed there", changes.gone)):
@@ -256,7 +256,7 @@ class RemoteStore(StoreCopy):
         return bool(changes.waiting)
 
     def _refuse_model(self, changes: Changes) -> None:
-        """Refuse a model, or one of its versions, that is given as a store."""
+        """Refuse the address of a model or version instead of a store."""
         if is_model(changes.listing):
             above, name = self.copy.files.address.split()
             raise RemoteStoreError(
@@ -266,13 +266,13 @@ class RemoteStore(StoreCopy):
 
 
 def _call_until(call: Callable[[], Changes], stopped: Callable[[], bool]) -> Changes:
-    """Wait for a call, but not longer than the server runs: a service that does not respond must not delay its end."""
+    """Wait for a call until the server stops: an unresponsive service must not delay the end."""
     ended: list[Changes | BaseException] = []
 
     def run() -> None:
         try:
             ended.append(call())
-        except BaseException as error:  # noqa: BLE001 - it is raised in the thread that waits
+        except BaseException as error:  # noqa: BLE001 - raised again in the waiting thread
             ended.append(error)
 
     thread = threading.Thread(target=run, name="remote-store", daemon=True)
@@ -289,10 +289,10 @@ def _call_until(call: Callable[[], Changes], stopped: Callable[[], bool]) -> Cha
 
 @contextmanager
 def open_remote_stores(addresses: Sequence[RemoteAddress], cache: CacheSettings) -> Iterator[list[RemoteStore]]:
-    """Open the copies of remote stores, locked for this process; they are not brought up to date.
+    """Open and lock the copies of remote stores, without updating them.
 
     Raises:
-        ServerSetupError: No folder for a copy can be made.
+        ServerSetupError: The folder of a copy cannot be made.
     """
     with ExitStack() as stack:
         parent = _private_folder(cache, "stores") if addresses else None
@@ -306,7 +306,7 @@ def open_remote_stores(addresses: Sequence[RemoteAddress], cache: CacheSettings)
 
 @contextmanager
 def _remote_folder(parent: Path | None, address: RemoteAddress) -> Iterator[Path]:
-    """A folder for one copy that no other process uses."""
+    """Open the folder of a copy that no other process uses."""
     if parent is None:
         with OwnedFolder(prefix="graphkiln-store-") as vanishing:
             yield vanishing.path
@@ -328,11 +328,11 @@ def _remote_folder(parent: Path | None, address: RemoteAddress) -> Iterator[Path
 
 
 def remove_unused(parent: Path, now_s: float) -> None:
-    """Remove copies of remote stores that were not used for a month, unless a process holds them.
+    """Remove unlocked copies of remote stores that were not used for a month.
 
     Args:
-        parent: The folder of all copies.
-        now_s: Seconds of the epoch.
+        parent: Folder of all copies.
+        now_s: Seconds since the epoch.
     """
     for place in parent.iterdir():
         with suppress(OSError):
@@ -344,11 +344,11 @@ def remove_unused(parent: Path, now_s: float) -> None:
                         shutil.rmtree(place, ignore_errors=True)
 
 
-# Copies of what is signed.
+# Copies of signed versions.
 
 
 class AttestedStore(StoreCopy):
-    """A store and the copy of what is signed in it."""
+    """A store and the copy of its signed versions."""
 
     source: Path
 
@@ -360,13 +360,13 @@ class AttestedStore(StoreCopy):
         self._gone: frozenset[str] = frozenset()
 
     def begin(self) -> None:
-        """Copy what is signed at the start."""
+        """Copy the signed versions."""
         self._seen = scan_stores([self.source])
         for stored in self._seen.values():
             self._copy.take(stored)
 
     def update(self, stopped: Callable[[], bool]) -> bool:
-        """Take over what changed and then stayed the same for two looks; whether something still changes there."""
+        """Copy changes that two scans confirm; return true if the store is still changing."""
 
         def give_up() -> None:
             if stopped():
@@ -374,10 +374,10 @@ class AttestedStore(StoreCopy):
 
         before, self._seen = self._seen, scan_stores([self.source])
         present = {name: stored for name, stored in self._seen.items() if stored.versions or stored.unreadable}
-        # A model that never had a version is not present, but has not gone either.
+        # A model without versions is not present, but not removed either.
         known = {name for name, stored in self._seen.items() if self._copy.is_known(stored)}
         missing = frozenset(self._copy.names() - present.keys() - known)
-        for name in missing & self._gone:  # seen twice: what is replaced by renaming is missing for a moment
+        for name in missing & self._gone:  # missing in two scans: a folder replaced by renaming is missing for a moment
             self._copy.remove(name)
         self._gone = missing - self._gone
         changed = [stored for name, stored in present.items() if not stored.unreadable and name not in known]
@@ -387,12 +387,12 @@ class AttestedStore(StoreCopy):
         return bool(self._gone or len(settled) < len(changed))
 
     def refused(self) -> Mapping[str, CopiedModel]:
-        """The models of which a version was refused, or nothing can be shown."""
+        """Models with refused versions, or without any version to show."""
         return self._copy.refused()
 
 
 def _attested_folder(cache: CacheSettings) -> Path | None:
-    """The folder for copies of what is signed, without those of dead servers; None for temporary files."""
+    """Folder for copies of signed versions, cleared of those of dead servers; None for temporary files."""
     folder = _private_folder(cache, "attested")
     if folder:
         remove_dead(folder)
@@ -400,7 +400,7 @@ def _attested_folder(cache: CacheSettings) -> Path | None:
 
 
 def read_trusted(place: Path | None) -> TrustedKeys | None:
-    """Read the keys that `--trusted-keys` names, and warn where others can write them.
+    """Read the keys of `--trusted-keys`; warn if other users can write them.
 
     Raises:
         ServerSetupError: They cannot be read.
@@ -411,7 +411,7 @@ def read_trusted(place: Path | None) -> TrustedKeys | None:
         trusted, files = TrustedKeys.read(place), key_files(place)
     except GraphkilnError as error:
         raise ServerSetupError(f"--trusted-keys: {error.message}", hint=error.hint) from error
-    for file in files:  # what is mounted read-only here, such as a pod's ConfigMap, is safe
+    for file in files:  # read-only mounts, such as a pod's ConfigMap, are safe
         if not os.statvfs(file).f_flag & os.ST_RDONLY and (reason := find_distrust(file)):
-            _log.warning("--trusted-keys: %s: anyone who can do that decides what is served", reason)
+            _log.warning("--trusted-keys: %s: other users could change the trusted keys", reason)
     return trusted

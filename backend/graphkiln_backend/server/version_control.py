@@ -1,18 +1,18 @@
-"""The versions that a running server serves: one loop for every `--model-control-mode`.
+"""Control the versions of a running server: one loop for every `--model-control-mode`.
 
-In the modes `none` and `poll`, Triton runs in explicit mode over a mirror of the stores, and graphkiln decides what is
-loaded; in the user's own explicit mode Triton reads the stores, and the user decides. Beside each server that is live
-runs one controller, in a thread:
+In the modes `none` and `poll`, Triton runs in explicit mode over a mirror of the stores, and graphkiln loads and unloads
+models; in the user's explicit mode Triton reads the stores and the user decides. Each live server has one controller,
+in a thread:
 
-1. Settle: a version that failed at the start gives way to the next older one, so that one bad version takes no other
-   with it. A model without any good version stays failed, and readiness says so.
-2. Step, again and again in the modes `poll` and `explicit`: copies of stores are brought up to date, then
+1. Settle: replace each version that failed at the start by the next older one. A model without a good version stays
+   failed, and the server is not ready.
+2. Step, repeatedly in the modes `poll` and `explicit`: update the copies of stores, then
 
-   - in poll mode, new and changed versions are proven outside the server, and only then loaded;
-   - in explicit mode, failed loads of the user leave no trace, and models that take images follow their models.
+   - in poll mode, prove new and changed versions outside of the server, and load those that pass;
+   - in explicit mode, clear failed loads, and load and unload the models that take images with their models.
 
-Triton (24.10) counts a version that failed as not ready for ever; neither unloading the model nor reloading it without
-the version changes that. Placeholders (see `server.mirror`) make it forget.
+Triton (24.10) reports a failed version as not ready forever, even after the model is unloaded or reloaded without it.
+Placeholders (see `server.mirror`) clear such failures.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("graphkiln.server")
 
-# Proves a version of a model as it would be served; the last argument asks whether to give up.
+# Proves a version of a model with its serving configuration; the last argument returns true to give up.
 Admit: TypeAlias = "Callable[[ShownModel, int, Callable[[], bool]], Verdict]"
 
 _SETTLE_ATTEMPTS = 3
-_SOON_S = 1.0  # until the next attempt after an error, and the next look at a folder that still changes
-_EXPLICIT_S = 0.5  # between two looks at what the user has loaded
+_SOON_S = 1.0  # before the next attempt after an error, and the next scan of a folder that still changes
+_EXPLICIT_S = 0.5  # between two looks at the loaded models in explicit mode
 _FORGET_TIMEOUT_S = 60.0
-# Whatever is under way when a server has ended takes less, except a store on a disk that does not answer.
+# A step that is running when the server ends takes less, except on a disk that does not respond.
 _END_S = 10.0
-_NOT_READ = "Triton does not take it: see its message above"
+_NOT_READ = "Triton does not accept it: see its message above"
 
 
 class VersionController:
@@ -58,16 +58,16 @@ class VersionController:
 
     Args:
         mode: The user's control mode.
-        stores: What is served; outlives the server.
-        mirror: What Triton sees; in explicit mode, what it sees instead of models whose newest version failed.
-        control: The running server.
-        instances: Status files of its instances.
-        admit: Proves a version outside the server.
-        copies: Copies of stores to keep up to date.
-        load_timeout_s: For one load.
+        stores: The models shown to Triton; kept across restarts of the server.
+        mirror: The repository that Triton sees; in explicit mode, the replacement of models whose newest version failed.
+        control: Repository control of the running server.
+        instances: Folder of its status files.
+        admit: Proves a version outside of the server.
+        copies: Copies of stores to update.
+        load_timeout_s: Time limit for one load.
         view: In explicit mode, the stores as Triton sees them.
-        images: In explicit mode, the models that take images for others.
-        on_loaded: In explicit mode, called with the names of the models that serve.
+        images: In explicit mode, the models that take images.
+        on_loaded: In explicit mode, called with the names of the serving models.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class VersionController:
         self._stop = threading.Event()
         self._unforeseen = ""
         self._failed_at_start: set[str] = set()  # in explicit mode
-        # In poll mode: what the last look found.
+        # In poll mode: results of the last scan.
         self._seen: dict[str, StoredModel] = {}
         self._gone: frozenset[str] = frozenset()
         self._devices: dict[Path, int] = {}
@@ -109,11 +109,10 @@ class VersionController:
         self._problems: dict[str, str] = {}
 
     def begin(self, on_settled: Callable[[], None]) -> None:
-        """Begin; the server is live.
+        """Begin to control a live server.
 
         Args:
-            on_settled: Called once every model serves that can: at once where nothing failed, otherwise later, by the
-                thread.
+            on_settled: Called once failed versions are replaced: immediately if none failed, otherwise by the thread.
         """
         settled = self._check_settled()
         if settled:
@@ -124,16 +123,16 @@ class VersionController:
             self._thread.start()
 
     def halt(self) -> None:
-        """Change nothing from now on: the server is about to stop."""
+        """Make no further changes: the server is about to stop."""
         self._stop.set()
 
     def end(self) -> None:
-        """Wait for the thread; the server has ended, which ends a load that is under way."""
+        """Wait for the thread after the end of the server, which ends a pending load."""
         self.halt()
         if self._thread:
             self._thread.join(_END_S)
-            if self._thread.is_alive():  # it does nothing more once the store responds
-                _log.warning("a model store has not responded for %g s: going on without waiting for it", _END_S)
+            if self._thread.is_alive():  # it changes nothing once the store responds
+                _log.warning("a model store has not responded for %g s: continuing without it", _END_S)
             self._thread = None
 
     # The loop.
@@ -142,7 +141,7 @@ class VersionController:
         try:
             return self.is_settled()
         except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
-            _log.warning("cannot look after the models: %s", error)
+            _log.warning("cannot control the models: %s", error)
             return True
 
     def _run(self, on_settled: Callable[[], None] | None) -> None:
@@ -158,30 +157,30 @@ class VersionController:
             pause = self._attempt(self.step)
 
     def _attempt(self, step: Callable[[], float | None]) -> float | None:
-        """Run a step; the seconds to the next one, or None for never."""
+        """Run a step; return the seconds to the next one, or None for never."""
         try:
             return step()
         except ServerStopping:
             return None
         except OSError as error:
             self._warn(str(error))
-        except Exception as error:  # noqa: BLE001 - unforeseen, but no reason never to look at the models again
+        except Exception as error:  # noqa: BLE001 - keep controlling the models after an unexpected error
             is_new, self._unforeseen = repr(error) != self._unforeseen, repr(error)
             self._warn(f"{type(error).__name__}: {error}", error if is_new else None)
         return _SOON_S
 
     def _warn(self, reason: str, traceback: Exception | None = None) -> None:
-        if not self._stop.is_set():  # the server may have ended: the supervisor sees to that
-            _log.warning("cannot look after the models just now: %s", reason, exc_info=traceback)
+        if not self._stop.is_set():  # a dead server is the supervisor's task
+            _log.warning("cannot control the models, retrying: %s", reason, exc_info=traceback)
 
     def is_settled(self) -> bool:
-        """Ask the server whether everything is loaded that was to be.
+        """Return true if every version that should be loaded is loaded.
 
         Raises:
             OSError: The server does not list its models, or the stores cannot be listed.
         """
         states = self._states()
-        if self._is_explicit:  # Triton has loaded what the user named
+        if self._is_explicit:  # Triton has loaded the user's models
             found = self._stores.scan()
             tried = {name: tuple(int(row.version) for row in rows if row.version) for name, rows in states.items()}
             self._stores.shown = {
@@ -192,7 +191,7 @@ class VersionController:
         return not any(_failures(model, states.get(name, [])) for name, model in self._stores.shown.items())
 
     def settle(self) -> None:
-        """Give versions that failed at the start a successor.
+        """Replace versions that failed at the start by older ones.
 
         Raises:
             OSError: The server ended, or the mirror cannot be written.
@@ -204,14 +203,14 @@ class VersionController:
         self._forget_failures(self._states())
 
     def step(self) -> float | None:
-        """Do what is due in the user's mode.
+        """Run one step of the control mode.
 
         Returns:
             Seconds until the next step; None for never.
 
         Raises:
             OSError: The server ended, or the mirror cannot be written.
-            ServerStopping: The server stops.
+            ServerStopping: The server is stopping.
         """
         if self._mode.name == "none":
             return None
@@ -234,23 +233,23 @@ class VersionController:
             names = [name for name in names if not self._images.takes_images(name)]
         self._on_loaded(names)
 
-    # Poll mode: compare the stores with what is served.
+    # Poll mode: compare the stores with the shown models.
     #
-    # A folder whose files still change is left alone until two looks in a row find the same. A version that fails is
-    # not tried again until its files change, so that a copy that paused half-way is tried again when it went on.
+    # A folder is ignored until two consecutive scans find the same files. A failed version is not tried again until its
+    # files change, so that an interrupted copy is tried again once it continues.
 
     def _poll(self) -> bool:
-        """Take over what changed in the stores; whether something is still changing there."""
+        """Apply changes of the stores; return true if something is still changing."""
         found = self._scan()
         if found is None:
             return False
         before, self._seen = self._seen, found
         unstable = [name for name, stored in found.items() if before.get(name) != stored]
         missing = frozenset(name for name in self._stores.shown if _is_missing(found.get(name)))
-        gone = missing & self._gone  # seen twice: a folder that is replaced by renaming is missing for a moment
+        gone = missing & self._gone  # missing in two scans: a folder replaced by renaming is missing for a moment
         self._gone = missing - gone
         for name in sorted(gone):
-            _log.info("%s: its store holds no version of it, unloading it", name)
+            _log.info("%s: its store has no version of it, unloading it", name)
             del self._stores.shown[name]
             self._mirror.remove(name)
             self._control.unload(name)
@@ -261,7 +260,7 @@ class VersionController:
         return bool(unstable or self._gone)
 
     def _scan(self) -> dict[str, StoredModel] | None:
-        """Scan the stores; None where one cannot be read, or is suddenly another file system: not empty."""
+        """Scan the stores; return None if one cannot be read, or another file system is mounted there."""
         found = None
         try:
             devices = {store: store.stat().st_dev for store in self._stores.stores}
@@ -272,18 +271,18 @@ class VersionController:
             problem = "another file system is mounted there now" if self._devices not in ({}, devices) else ""
             self._devices = self._devices or devices
         if problem and problem != self._unreadable:
-            _log.warning("a model store cannot be read, what is served stays: %s", problem)
+            _log.warning("a model store cannot be read, loaded models keep serving: %s", problem)
         self._unreadable = problem
         return None if problem else found
 
     def _update(self, stored: StoredModel) -> bool:
-        """Show Triton what a folder holds now, as far as it is good, and load it.
+        """Show the good versions of a folder to Triton and load them.
 
-        Triton keeps the versions that it serves until the new load succeeds: what is shown from here on may not be what
-        serves, and not every version of it may load.
+        Triton keeps serving the old versions until the new load succeeds; the shown versions may differ from the serving
+        ones, and some may fail to load.
 
         Returns:
-            Whether a load was tried, successful or not: versions that failed need a successor.
+            Whether a load was attempted, so that failed versions need a replacement.
         """
         shown = self._stores.shown.get(stored.name)
         if shown is None and stored.problem:
@@ -291,7 +290,7 @@ class VersionController:
             return False
         faults = [stored.faults[version] for version in (shown.versions if shown else ()) if version in stored.faults]
         problem = stored.problem if stored.unreadable and shown else "; ".join(faults)
-        self._warn_once(stored.name, problem and f"what is served of it stays: {problem}")
+        self._warn_once(stored.name, problem and f"its loaded versions keep serving: {problem}")
         if problem or not stored.versions:
             return False
         planned = self._admissible(stored, shown)
@@ -309,17 +308,16 @@ class VersionController:
         self._problems[name] = problem
 
     def _replaced_badly(self, stored: StoredModel, shown: ShownModel) -> bool:
-        """True if the newest version that serves has got bad files: it goes on with what it was loaded from."""
+        """True if the files of the newest serving version were replaced by bad ones, while it keeps serving."""
         newest = max(shown.versions, default=0)
         return bool(self._stores.quarantine.reason(stored, newest)) and newest in shown.versions
 
     def _admissible(self, stored: StoredModel, shown: ShownModel | None) -> ShownModel:
-        """Select what may be served of a folder: versions that fail to prove themselves give way to older ones."""
+        """Select the versions of a folder to serve: older ones replace those that fail their proof."""
         disagreeing: set[int] = set()
-        if stored.tensor_model:  # a model that takes images has no files to prove
+        if stored.tensor_model:  # a model that takes images has nothing to prove
             return self._stores.plan(stored, ())
-        # Every round but the last takes a version out: `plan` leaves out what disagrees, and what `_is_good` put into
-        # quarantine.
+        # Every round but the last removes a version: one that disagrees, or one that `_is_good` quarantined.
         while True:
             planned = self._stores.plan(stored, [version for version in stored.versions if version not in disagreeing])
             if shown and (version := self._refuse_disagreeing(planned, shown)):
@@ -329,12 +327,12 @@ class VersionController:
                 return planned
 
     def _refuse_disagreeing(self, planned: ShownModel, shown: ShownModel) -> int:
-        """Refuse the newest version if its signature is not that of the versions that serve and stay in the store.
+        """Refuse the newest version if its signature differs from that of the serving versions that stay in the store.
 
-        Another configuration for the versions that serve is what the user asked for.
+        A changed configuration of the serving versions is accepted, as the user's wish.
 
         Returns:
-            The number of the version; 0 for none.
+            Number of the refused version; 0 for none.
         """
         if None in (shown.config, planned.config) or not planned.versions:
             return 0
@@ -350,10 +348,9 @@ class VersionController:
         return newest if problem else 0
 
     def _is_good(self, planned: ShownModel, version: int, shown: ShownModel | None) -> bool:
-        """True if a version is shown already, with these very files, or proves itself now; what fails is in quarantine.
+        """True if a version is already shown with the same files, or passes its proof now; otherwise quarantine it.
 
-        Where the configuration is not completed, because another backend computes the version or by the user's flags,
-        it is not ours to prove.
+        Versions without a completed configuration (of other backends, or by the user's flags) are not proven.
         """
         if planned.config is None or (shown and shown.shows_version(planned.stored, version)):
             return True
@@ -364,17 +361,17 @@ class VersionController:
             _log.info("%s version %d is admitted: %s", planned.stored.name, version, verdict.words)
         return not verdict.reason
 
-    # After a load: older versions in the place of those that failed, and readiness that comes back.
+    # After a load: replace failed versions by older ones, and restore readiness.
 
     def _states(self) -> dict[str, list[VersionState]]:
-        """Every version that the server knows, by model."""
+        """All versions known to the server, by model."""
         states: dict[str, list[VersionState]] = {}
         for row in explain(self._control.index(), self._instances):
             states.setdefault(row.model, []).append(row)
         return states
 
     def _replace_failed(self) -> None:
-        """Load an older version in the place of each that failed, until one serves or all have failed."""
+        """Replace each failed version by an older one, until one serves or all have failed."""
         pending = True
         while pending:
             states = self._states()
@@ -392,10 +389,10 @@ class VersionController:
                     pending = True
 
     def _forget_failures(self, states: Mapping[str, list[VersionState]]) -> None:
-        """Make Triton forget what failed where another version of the model serves, or the model is gone.
+        """Clear failures in Triton if another version of the model serves, or the model is gone.
 
-        A model of which nothing could be loaded keeps readiness down: in explicit mode only one that was to be loaded
-        at the start, because a load that fails later is answered with the reason.
+        A model that could not be loaded at all keeps the server not ready; in explicit mode only if it should be loaded
+        at the start, because later failures are reported to the client that requested the load.
         """
         stay_failed = self._failed_at_start if self._is_explicit else self._stores.shown.keys()
         for name, rows in states.items():
@@ -414,14 +411,14 @@ class VersionController:
                 self._forget_model(name, failed)
 
     def _forget_versions(self, name: str, failed: list[int], serving: list[int]) -> None:
-        _log.info("%s: the next errors of Triton are deliberate; they make it forget that a version failed", name)
+        _log.info("%s: the next errors of Triton are deliberate; they clear the failure of a version", name)
         try:
             self._control.load(name, _FORGET_TIMEOUT_S, self._mirror.forget(failed, serving=serving))
         finally:
             self._mirror.remove_forgotten()
 
     def _forget_model(self, name: str, failed: list[int]) -> None:
-        """Load placeholders, then unload them, unless the model was loaded again meanwhile."""
+        """Load and unload placeholders, unless the model was loaded again meanwhile."""
         try:
             self._control.load(name, _FORGET_TIMEOUT_S, self._mirror.forget(failed, serving=()))
             rows = self._states().get(name, [])
@@ -437,8 +434,8 @@ def _serving(rows: Sequence[VersionState]) -> list[int]:
 
 
 def _failures(model: ShownModel, rows: Sequence[VersionState]) -> dict[int, str]:
-    """The reasons for which versions failed that are shown to Triton."""
-    if not any(row.version for row in rows):  # it did not come as far as loading a version
+    """Reasons of failed versions among those shown to Triton."""
+    if not any(row.version for row in rows):  # it failed before a version was loaded
         return dict.fromkeys(model.versions, _NOT_READ)
     failed = {int(row.version): row.reason for row in rows if row.failed and row.version}
     return {version: reason for version, reason in failed.items() if version in model.versions}
@@ -449,10 +446,10 @@ def _is_missing(stored: StoredModel | None) -> bool:
 
 
 def _brief(reason: str, shown_as: Path, folder: Path) -> str:
-    """Triton's reason without its own wrapping and the traceback of our backend, about the user's files.
+    """Shorten Triton's reason, and replace paths of the mirror by those of the user's store.
 
     Args:
-        reason: As the index has it.
+        reason: Reason in the repository index.
         shown_as: The model's folder as Triton sees it.
         folder: The model's folder in its store.
     """

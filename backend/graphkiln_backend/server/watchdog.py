@@ -1,8 +1,8 @@
-"""Faults of a running server, seen from outside: processes that died, hang, compute or load without end.
+"""Detect faults of a running server from outside: dead or hung processes, endless computing or loading.
 
-Triton (24.10) notices none of it: it neither restarts an instance that died nor reports it as not ready, and a stopped
-instance keeps its requests for ever. The instances' own files (`triton.instance_status`), the states of the processes,
-and one small request a second to the server itself tell.
+Triton (24.10) does not detect them: it neither restarts a dead instance nor reports it as not ready, and a stopped
+instance keeps its requests forever. Sources: the instances' status files (`triton.instance_status`), process states,
+and one small request per second to the server.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
-# What beats or responds once a second has hung when it has not for so long; a busy machine delays it by seconds.
+# Without a heartbeat or response for so long, a process counts as hung; a busy machine delays them by seconds.
 SILENT_S = 20.0
 _SUSPENDED_S = 5.0
-# A process in the state "stopped" (SIGSTOP) will not go on by itself: no reason to wait for missing beats.
+# A stopped process (SIGSTOP) will not continue by itself: no need to wait for missing heartbeats.
 _STOPPED_S = 1.5
 _STUBS_EVERY_S = 1.0
-# A process that has died so soon after its start may have died before tritonserver knew that it runs.
+# A process that died so soon after its start may have died before tritonserver knew of it.
 _YOUNG_S = 10.0
-# Any other child that has ended tritonserver waits for (waitpid) within two seconds, or goes on serving without it.
+# Other dead children are reaped by tritonserver within two seconds, or it serves without them.
 _UNASKED_S = 10.0
 _STUB_PROGRAM = "triton_python_backend_stub"
 _CONNECT_S = 0.5
@@ -65,12 +65,12 @@ class Cause(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """A fault for which a server must be started again.
+    """A fault that requires a restart of the server.
 
     Attributes:
-        cause: The kind of fault.
-        what: What happened, as the beginning of a sentence.
-        code: What the supervisor exits with if it gives up.
+        cause: Kind of fault.
+        what: Description, to begin a log message.
+        code: Exit code of the supervisor if it gives up.
     """
 
     cause: Cause
@@ -83,9 +83,9 @@ class TimeLimits:
     """Time limits in seconds.
 
     Attributes:
-        compute: One batch, before its instance counts as hung.
-        load: Loading one model version, before its process is ended.
-        drain: Finishing the requests in flight after SIGTERM.
+        compute: Limit for one batch, after which its instance counts as hung.
+        load: Limit for loading a model version, after which its process is killed.
+        drain: Limit for finishing the requests in flight after SIGTERM.
     """
 
     compute: float = 120.0
@@ -94,10 +94,10 @@ class TimeLimits:
 
 
 def describe_exit(code: int) -> Fault:
-    """The fault of a server that ended by itself.
+    """Describe the exit of a server as a fault.
 
     Args:
-        code: Its exit code, or minus the signal that killed it, as `subprocess` gives it.
+        code: Exit code, or minus the number of the signal that killed it (as in `subprocess`).
     """
     if code >= 0:
         return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver ended by itself with code {code}", code=code or 1)
@@ -109,7 +109,7 @@ def describe_exit(code: int) -> Fault:
 
 
 def exit_code(code: int) -> int:
-    """The exit code of a shell: 128 + N for a process that signal N killed."""
+    """Exit code as reported by a shell: 128 + N if signal N killed the process."""
     return code if code >= 0 else 128 - code
 
 
@@ -117,11 +117,11 @@ class Watchdog(Closeable):
     """Look for faults of one run of the server.
 
     Args:
-        folder: The instances' files.
-        server: tritonserver's process.
-        limits: How long things may take.
-        endless: Names of versions that have loaded for too long; those that do are added, and get no second chance.
-        features: What the server does by itself.
+        folder: Folder of the instances' status files.
+        server: Process id of tritonserver.
+        limits: Time limits.
+        endless: Names of versions that exceeded the load limit; the watchdog adds to them and kills them at once.
+        features: Features of the server.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class Watchdog(Closeable):
         self._stillborn_since: dict[int, float] = {}
 
     def probe(self, flags: TritonFlags) -> None:
-        """Probe a server that has just become live from now on, except over gRPC with the user's own TLS."""
+        """Begin to probe a live server, except over gRPC with the user's own TLS."""
         http, grpc = flags.listen_address("http"), flags.listen_address("grpc")
         if http:
             self._probe = LivenessProbe(http)
@@ -151,20 +151,20 @@ class Watchdog(Closeable):
             self._probe = GrpcLivenessProbe(grpc)
 
     def close(self) -> None:
-        """Wait for no response any more."""
+        """Stop probing."""
         if self._probe:
             self._probe.close()
 
     def look(self, instances: Snapshot) -> Fault | None:
-        """Find the first fault, if any. Call at least once a second.
+        """Return a fault, if there is any. Call at least once a second.
 
         Args:
-            instances: Their files now.
+            instances: Present content of the status files.
         """
         now = time.monotonic()
         self._sample_stubs(now)
         if self._suspension.has_resumed():
-            self._trust_from = now + SILENT_S / 2  # let every instance beat first
+            self._trust_from = now + SILENT_S / 2  # wait for a heartbeat of every instance
         states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
         return (
             self._dead(instances, states)
@@ -176,15 +176,15 @@ class Watchdog(Closeable):
         )
 
     def end_endless_loading(self, instances: Snapshot) -> int:
-        """End the processes that load for longer than they may; the models that they load fail, the others serve.
+        """Kill processes that exceed the load limit; their models fail, the others serve.
 
-        Call it after `look`, which finds the processes that have not written a file yet.
+        Call it after `look`, which finds processes without a status file.
 
         Args:
-            instances: Their files now.
+            instances: Present content of the status files.
 
         Returns:
-            The number of processes that were ended.
+            Number of killed processes.
         """
         now = time.monotonic()
         ended = 0
@@ -194,14 +194,14 @@ class Watchdog(Closeable):
                 self._ended.add(process)
                 self._endless.add(version)
                 why = "was stopped" if stopped else f"did not finish within {self._limits.load:g} s (--load-deadline)"
-                with suppress(OSError):  # a full disk: the log says it as well
+                with suppress(OSError):  # a full disk: it is logged, too
                     note_end(self._folder, process, f"loading {version} {why}")
                 ended += _kill(process)
-                _log.error("loading %s %s: its process is ended", version, why)
+                _log.error("loading %s %s: its process is killed", version, why)
         return ended
 
     def _sample_stubs(self, now: float) -> None:
-        """Read the processes of instances about once a second; one may hang or die before it writes a file."""
+        """Sample the stub processes about once a second; one may hang or die before it writes a status file."""
         if now - self._stubs_at <= _STUBS_EVERY_S:
             return
         self._stubs_at = now
@@ -213,11 +213,11 @@ class Watchdog(Closeable):
         self._stillborn_since = {pid: self._stillborn_since.get(pid, now) for pid in young}
 
     def _follow_loading(self, instances: Snapshot) -> dict[int, tuple[str, float]]:
-        """Note which processes are ready, and return the version that each of the others loads and since when."""
+        """Record the ready processes; return the version and start time of each loading one."""
         self._seen_ready |= instances.ready
         files = instances.loading.values()
         loading = self._stubs | {file.pid: (f"{file.model} version {file.version}", file.since) for file in files}
-        self._seen_ready &= loading.keys() | instances.ready  # another process will get the number of one that is gone
+        self._seen_ready &= loading.keys() | instances.ready  # process ids are reused
         self._ended &= loading.keys()
         return {
             process: what
@@ -227,7 +227,7 @@ class Watchdog(Closeable):
 
     def _dead(self, instances: Snapshot, states: Mapping[int, str]) -> Fault | None:
         for key, status in instances.statuses.items():
-            if states[status.pid] == psutil.STATUS_ZOMBIE and is_ready(self._folder, key):  # not just unloaded
+            if states[status.pid] == psutil.STATUS_ZOMBIE and is_ready(self._folder, key):  # not merely unloaded
                 return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died")
         return None
 
@@ -254,9 +254,9 @@ class Watchdog(Closeable):
         return None
 
     def _stillborn(self, now: float) -> Fault | None:
-        """A process that died before tritonserver knew that it runs; until 25.08 that waits for it without an end."""
+        """Detect a process that died before tritonserver knew of it, for which Triton before 25.08 waits forever."""
         if not self._gives_up_stubs and any(now - since > _UNASKED_S for since in self._stillborn_since.values()):
-            return Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
+            return Fault(cause=Cause.INSTANCE_DIED, what="an instance died at its start")
         return None
 
     def _silent(self) -> Fault | None:
@@ -280,12 +280,12 @@ def _wrong(instances: Snapshot) -> Fault | None:
     for key, line in instances.faults.items():
         status = instances.statuses.get(key)
         if status:
-            return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} serves no more ({line})")
+            return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} no longer serves ({line})")
     return None
 
 
 def _state(process: int) -> str:
-    """The state as psutil names it; a process that is gone is a zombie, too."""
+    """State as named by psutil; a missing process counts as a zombie."""
     try:
         return psutil.Process(process).status()
     except psutil.NoSuchProcess:
@@ -300,7 +300,7 @@ def _kill(process: int) -> int:
     return 1
 
 
-# The processes of instances, before they write their own files, too.
+# Stub processes, including those without a status file.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -308,12 +308,12 @@ class Stub:
     """A process in which Triton runs graphkiln's backend.
 
     Attributes:
-        pid: The process.
+        pid: Process id.
         model: Model name.
         version: Model version.
-        age_s: Seconds since it was started.
-        ended: Whether it has ended, and tritonserver has not waited for it (waitpid); nothing else is known of it then,
-            not even whether it was one of ours.
+        age_s: Seconds since its start.
+        ended: Whether it is a zombie child of tritonserver; its command line is unknown then, so that it may be of
+            another backend.
     """
 
     pid: int
@@ -324,9 +324,7 @@ class Stub:
 
 
 def read_stubs(server: int) -> list[Stub]:
-    """The stubs below a tritonserver, and its own children that have ended, whatever they were.
-
-    Those of the user's own Python backends that run are not ours to judge.
+    """List the stubs of graphkiln's backend below a tritonserver, and its zombie children of any kind.
     """
     try:
         descendants = psutil.Process(server).children(recursive=True)
@@ -337,14 +335,14 @@ def read_stubs(server: int) -> list[Stub]:
 
 
 def _read(process: psutil.Process, server: int) -> Stub | None:
-    """Parse `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`, as Triton starts it."""
+    """Parse the command line `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`."""
     try:
         age_s = process_age_s(process.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             is_own = process.ppid() == server
             return Stub(pid=process.pid, model="", version="", age_s=age_s, ended=True) if is_own else None
         folder = _model_folder(process.cmdline())
-    except (psutil.Error, OSError):  # it has just ended
+    except (psutil.Error, OSError):  # it has just exited
         return None
     if folder is None:
         return None
@@ -352,7 +350,7 @@ def _read(process: psutil.Process, server: int) -> Stub | None:
 
 
 def process_age_s(pid: int) -> float:
-    """Seconds since a process was started, whatever has become of the clock. Source: proc(5), `starttime`.
+    """Seconds since the start of a process, independent of the system clock. Source: proc(5), `starttime`.
 
     Raises:
         OSError: There is no such process.
@@ -368,33 +366,33 @@ def _model_folder(words: Sequence[str]) -> Path | None:
     return Path(words[names.index(_STUB_PROGRAM) + 1]).parent
 
 
-# The server itself.
+# Liveness of the server.
 
 
 class SuspensionDetector:
     """Detect that this process was suspended, so that missed heartbeats are not taken for hangs.
 
-    The time between two calls is about a second at most otherwise.
+    Normally the time between two calls is about a second at most.
     """
 
     def __init__(self) -> None:
         self._called_at = time.monotonic()
 
     def has_resumed(self) -> bool:
-        """True if this process has just gone on after a suspension. Call regularly."""
+        """True if this process has just resumed after a suspension. Call regularly."""
         before, self._called_at = self._called_at, time.monotonic()
         return self._called_at - before > _SUSPENDED_S
 
 
 class _Probe(Closeable):
-    """The time since a server's last response, asked without waiting."""
+    """Measure the time since a server's last response without blocking."""
 
     def __init__(self) -> None:
         self._answered_at = time.monotonic()
         self._suspension = SuspensionDetector()
 
     def silent_s(self) -> float:
-        """Seconds since the server's last response. Call regularly: one call asks, a later one reads."""
+        """Seconds since the server's last response. Call regularly: one call sends a request, a later one reads."""
         if self._suspension.has_resumed():
             self._answered_at = time.monotonic()
         self._ask_or_read()
@@ -406,10 +404,10 @@ class _Probe(Closeable):
 
 
 class GrpcLivenessProbe(_Probe):
-    """Ask a server that serves gRPC only; any response will do.
+    """Probe a server over gRPC; any response counts.
 
     Args:
-        address: Where it listens for gRPC, without TLS.
+        address: gRPC address, without TLS.
     """
 
     def __init__(self, address: ListenAddress) -> None:
@@ -426,20 +424,20 @@ class GrpcLivenessProbe(_Probe):
             self._call = None
 
     def close(self) -> None:
-        """Wait for no response any more."""
+        """Stop probing."""
         self._channel.close()
 
 
 def _is_answer(call: Any) -> bool:
-    """True if the server itself has ended a call; so it has where the user restricts this protocol, too."""
+    """True if a call was answered by the server, including a refusal of a restricted protocol."""
     return call.code().name not in {"UNAVAILABLE", "CANCELLED"} or "restricted" in call.details()
 
 
 class LivenessProbe(_Probe):
-    """Ask a server over HTTP whether it is live; any response will do.
+    """Probe a server over HTTP; any response counts.
 
     Args:
-        address: Where it listens for HTTP.
+        address: HTTP address.
     """
 
     def __init__(self, address: ListenAddress) -> None:
@@ -454,7 +452,7 @@ class LivenessProbe(_Probe):
             self._read(self._connection)
 
     def close(self) -> None:
-        """Wait for no response any more."""
+        """Stop probing."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None

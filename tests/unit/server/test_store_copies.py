@@ -89,12 +89,12 @@ def test_a_first_start_without_the_network_fails() -> None:
 def test_a_later_one_serves_what_was_copied(caplog: pytest.LogCaptureFixture) -> None:
     store, _ = remote_store(NO_NETWORK)
     store.begin()
-    assert "cannot be reached; what was copied before is served" in caplog.text
+    assert "cannot be reached; the previous copy is served" in caplog.text
 
 
 def test_a_store_without_a_model_may_be_another_one_than_was_meant(caplog: pytest.LogCaptureFixture) -> None:
     remote_store(is_empty=True)[0].begin()
-    assert "s3://bucket/store holds no model: is that the right address?" in caplog.text
+    assert "s3://bucket/store contains no model: is that the right address?" in caplog.text
     caplog.clear()
     remote_store()[0].begin()
     assert "holds no model" not in caplog.text
@@ -114,7 +114,7 @@ def test_trouble_is_said_once_and_so_is_its_end(caplog: pytest.LogCaptureFixture
     store, copy = remote_store(NO_NETWORK, NO_NETWORK, OSError(28, "no space left"))
     for _ in range(4):
         assert not store.follow(never)
-    assert caplog.text.count("what is served stays") == 1
+    assert caplog.text.count("its models keep serving") == 1
     assert caplog.text.count("can be read again") == 1
     assert len(copy.taken) == 1
 
@@ -257,7 +257,7 @@ class TestStore:
         for _ in range(3):
             assert store.follow(never) is False
         assert shown(store) == {"1": "one"}
-        assert caplog.text.count("what is served stays") == 1
+        assert caplog.text.count("its models keep serving") == 1
 
     def test_it_gives_up_when_the_server_stops(self, signed: SignedStore, store: AttestedStore) -> None:
         store.begin()

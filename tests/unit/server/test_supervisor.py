@@ -518,7 +518,7 @@ class TestHanging:
 
     def test_wrong_outputs(self, setup: Setup, logged: list[str]) -> None:
         told = {"instances": [STATUS], "fault": "y differs", "later": {"instances": []}}
-        self.check_late(setup, logged, "an instance of m version 3 serves no more (y differs)", told)
+        self.check_late(setup, logged, "an instance of m version 3 no longer serves (y differs)", told)
 
     def check_late(self, setup: Setup, logged: list[str], expected: str, told: dict[str, Any]) -> None:
         """A fault that is there from the start: it may be found before the server is live."""
@@ -550,7 +550,7 @@ class TestHanging:
         assert [each["load_deadline"] for each in counted] == [1], "at once, not at the next start"
         assert len(setup.starts) == 1
         assert logged[0] == (
-            "loading endless version 1 did not finish within 0.5 s (--load-deadline): its process is ended"
+            "loading endless version 1 did not finish within 0.5 s (--load-deadline): its process is killed"
         )
 
 

@@ -276,7 +276,7 @@ class TestUnreadableStores:
         for _ in range(3):
             setup.controller.step()
         assert setup.triton.serving("m") == [1]
-        assert sum("what is served stays" in message for message in logged) == 1
+        assert sum("loaded models keep serving" in message for message in logged) == 1
         setup.store.folder.with_name("away").rename(setup.store.folder)
         setup.settle()
         assert setup.triton.loads == []
@@ -306,7 +306,7 @@ class TestUnreadableStores:
             setup.settle()
         assert (setup.triton.serving("m"), setup.triton.serving("n")) == ([1], [1])
         assert setup.triton.loads == []
-        assert len([line for line in logged if "stays" in line and os.strerror(number) in line]) == 1
+        assert len([line for line in logged if "keep serving" in line and os.strerror(number) in line]) == 1
         assert not any("not served" in line for line in logged)
         setup.store.add("m", 2)
         failing.clear()
@@ -588,7 +588,7 @@ class TestThread:
         assert reported.wait(10)
         controller.end()
         assert logged
-        assert set(logged) == {"cannot look after the models just now: the server has ended"}
+        assert set(logged) == {"cannot control the models, retrying: the server has ended"}
 
     def test_an_unforeseen_error_does_not_end_it(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         def divide() -> float | None:
@@ -641,7 +641,7 @@ class TestThread:
         assert asked.wait(10)
         hanging = controller._thread
         controller.end()
-        assert logged == ["a model store has not responded for 0.01 s: going on without waiting for it"]
+        assert logged == ["a model store has not responded for 0.01 s: continuing without it"]
         responded.set()
         assert hanging is not None
         hanging.join(10)

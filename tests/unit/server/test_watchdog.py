@@ -149,7 +149,7 @@ def test_wrong_outputs(tmp_path: Path, watchdog: Watchdog) -> None:
         fault = look(watchdog, tmp_path)
     assert fault is not None
     assert fault.cause is Cause.WRONG_OUTPUTS
-    assert fault.what == "an instance of m version 3 serves no more (y differs)"
+    assert fault.what == "an instance of m version 3 no longer serves (y differs)"
 
 
 def test_a_file_that_is_cut_short_hides_no_fault(tmp_path: Path, watchdog: Watchdog) -> None:
@@ -175,7 +175,7 @@ class TestLoading:
         assert process.wait(10) == -signal.SIGKILL
         assert record.read_text() == "loading m version 2 did not finish within 60 s (--load-deadline)"
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
-        assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
+        assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is killed"]
 
     def test_a_stub_that_hangs_before_it_has_said_anything_is_ended(
         self, watchdog: Watchdog, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, logged: list[str]
@@ -185,7 +185,7 @@ class TestLoading:
         assert watchdog.look(Snapshot()) is None
         assert watchdog.end_endless_loading(Snapshot()) == 1
         assert process.wait(10) == -signal.SIGKILL
-        assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is ended"]
+        assert logged == ["loading m version 2 did not finish within 60 s (--load-deadline): its process is killed"]
 
     @pytest.mark.parametrize("features", [OLD, NEW])
     def test_one_that_died_as_soon_as_it_was_started(
@@ -205,7 +205,7 @@ class TestLoading:
         assert watchdog.look(Snapshot()) is None
         clock[0] += 7
         fault = watchdog.look(Snapshot())
-        died = Fault(cause=Cause.INSTANCE_DIED, what="an instance died as soon as it was started")
+        died = Fault(cause=Cause.INSTANCE_DIED, what="an instance died at its start")
         assert fault == (died if features is OLD else None)
 
     @pytest.mark.parametrize("then", [[], [Stub(pid=7, model="", version="", age_s=3000.0, ended=True)]])
