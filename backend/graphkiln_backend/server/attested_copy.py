@@ -1,8 +1,7 @@
-"""A copy of one store that holds nothing but what trusted keys have signed.
+"""Copy the versions of a store that trusted keys have signed.
 
-A file is hashed while it is copied, so that what is served later is what was checked: it cannot be exchanged between
-the check and its loading, nor before a restart. A version that is not signed, or not as it was signed, does not get
-into the copy; where its older files did, they stay.
+Files are hashed while they are copied, so that exactly the verified bytes are served, also after a restart. A version
+that is unsigned, or differs from what was signed, is not copied; an earlier copy of it stays.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ _OWN, _SHARED = "own", "shared"
 
 @dataclass(frozen=True, slots=True)
 class VersionCopy:
-    """The copy of a version that is signed.
+    """The copy of a signed version.
 
     Attributes:
-        folder: Holds `own`, the version folder, and `shared`, what it shares with the model's other versions.
-        stamps: Of its files in the store, and of those that it shares, before they were copied.
-        shared: SHA-256 of those that it shares, by path below the model's folder.
+        folder: Contains `own`, the version folder, and `shared`, the files shared with other versions of the model.
+        stamps: Stamps of its own and its shared files in the store, before the copy.
+        shared: SHA-256 of the shared files, by path below the model's folder.
     """
 
     folder: Path
@@ -47,10 +46,10 @@ class CopiedModel:
     """A model in the copy.
 
     Attributes:
-        stored: The model in the store, as it was at the last look.
-        versions: The versions that are shown.
-        refused: Version number -> why it did not get into the copy.
-        shown: The folder that holds them together.
+        stored: State of the model in the store at the last scan.
+        versions: The shown versions.
+        refused: Version number -> why it was not copied.
+        shown: The model's folder in the copy.
     """
 
     stored: StoredModel
@@ -66,7 +65,7 @@ class CopiedModel:
 
 
 class AttestedCopy:
-    """The copy.
+    """A copy of the signed versions of a store.
 
     Attributes:
         store: The folder to serve.
@@ -83,16 +82,16 @@ class AttestedCopy:
             each.mkdir()
 
     def is_known(self, stored: StoredModel) -> bool:
-        """True if a model is as it was at the last look."""
+        """True if a model is unchanged since the last scan."""
         taken = self._taken.get(stored.name)
         return taken is not None and taken.stored == stored
 
     def names(self) -> set[str]:
-        """The models of which there is anything in the copy, or was refused."""
+        """Names of all models that were copied or refused."""
         return set(self._taken)
 
     def refused(self) -> Mapping[str, CopiedModel]:
-        """The models of which a version was refused, or nothing can be shown."""
+        """Models with refused versions, or without any version to show."""
         return {name: taken for name, taken in self._taken.items() if taken.refused or not taken.versions}
 
     def remove(self, name: str) -> None:
@@ -103,11 +102,11 @@ class AttestedCopy:
         _discard(taken.folders)
 
     def take(self, stored: StoredModel, on_chunk: Callable[[], None] = lambda: None) -> None:
-        """Copy what is signed of a model.
+        """Copy the signed versions of a model.
 
         Args:
             stored: The model in the store.
-            on_chunk: Called for each MiB; may raise to give up.
+            on_chunk: Called after each MiB; may raise to abort.
 
         Raises:
             OSError: The copy cannot be written.
@@ -128,7 +127,7 @@ class AttestedCopy:
     def _copy_versions(
         self, stored: StoredModel, before: CopiedModel, made: set[Path], on_chunk: Callable[[], None]
     ) -> tuple[dict[int, VersionCopy], dict[int, str]]:
-        """The copies of the versions that are signed with the same shared files, and why the others are not served."""
+        """Copy the versions signed with the same shared files; return the copies and the reasons of refusals."""
         good: dict[int, VersionCopy] = {}
         reasons = dict(stored.faults)
         for version in sorted(stored.versions.keys() - stored.faults.keys(), reverse=True):
@@ -144,10 +143,10 @@ class AttestedCopy:
         return good, reasons
 
     def _copy(self, stored: StoredModel, version: int, made: set[Path], on_chunk: Callable[[], None]) -> VersionCopy:
-        """The copy of a version and of what it shares.
+        """Copy a version and its shared files.
 
         Raises:
-            RepositoryError: It is not signed, or not as it was signed.
+            RepositoryError: It is unsigned, or differs from what was signed.
             NotRead: A file cannot be read.
         """
         try:
@@ -172,7 +171,7 @@ class AttestedCopy:
     def _show(
         self, stored: StoredModel, versions: Mapping[int, VersionCopy], refused: Mapping[int, str], before: CopiedModel
     ) -> Path | None:
-        """Show versions beside the files that they share; return the folder that holds them."""
+        """Show versions together with their shared files; return the model's folder."""
         name = stored.name
         if not versions:
             self._refused.refuse(name, dict(refused) or {1: stored.problem})
@@ -192,7 +191,7 @@ class AttestedCopy:
         return folder
 
     def _link(self, name: str, target: Path) -> None:
-        """Make the store show a folder, in one step."""
+        """Point a model of the store to a folder, atomically."""
         new = self._contents / f"{name}.next"
         new.unlink(missing_ok=True)
         new.symlink_to(target)
@@ -205,15 +204,15 @@ class AttestedCopy:
 
 
 class NotRead(Exception):
-    """A file of the store cannot be read, unlike one of the copy that cannot be written."""
+    """A file of the store cannot be read."""
 
 
 def _merge(
     stored: StoredModel, before: CopiedModel, good: dict[int, VersionCopy], reasons: dict[int, str]
 ) -> tuple[dict[int, VersionCopy], dict[int, str]]:
-    """The versions to show from now on, and those refused; earlier copies stay where their shared files do.
+    """Return the versions to show and those refused; earlier copies stay if their shared files are unchanged.
 
-    A version that was shown and is no more has gone, rather than failed: it must not keep what serves from changing.
+    A version that was shown before is not reported as refused, so that it does not block changes of the others.
     """
     kept = {number: before.versions[number] for number in reasons if number in before.versions}
     if good:
@@ -226,11 +225,11 @@ def _merge(
 
 
 def _log_refusals(stored: StoredModel, before: CopiedModel, after: CopiedModel, reasons: dict[int, str]) -> None:
-    """Log what became of versions that were shown before; others are logged where they would be served."""
+    """Log refused versions that were shown before; others are logged when they are not served."""
     for version, reason in sorted(reasons.items()):
         if version in before.versions:
             stays = version in after.versions
-            outcome = "what was checked before serves on" if stays else "it is no longer served"
+            outcome = "the verified copy keeps serving" if stays else "it is no longer served"
             _log.error("%s version %d: %s; %s", stored.name, version, reason, outcome)
 
 
@@ -240,7 +239,7 @@ def _discard(folders: set[Path]) -> None:
 
 
 def _copy_file(source: Path, target: Path, on_chunk: Callable[[], None]) -> str:
-    """Copy a file; return the SHA-256 of what was written.
+    """Copy a file; return the SHA-256 of the written bytes.
 
     Raises:
         NotRead: The source cannot be read.

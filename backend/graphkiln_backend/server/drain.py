@@ -29,8 +29,8 @@ _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.02
 _SETTLE_S = 0.5  # longer than the time between a request's last byte and its batch
-# For tritonserver to exit by itself, when it writes its traces. It would wait 30 s for HTTP clients (24.10) and exit with
-# code 1.
+# For tritonserver to exit by itself, when it writes its traces. It would wait 30 s for HTTP clients (24.10) and exit
+# with code 1.
 _EXIT_S = 1.0
 
 

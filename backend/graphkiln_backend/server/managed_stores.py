@@ -1,7 +1,7 @@
-"""The versions of the stores that are shown to Triton, and those that are refused.
+"""Select the versions of the stores that are shown to Triton.
 
-A version that fails is kept away until its files change, and the next older one that the version policy allows takes
-its place. After a restart the server shows what it showed before: what was added meanwhile must be admitted first.
+A failed version is quarantined until its files change, and replaced by the next older one that the version policy
+allows. After a restart the server shows the same versions as before; new ones must be admitted first.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ _log = logging.getLogger("graphkiln.server")
 
 @dataclass(slots=True)
 class Quarantine:
-    """Versions that failed, and why, with the stamp of their files: other files are another version."""
+    """Failed versions with reasons and file stamps; a version with other files is not in quarantine."""
 
     _reasons: dict[tuple[str, int], tuple[str, str]] = field(default_factory=dict)
 
     def add(self, model: StoredModel, version: int, reason: str) -> None:
-        """Keep a version away until its files or its model's configuration change."""
+        """Quarantine a version until its files or its model's configuration change."""
         self._reasons[model.name, version] = (_files(model, version), reason)
         _log.error("%s version %d is not served: %s", model.name, version, reason)
 
     def reason(self, model: StoredModel, version: int) -> str:
-        """The reason for which a version with these very files is kept away, or empty."""
+        """Why a version with these files is in quarantine; empty if it is not."""
         files, reason = self._reasons.get((model.name, version), ("", ""))
         return reason if files == _files(model, version) else ""
 
     def admissible(self, model: StoredModel) -> list[int]:
-        """The versions of a model that are not kept away."""
+        """Versions of a model that are not in quarantine."""
         return [version for version in model.versions if not self.reason(model, version)]
 
     def reasons(self, model: StoredModel) -> dict[int, str]:
-        """The reasons for which versions of a model are kept away."""
+        """Reasons of the quarantined versions of a model."""
         return {version: reason for version in model.versions if (reason := self.reason(model, version))}
 
 
@@ -56,12 +56,12 @@ def _files(model: StoredModel, version: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShownModel:
-    """A model as the mirror shows it.
+    """A model in the mirror.
 
     Attributes:
-        stored: Its folder, as it was when it was shown.
-        versions: The versions that are shown; none where the model is refused.
-        config: Their configuration, complete; None for the user's own, as it is written.
+        stored: State of its folder when it was shown.
+        versions: The shown versions; empty if the model is refused.
+        config: Their completed configuration; None to use the user's file.
     """
 
     stored: StoredModel
@@ -69,12 +69,12 @@ class ShownModel:
     config: ModelConfigProto | None = None
 
     def shows_version(self, stored: StoredModel, version: int) -> bool:
-        """True if a version with these very files and this configuration is shown."""
+        """True if the version is shown with the same files and configuration."""
         same = self.stored.stamp == stored.stamp and self.stored.versions.get(version) == stored.versions.get(version)
         return version in self.versions and same
 
     def shows(self, other: ShownModel) -> bool:
-        """True if both show the very same files."""
+        """True if both show the same versions with the same files."""
         mine, theirs = self.stored, other.stored
         files = [mine.versions.get(version) for version in self.versions]
         return (
@@ -86,14 +86,14 @@ class ShownModel:
 
 @dataclass(slots=True)
 class ManagedStores:
-    """The models of some stores that are shown to Triton; outlives the server's restarts.
+    """The models of stores that are shown to Triton; kept across restarts of the server.
 
     Attributes:
         stores: The stores.
-        quarantine: Versions that are kept away.
-        shown: The models in the mirror, by name, also those that failed to load; in explicit mode, what Triton has
-            loaded or tried to load.
-        mark: Adds faults to versions that are refused beforehand.
+        quarantine: Failed versions.
+        shown: The models in the mirror, by name, including those that failed to load; in explicit mode, the models that
+            Triton has loaded or tried to load.
+        mark: Adds faults to versions that were refused before the scan.
     """
 
     stores: Sequence[Path] = ()
@@ -106,21 +106,21 @@ class ManagedStores:
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
 
     def scan(self) -> dict[str, StoredModel]:
-        """Scan the stores by model; where graphkiln completes configurations, with the models that take images.
+        """Scan the stores; add the models that take images if graphkiln completes configurations.
 
         Raises:
-            OSError: A store cannot be listed, which does not mean that it is empty.
+            OSError: A store cannot be listed.
         """
         found = self.mark(scan_stores(self.stores))
         return found if self._graph_folder is None else add_image_models(found)
 
     def open(self, mirror: Mirror, backends: frozenset[str], graph_folder: GraphFolder | None) -> bool:
-        """Fill the mirror for a server that is about to start.
+        """Fill an empty mirror before the start of a server.
 
         Args:
-            mirror: Empty.
-            backends: Names under which our backend is installed.
-            graph_folder: Finds the graph of a version; None where configurations stay as they are written.
+            mirror: An empty mirror.
+            backends: Names under which graphkiln's backend is installed.
+            graph_folder: Finds the graph of a version; None to keep configurations unchanged.
 
         Returns:
             Whether every configuration in the mirror is complete.
@@ -138,23 +138,23 @@ class ManagedStores:
         return all(model.config or not model.versions for model in self.shown.values())
 
     def shows_all(self) -> bool:
-        """True if there is a model, and each has a version that is shown."""
+        """True if there is at least one model, and each has a shown version."""
         return bool(self.shown) and all(model.versions for model in self.shown.values())
 
     def is_outdated(self, model: ShownModel) -> bool:
-        """True if a model takes images for another one of which other versions are served than it has."""
+        """True if a model that takes images has other versions than the model that it belongs to."""
         tensor_model = self.shown.get(model.stored.tensor_model)
         return tensor_model is not None and tensor_model.versions != model.versions and not self._refused(model.stored)
 
     def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ShownModel:
-        """Select the versions to show: those of the model's policy that are not kept away.
+        """Select the versions to show: those of the version policy that are not in quarantine.
 
-        Versions from whose graph no configuration can be completed are kept away from then on, and as long as they are
-        beside newer ones, those with another signature.
+        Versions whose configuration cannot be completed are quarantined; versions whose signature differs from that of
+        newer ones are left out.
 
         Args:
             stored: The model.
-            versions: Those that come into question; a model that takes images has those of the other one.
+            versions: The candidates; ignored for a model that takes images.
         """
         if stored.tensor_model:
             return self._plan_images(stored)
@@ -175,7 +175,7 @@ class ManagedStores:
             except (GraphkilnError, OSError) as error:
                 self.quarantine.add(stored, blamed, str(error))
                 continue
-            except Exception as error:  # noqa: BLE001 - whatever its files set off, it is no other model's fault
+            except Exception as error:  # noqa: BLE001 - bad files of one model must not affect others
                 _log.error("%s version %d cannot be read", stored.name, blamed, exc_info=error)
                 self.quarantine.add(stored, blamed, f"{type(error).__name__}: {error}")
                 continue
@@ -183,7 +183,7 @@ class ManagedStores:
         return ShownModel(stored=stored)
 
     def _plan_images(self, stored: StoredModel) -> ShownModel:
-        """Select those versions of a model that takes images that are shown of the model whose images they are."""
+        """Select for a model that takes images the shown versions of the model that it belongs to."""
         tensor_model = self.shown.get(stored.tensor_model)
         if tensor_model is None or not tensor_model.versions or self._refused(stored):
             return ShownModel(stored=stored)
@@ -199,14 +199,14 @@ class ManagedStores:
         return bool(stored.problem or self.quarantine.reasons(stored))
 
     def disagree(self, stored: StoredModel, version: int, reason: str) -> None:
-        """Refuse a version beside others that have another signature, and log it once."""
+        """Record and log, once, that a version has another signature than those that serve."""
         known = self._disagreeing.setdefault(stored.name, {})
         if known.get(version) != reason:
             _log.error("%s version %d is not served: %s", stored.name, version, reason)
         known[version] = reason
 
     def present(self, mirror: Mirror, model: ShownModel) -> None:
-        """Show a model in the mirror; one without a version as a placeholder that fails with the reason.
+        """Show a model in the mirror; without a version, a placeholder whose load fails with the reason.
 
         Raises:
             OSError: The mirror cannot be written.
@@ -221,7 +221,7 @@ class ManagedStores:
         self.shown[stored.name] = model
 
     def reasons(self, stored: StoredModel) -> dict[int, str]:
-        """The reasons for which versions of a model are not served."""
+        """Why versions of a model are not served, by version."""
         reasons = self.quarantine.reasons(stored)
         if stored.problem or not reasons:
             newest = max(stored.versions, default=1)
@@ -232,7 +232,7 @@ class ManagedStores:
         return reasons
 
     def refusals(self) -> dict[tuple[str, str], str]:
-        """The reasons for which versions are not served, by model and version."""
+        """Why versions are not served, by model and version."""
         found: dict[tuple[str, str], str] = {}
         for name, model in self.shown.items():
             reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)
@@ -256,7 +256,7 @@ class ManagedStores:
     def _refuse_misfits(
         self, stored: StoredModel, versions: Sequence[int], config: ModelConfigProto | None
     ) -> set[int]:
-        """The versions whose graphs do not fit a configuration, which is that of the newest one."""
+        """Find versions whose graphs do not fit the configuration, which is that of the newest version."""
         found: set[int] = set()
         if config is None or self._graph_folder is None:
             return found
@@ -272,7 +272,7 @@ class ManagedStores:
 
 
 def _computed_here(model: ShownModel) -> ModelConfigProto:
-    """The completed configuration of a model; a `RepositoryError` of one that another backend serves."""
+    """The completed configuration of a model; raise `RepositoryError` for a model of another backend."""
     if model.config is None:
         where = f"parameters: {ACCEPT_IMAGES} of '{model.stored.name}'"
         raise RepositoryError(f"{where}: the model is of another backend", hint=f"remove {ACCEPT_IMAGES}")
@@ -280,12 +280,12 @@ def _computed_here(model: ShownModel) -> ModelConfigProto:
 
 
 def _misfit(version: Path, config: ModelConfigProto, graph_folder: GraphFolder) -> str:
-    """The contradiction between the graph of a version and a configuration; empty where there is none to be found."""
+    """Describe how the graph of a version contradicts a configuration; empty if it does not."""
     fitted = ModelConfigProto()
     fitted.CopyFrom(config)
     try:
         signature = read_version_signature(graph_folder(version), config.default_model_filename)
-    except (GraphkilnError, OSError):  # its loading says so
+    except (GraphkilnError, OSError):  # reported when it is loaded
         return ""
     try:
         complete(fitted, signature, labels_file=None)

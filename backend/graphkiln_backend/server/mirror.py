@@ -1,9 +1,9 @@
-"""The model repository that Triton sees: links to the versions that may be served, and placeholders.
+"""The model repository that Triton sees: links to the versions to serve, and placeholders.
 
-Triton (24.10) never forgets that a version failed: its readiness stays "no" although the version's folder is gone or
-the model unloaded, until the same version number is loaded well. A placeholder is a model of Triton's own Python
-backend that loads in half a second, well or badly, as required. It makes Triton forget, and it says why a model
-without any good version is not served.
+Triton (24.10) reports a failed version as not ready until the same version number loads successfully, even if its
+folder is deleted or the model unloaded. A placeholder is a model of Triton's Python backend that loads in half a
+second, and succeeds or fails as required. It clears such failures, and reports why a model without a good version is
+not served.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class TritonPythonModel:
 _IMAGES = """from graphkiln_backend.triton.image_model import TritonPythonModel
 """
 
-# Notes where Triton has put the files of a load request: it keeps them when the load fails.
+# Records where Triton stores the files of a load request, because it keeps them if the load fails.
 _NOTE = """
 
 def note_sent(args):
@@ -70,7 +70,7 @@ def _refusing(reason: str, before: str = "") -> str:
 
 
 class Mirror:
-    """A folder of mirrored models; the user's stores are never written to.
+    """A folder of mirrored models; the user's stores are never modified.
 
     Attributes:
         path: The repository that Triton sees.
@@ -83,7 +83,7 @@ class Mirror:
         self.path.mkdir(parents=True, exist_ok=True)
 
     def show(self, model: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
-        """Show some versions of a model, and no others; without a configuration, the user's own.
+        """Show exactly these versions of a model, with the given configuration or the user's.
 
         Raises:
             OSError: The mirror cannot be written.
@@ -92,7 +92,7 @@ class Mirror:
         self._swap_in(model.name)
 
     def show_images(self, name: str, model: Path, versions: Collection[int], config: ModelConfigProto) -> None:
-        """Show a model that takes images for versions of another one.
+        """Show the model that takes images for versions of another model.
 
         Raises:
             OSError: The mirror cannot be written.
@@ -106,7 +106,7 @@ class Mirror:
         self._swap_in(name)
 
     def images(self, model: Path, versions: Collection[int], config: ModelConfigProto) -> LoadOverride:
-        """The load request for a model that takes images for versions of another one and is shown nowhere.
+        """Make the load request for a model that takes images and is not in any repository.
 
         Raises:
             OSError: The labels cannot be read.
@@ -117,25 +117,25 @@ class Mirror:
         return LoadOverride(config=json_format.MessageToJson(config), files=files)
 
     def refuse(self, name: str, reasons: dict[int, str]) -> None:
-        """Show versions of a model whose loading fails with a reason."""
+        """Show versions of a model whose load fails with the given reasons."""
         self._show_placeholder(name, {version: _refusing(text) for version, text in reasons.items()})
 
     def forget(self, failed: Collection[int], *, serving: Collection[int]) -> LoadOverride:
-        """The load request by which Triton forgets that versions of a model failed; the load itself fails.
+        """Make a load request that clears the failures of some versions; the load itself fails.
 
-        Of versions that are loaded together, none goes live if one fails: those that failed earlier load now and are
-        dropped as "unloaded", while those that serve are loaded beside what serves and fail there. Nothing is shown in
-        the mirror meanwhile: another load of the model, which waits for this one, would find half of it.
+        If one of several versions fails to load, none goes live: the failed versions load now and are dropped as
+        "unloaded", while the placeholders of the serving versions fail beside them. The mirror is not changed, because
+        another load of the model may be waiting.
         """
         self._sent.mkdir(exist_ok=True)
-        reason = "deliberately: this makes Triton forget that another version failed"
+        reason = "deliberately: this clears the failure of another version"
         refusing = _refusing(reason, "note_sent(args)") + _NOTE.format(folder=str(self._sent))
         files = dict.fromkeys(failed, _EMPTY) | dict.fromkeys(serving, refusing)
         config = json_format.MessageToJson(text_format.Parse(_CONFIG.format(), ModelConfigProto()))
         return LoadOverride(config=config, files={f"{version}/model.py": text for version, text in files.items()})
 
     def remove_forgotten(self) -> None:
-        """Remove what Triton keeps of such loads, once they are over."""
+        """Remove the files that Triton keeps of such loads."""
         remove_sent(self._sent)
 
     def remove(self, name: str) -> None:
@@ -156,12 +156,12 @@ class Mirror:
 
 
 class StoreView:
-    """Links to the user's stores for Triton in explicit mode; they lead elsewhere while some models are mirrored.
+    """Links to the user's stores for Triton in explicit mode, redirected while some models are mirrored.
 
-    What is loaded keeps its path: an instance never notices.
+    Loaded models keep their paths, so that instances are not affected.
 
     Attributes:
-        paths: What Triton is given, one for each store.
+        paths: Repository paths for Triton, one for each store.
     """
 
     def __init__(self, folder: Path, stores: Sequence[Path], mirror: Mirror) -> None:
@@ -172,7 +172,7 @@ class StoreView:
         self._numbers = count()
 
     def show_mirrored(self, models: Collection[str]) -> None:
-        """Show these models as the mirror has them, and everything else as it is.
+        """Show these models from the mirror, and all others from the stores.
 
         Raises:
             OSError: The links cannot be written.
@@ -200,7 +200,7 @@ class StoreView:
 
 
 def _relink(link: Path, target: Path) -> None:
-    """Make a link lead elsewhere, in one step."""
+    """Redirect a link, atomically."""
     new = link.with_name(f"{link.name}.next")
     new.symlink_to(target)
     new.replace(link)

@@ -1,7 +1,7 @@
-"""The models of a server, one row for each version: how far they are while it starts, and what it serves then.
+"""States of all model versions of a server: loading progress during the start, then what it serves.
 
-Where Triton (24.10) says of a version that failed only that its process is "not healthy", the instance's own files say
-what killed the process.
+Triton (24.10) only reports "not healthy" if the process of a failed version died; the instance's status files contain
+the cause.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 _log = logging.getLogger("graphkiln.server")
 
 READY = "ready"
-REFUSED = "REFUSED"  # state of a version that is kept away from the server
+REFUSED = "REFUSED"  # state of a version that is not shown to the server
 _UNLOADED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}  # state and reason
 _UNHEALTHY = re.compile(r"Stub process '[^']*' is not healthy\.?|Stub process is not healthy\.?")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadProgress:
-    """A version that is being loaded, or is ready.
+    """A loading or ready version.
 
     Attributes:
         model: Model name.
         version: Version number.
-        activity: The present step of its slowest instance; `ready` once all of them are.
-        seconds: Time of loading so far, or in all.
+        activity: Present step of its slowest instance; `ready` once all are ready.
+        seconds: Loading time so far, or in total.
     """
 
     model: str
@@ -46,12 +46,12 @@ class LoadProgress:
 
     @property
     def is_ready(self) -> bool:
-        """True if every instance that has begun to load is ready."""
+        """True if every instance is ready."""
         return self.activity == READY
 
 
 def load_progress(seen: Snapshot) -> list[LoadProgress]:
-    """List the versions that instances have begun to load, by name and number."""
+    """List the loading and ready versions, sorted by name and number."""
     now = time.monotonic()
     crashes = _find_crashes(seen)
     rows = [
@@ -72,14 +72,14 @@ def load_progress(seen: Snapshot) -> list[LoadProgress]:
 
 
 def _find_crashes(seen: Snapshot) -> dict[tuple[str, int], Crash]:
-    """The ends of processes that were to load a version, by model and version: the newest of each."""
+    """Find the newest crash of a loading process for each model and version."""
     newest = sorted(seen.loading.items(), key=lambda item: item[1].since)
     latest = {(loading.model, loading.version): (key, loading) for key, loading in newest if is_gone(loading.pid)}
     return {which: describe_crash(loading, seen.crashes.get(key, "")) for which, (key, loading) in latest.items()}
 
 
 def explain(rows: Sequence[VersionState], instances: Path) -> list[VersionState]:
-    """Replace "not healthy" in Triton's reasons by what killed the process."""
+    """Replace "not healthy" in Triton's reasons by the cause of the crash."""
     if not any(_UNHEALTHY.search(row.reason) for row in rows):
         return list(rows)
     crashes = _find_crashes(read_snapshot(instances))
@@ -93,14 +93,14 @@ def explain(rows: Sequence[VersionState], instances: Path) -> list[VersionState]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelState:
-    """A model version as the server lists it.
+    """A model version in the server's list.
 
     Attributes:
         model: Model name.
         version: Model version.
         state: Triton's state: `READY`, `UNAVAILABLE`, ...; or `REFUSED`.
         reason: Triton's reason for a state other than READY.
-        status: Status of its slowest instance; None for models of other backends.
+        status: Status of its slowest instance; None for other backends.
     """
 
     model: str
@@ -116,15 +116,15 @@ def list_models(
     instances: Path,
     refusals: Mapping[tuple[str, str], str],
 ) -> list[ModelState]:
-    """List every version that the server knows or that is kept away from it, except those unloaded on purpose.
+    """List all known and refused versions, except deliberately unloaded ones.
 
-    A server that does not list its models is taken to serve those whose instances are ready.
+    If the server cannot list its models, the versions with ready instances are listed.
 
     Args:
-        address: Where it listens for HTTP, if it does.
-        headers: Required by its restricted endpoints.
+        address: HTTP address, or None.
+        headers: Headers for its restricted endpoints.
         instances: Folder of status files.
-        refusals: Why versions are kept away, by model and version.
+        refusals: Reasons of refused versions, by model and version.
     """
     statuses = sorted(read_snapshot(instances).statuses.values(), key=lambda status: status.load_ms)
     slowest = {(status.model, str(status.version)): status for status in statuses}
@@ -155,6 +155,6 @@ def _list_rows(
     if address:
         try:
             return explain(HttpControl(address, headers).index(), instances)
-        except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
+        except OSError as error:  # the user's --http-restricted-api, or a server that has just exited
             _log.warning("the server does not list its models: %s", error)
     return [VersionState(model=model, version=version, state="READY", reason="") for model, version in ready]

@@ -1,11 +1,11 @@
 """Local copies of stores, which are served instead of the stores and updated while the server runs.
 
-Copied are remote stores (`s3://BUCKET/PATH`), and with `--trusted-keys` all stores, restricted to signed versions. Copies
-are made before the server starts, and updated every `--repository-poll-secs` in poll and explicit mode. If a store
-cannot be read, its copy stays.
+Copied are remote stores (`s3://BUCKET/PATH`), and with `--trusted-keys` all stores, restricted to signed versions.
+Copies are made before the server starts, and updated every `--repository-poll-secs` in poll and explicit mode. If a
+store cannot be read, its copy stays.
 
-Copies of remote stores are kept in the artifact cache's folder: the next start downloads changes only, and works without
-network. Copies of signed versions are made at each start, because only this server has verified them.
+Copies of remote stores are kept in the artifact cache's folder: the next start downloads changes only, and works
+without network. Copies of signed versions are made at each start, because only this server has verified them.
 """
 
 from __future__ import annotations

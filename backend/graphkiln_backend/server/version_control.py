@@ -1,8 +1,8 @@
 """Control the versions of a running server: one loop for every `--model-control-mode`.
 
-In the modes `none` and `poll`, Triton runs in explicit mode over a mirror of the stores, and graphkiln loads and unloads
-models; in the user's explicit mode Triton reads the stores and the user decides. Each live server has one controller,
-in a thread:
+In the modes `none` and `poll`, Triton runs in explicit mode over a mirror of the stores, and graphkiln loads and
+unloads models; in the user's explicit mode Triton reads the stores and the user decides. Each live server has one
+controller, in a thread:
 
 1. Settle: replace each version that failed at the start by the next older one. A model without a good version stays
    failed, and the server is not ready.
@@ -59,7 +59,7 @@ class VersionController:
     Args:
         mode: The user's control mode.
         stores: The models shown to Triton; kept across restarts of the server.
-        mirror: The repository that Triton sees; in explicit mode, the replacement of models whose newest version failed.
+        mirror: The repository that Triton sees; in explicit mode, replacements of models whose newest version failed.
         control: Repository control of the running server.
         instances: Folder of its status files.
         admit: Proves a version outside of the server.
@@ -278,8 +278,8 @@ class VersionController:
     def _update(self, stored: StoredModel) -> bool:
         """Show the good versions of a folder to Triton and load them.
 
-        Triton keeps serving the old versions until the new load succeeds; the shown versions may differ from the serving
-        ones, and some may fail to load.
+        Triton keeps serving the old versions until the new load succeeds; the shown versions may differ from the
+        serving ones, and some may fail to load.
 
         Returns:
             Whether a load was attempted, so that failed versions need a replacement.

@@ -324,8 +324,7 @@ class Stub:
 
 
 def read_stubs(server: int) -> list[Stub]:
-    """List the stubs of graphkiln's backend below a tritonserver, and its zombie children of any kind.
-    """
+    """List the stubs of graphkiln's backend below a tritonserver, and its zombie children of any kind."""
     try:
         descendants = psutil.Process(server).children(recursive=True)
     except psutil.NoSuchProcess:

@@ -44,7 +44,7 @@ def test_what_is_reachable_depends_on_the_configuration(installation: Installati
 def test_the_manual_has_the_numbers_of_the_table(installation: Installation, repository: Path) -> None:
     text = " ".join((repository / "SECURITY.md").read_text().split())
     reached = len(reachable(installation, "2.51.0"))
-    assert f"repairs of 58 vulnerabilities, of which clients can reach {reached} here" in text
+    assert f"fixes for 58 vulnerabilities, of which clients can reach {reached} here" in text
 
 
 def test_the_line_says_how_many_and_where_they_are_repaired(installation: Installation) -> None:

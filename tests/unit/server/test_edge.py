@@ -27,6 +27,7 @@ import pytest
 import trustme
 from certificates import write
 from running import free_ports
+from waiting import wait_until
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import edge as module
@@ -342,7 +343,7 @@ class TestRequests:
             connection.sendall(b"GET /v2 HTTP/1.0\r\n\r\n")
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert b"keep-alive" not in answer.lower()
-        assert front.edge.in_flight()["http-1.0"] == 0
+        wait_until(lambda: front.edge.in_flight()["http-1.0"] == 0)
 
     def test_metrics_of_both(self, front: Front) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", front.ports["metrics"], timeout=30)
@@ -483,12 +484,12 @@ class TestTls:
         first = front.edge.pid
         context = trust(authority, authority.issue_cert("a@example.org"))
         (tmp_path / "cert.pem").write_text("broken")
-        self.wait(lambda: any("cannot be used" in line for line in logged))
+        wait_until(lambda: any("cannot be used" in line for line in logged))
         assert front.ask(context=context)[0] == 200
         other = trustme.CA()
         write(other.issue_cert("127.0.0.1"), tmp_path, other)
         renewed = trust(other, other.issue_cert("a@example.org"))
-        self.wait(lambda: self.is_served(front, renewed))
+        wait_until(lambda: self.is_served(front, renewed))
         assert not self.is_served(front, context)
         assert front.edge.pid == first
         kill(first)
@@ -498,13 +499,6 @@ class TestTls:
         with suppress(OSError, http.client.HTTPException):
             return front.ask(context=context)[0] == 200
         return False
-
-    def wait(self, condition: Callable[[], bool]) -> None:
-        deadline = time.monotonic() + 30
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
-
 
 @needs_haproxy
 class TestLife:
