@@ -500,6 +500,7 @@ class TestTls:
             return front.ask(context=context)[0] == 200
         return False
 
+
 @needs_haproxy
 class TestLife:
     def test_one_that_is_killed_is_started_again_and_clients_wait(
