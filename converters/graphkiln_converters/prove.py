@@ -26,9 +26,8 @@ from graphkiln_backend.graph.task import Detection, Ranking, Task
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
-from graphkiln_backend.proof.metrics import TaskTargets
 from graphkiln_backend.proof.policy import Limits, gradient_limits
-from graphkiln_backend.proof.tasks import judge, why_undecided
+from graphkiln_backend.proof.tasks import TaskTargets, judge, why_undecided
 from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches
 
 # Both differ from `EXPORT_BATCH`: a batch that was baked in cannot pass.

@@ -24,9 +24,8 @@ from graphkiln_backend.images.formats import image_files, list_images
 from graphkiln_backend.images.frame import Frame, frame_of
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare
-from graphkiln_backend.proof.metrics import UNKNOWN, Objects, TaskTargets
 from graphkiln_backend.proof.policy import EXPORT
-from graphkiln_backend.proof.tasks import is_judged, judge
+from graphkiln_backend.proof.tasks import UNKNOWN, Objects, TaskTargets, is_judged, judge
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec, SourceModel, run_in_batches, synthetic_samples

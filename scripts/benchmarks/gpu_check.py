@@ -36,8 +36,8 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.deployment import select_session
 from graphkiln_backend.lowering.plan import Resources, plan
-from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_converters.recipe import Recipe

@@ -32,9 +32,9 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.deployment import select_session
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.graph_file import save

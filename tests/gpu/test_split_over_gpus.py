@@ -21,9 +21,9 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.deployment import select_session
 from graphkiln_backend.lowering.parallel.spreading import spread_model
 from graphkiln_backend.lowering.plan import Resources, plan
-from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.version import ModelVersion, read_version
 

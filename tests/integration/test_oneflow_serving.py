@@ -158,7 +158,7 @@ class TestUnmodified:
         np.testing.assert_allclose(found[[0, 1, 2]], expected["OUTPUT_0"][[0, 1, 0]], rtol=1e-4, atol=1e-5)
 
     def test_each_is_converted_once(self, server: Server, references: dict[str, Path], tmp_path: Path) -> None:
-        assert server.log.count("which OneFlow saved: once") == 2, "cnn and cnn_openvino are the same graph"
+        assert server.log.count("saved by OneFlow, into") == 2, "cnn and cnn_openvino are the same graph"
         cache = server.log_path.parent / "cache"
         with Serving(tmp_path, "--model-store", references["store"], "--cache", cache) as second:
             second.wait_ready()
@@ -220,7 +220,7 @@ class TestOtherWays:
         cache = ("--cache", tmp_path / "cache")
         lowered = run_here("lower", references["store"] / "cnn", *cache)
         assert lowered.returncode == 0, lowered.stderr
-        assert "converting cnn 1, which OneFlow saved" in lowered.stderr
+        assert "converting cnn 1, saved by OneFlow" in lowered.stderr
         explained = run_here("explain", references["store"] / "cnn", *cache)
         assert explained.returncode == 0, explained.stderr
         assert "converting" not in explained.stderr

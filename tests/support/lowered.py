@@ -17,9 +17,9 @@ from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, saved_precision
+from graphkiln_backend.lowering.deployment import select_session
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.repository.version import read_version
 
 ORT = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")

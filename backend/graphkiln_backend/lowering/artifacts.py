@@ -1,35 +1,35 @@
-"""Artifacts of a version: its graph, lowered where a precision is requested, and what engines compiled of it.
+"""Artifacts of a version in the artifact cache: lowered graphs, compiled graphs, and measured facts.
 
-In a lasting cache everything is built once per machine. One that vanishes with the server holds lowered graphs only, so
-that instances share them: compiling for it would be work for nothing.
+In a lasting cache everything is built once per machine. A cache that is deleted with the server holds only lowered
+graphs, which instances share: compiling for a single run would not pay.
+
+Facts are JSON files. Their key names everything that the fact depends on, and the version of its kind, so that a change
+of the rules invalidates old entries and an edit of the source does not.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Generic, Literal, TypeVar
 
-from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache, Reservation
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.base import Engine, SessionConfig
+from graphkiln_backend.engines.base import Engine, Placement, SessionConfig
 from graphkiln_backend.engines.registry import load_engine
-from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.errors import CacheError, LoweringError, ManifestError, RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.remembered import (
-    CHOICE,
-    OBSERVATIONS,
-    Measurement,
-    Observations,
-    RememberedFact,
-    recall,
-)
 from graphkiln_backend.repository.onnx_file import (
+    GraphFacts,
     graph_sha256,
     read_precision,
     read_replaced_outputs,
@@ -38,7 +38,11 @@ from graphkiln_backend.repository.onnx_file import (
 from graphkiln_backend.repository.version import ModelVersion
 
 if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
+
     from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
+
+T = TypeVar("T", bound="DataclassInstance")
 
 _log = logging.getLogger("graphkiln.lowering")
 
@@ -46,13 +50,146 @@ _GRAPH = "model.onnx"
 _AMP: Literal["O2"] = "O2"  # normalizations and reductions stay fp32. Source: NVIDIA's apex, "Opt levels".
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class FileHash:
+    """SHA-256 of a file, hexadecimal."""
+
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Measurement:
+    """Comparison of candidates.
+
+    Attributes:
+        chosen: Name of the fastest candidate.
+        rates: Samples per second by candidate; empty if the graph could not be run.
+    """
+
+    chosen: str
+    rates: dict[str, float]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Observations:
+    """Facts about every session with the same graph, engine and configuration.
+
+    Attributes:
+        complete: False for a session that was not observed yet.
+        placed: Kernels that ran, or None if they could not be read back.
+        mixed: Reason why the rows of several requests must not share a batch, or empty.
+        repeats: Whether repeated requests gave identical bits.
+        warmed: Batch sizes worth warming up, in order; None if warming up failed.
+    """
+
+    complete: bool = False
+    placed: Placement | None = None
+    mixed: str = ""
+    repeats: bool = False
+    warmed: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Kind(Generic[T]):
+    """A kind of fact.
+
+    Attributes:
+        name: Kind of its cache entries.
+        file: File name in an entry.
+        record: Class of the fact.
+        version: Part of the key; empty for entries that never had one.
+    """
+
+    name: str
+    file: str
+    record: type[T]
+    version: str
+
+
+# Raise a version when the rules that produce the fact or the fields of its class change. These files have the rules:
+# - hash of a file by its `stamp_of`: `importing.py`
+FILE_HASH = Kind(name="sha256", file="sha256.json", record=FileHash, version="1")
+# - signature and precision of a graph: `repository/onnx_file.py`
+GRAPH_FACTS = Kind(name="facts", file="facts.json", record=GraphFacts, version="1")
+# - placement: the engines; dependent rows: `trial.py`, `repository/row_mixing.py`, `training_mode.py`; warm-up sizes:
+#   `warmup.py`
+OBSERVATIONS = Kind(name="observations", file="observations.json", record=Observations, version="1")
+# - fastest session or batch size; without a version since the first release
+CHOICE = Kind(name="choice", file="measured.json", record=Measurement, version="")
+
+
+class RememberedFact(Generic[T]):
+    """Cache entry of one fact, with its lock held; made by `recall`."""
+
+    def __init__(self, kind: Kind[T], reservation: Reservation | None, what: str) -> None:
+        self._kind = kind
+        self._reservation = reservation
+        self._what = what
+        self.value: T | None = self._read()
+
+    @property
+    def found_at(self) -> datetime:
+        """Time of the cached fact, or now if there is none (UTC)."""
+        if self.value is None or self._reservation is None or self._reservation.path is None:
+            return datetime.now(UTC)
+        return datetime.fromtimestamp((self._reservation.path / self._kind.file).stat().st_mtime, UTC)
+
+    def keep(self, value: T) -> None:
+        """Write the fact unless the entry exists; log a cache that cannot be written."""
+        if self._reservation is None or self._reservation.path:
+            return
+        try:
+            with self._reservation.write() as folder:
+                (folder / self._kind.file).write_text(json.dumps(encode(value)))
+        except CacheError as error:
+            _log_uncached(self._what, error)
+
+    def _read(self) -> T | None:
+        path = self._reservation.path if self._reservation else None
+        if path is None:
+            return None
+        try:
+            return decode(self._kind.record, json.loads((path / self._kind.file).read_bytes()))
+        except (OSError, ValueError, ManifestError) as error:
+            _log.warning("cannot read %s in %s, measuring again: %s", self._kind.file, path, error)
+            return None
+
+
+@contextmanager
+def recall(
+    kind: Kind[T], cache: ArtifactCache, model: str, key: Mapping[str, str], what: str = ""
+) -> Iterator[RememberedFact[T]]:
+    """Look up a fact, and hold its lock for the block, so that only one process computes it.
+
+    Args:
+        kind: Kind of the fact.
+        cache: The cache.
+        model: Model name, for people.
+        key: Everything that the fact depends on, without the version of the kind.
+        what: Description of the fact for the warning when it cannot be cached; empty for no warning.
+    """
+    versioned = {**key, "rules": kind.version} if kind.version else key
+    with ExitStack() as held:
+        reservation = None
+        try:
+            reservation = held.enter_context(cache.reserve(kind.name, model, versioned))
+        except CacheError as error:
+            _log_uncached(what, error)
+        yield RememberedFact(kind, reservation, what)
+
+
+def _log_uncached(what: str, error: CacheError) -> None:
+    if what:
+        _log.warning("cannot cache %s: %s", what, error)
+
+
 class Artifacts:
-    """The artifacts of one version.
+    """Artifacts of one version.
 
     Args:
         version: The version.
-        saved: Precision that its graph was saved in.
-        cache: Keeps artifacts.
+        saved: Precision of the saved graph.
+        cache: The cache.
     """
 
     def __init__(self, version: ModelVersion, saved: Precision, cache: ArtifactCache) -> None:
@@ -62,22 +199,28 @@ class Artifacts:
         self._content: dict[str, str] = {}
         self._stamp = version.stamp()
 
+    @property
+    def model(self) -> str:
+        """Name of model and version, for people."""
+        folder = self.version.graph_path.parent
+        return f"{folder.parent.name}/{folder.name}"
+
     @cached_property
     def replaced(self) -> tuple[ReplacedOutput, ...]:
-        """Outputs of the saved graph that are no tensors; a converted graph has no such outputs."""
+        """Outputs of the saved graph that are not tensors. Converted graphs have none."""
         if self.version.manifest:
             return ()
         try:
             return read_replaced_outputs(self.version.graph_path)
         except RepositoryError:
-            return ()  # damaged: the engine fails when it loads it
+            return ()  # a damaged graph: the engine reports it
 
     def prepare_graph(self, config: SessionConfig) -> Path:
-        """Return the graph that a session runs: the saved one, or one that the passes lowered to its precision.
+        """Return the graph that a session runs: the saved one, or one lowered to the session's precision.
 
         Raises:
-            CacheError: It is not in the cache and cannot be written.
-            ConversionError: The passes fail on it.
+            CacheError: The graph is not in the cache and cannot be written.
+            ConversionError: A lowering pass failed.
         """
         precision = self._lowered_precision(config)
         if precision is None:
@@ -90,7 +233,7 @@ class Artifacts:
         return self.cache.get("graph", self.model, self.graph_key(config), build) / name
 
     def prepare_compiled(self, engine: Engine, config: SessionConfig) -> Path | None:
-        """Return what the engine compiled for a session, or None where nothing is kept.
+        """Return the engine's compiled graph, or None if it is not cached for this engine or cache.
 
         Raises:
             CacheError: It is not in the cache and cannot be written.
@@ -112,7 +255,7 @@ class Artifacts:
     def recall_choice(
         self, configs: Sequence[SessionConfig], conditions: Mapping[str, str]
     ) -> Iterator[RememberedFact[Measurement]]:
-        """Look for the measured choice between candidates on this machine, and hold its lock meanwhile.
+        """Look up the measured choice between candidates on this machine, and hold its lock for the block.
 
         Args:
             configs: The candidates.
@@ -120,7 +263,7 @@ class Artifacts:
         """
         key = {**conditions, "device": hardware.identity(configs[0].device)}
         for config in configs:
-            # "step" is what a configuration was called when the first caches were filled.
+            # "step" is the name of a configuration in the first caches.
             parts = {**self.graph_key(config), **load_engine(config.engine).identity(config), "step": str(config)}
             key |= {f"{config}: {name}": value for name, value in parts.items()}
         with recall(CHOICE, self.cache, self.model, key, "the choice of an engine") as fact:
@@ -130,15 +273,10 @@ class Artifacts:
     def recall_observations(
         self, engine: Engine, config: SessionConfig, conditions: Mapping[str, str]
     ) -> Iterator[RememberedFact[Observations] | None]:
-        """Look for what was found out about a session, and hold its lock meanwhile.
-
-        Args:
-            engine: Builds it.
-            config: How to run it.
-            conditions: Everything else that the observations depend on.
+        """Look up the observations of a session, and hold their lock for the block.
 
         Yields:
-            The entry; None where the cache does not last, or the engine has no release that could be named.
+            The entry, or None if the cache does not last or the engine has no cache identity.
         """
         identity = engine.identity(config)
         if not self.cache.lasting or not identity:
@@ -148,17 +286,29 @@ class Artifacts:
         session |= {"cuts": f"{list(config.cuts)}"} if config.cuts else {}
         device = {"device": hardware.identity(config.device)}
         key = {**self.graph_key(config), **identity, **device, **session, **conditions}
-        with recall(OBSERVATIONS, self.cache, self.model, key, f"what was found out about {config}") as fact:
+        with recall(OBSERVATIONS, self.cache, self.model, key, f"the observations of {config}") as fact:
             yield fact
 
-    @property
-    def model(self) -> str:
-        """Name of model and version, for people."""
-        folder = self.version.graph_path.parent
-        return f"{folder.parent.name}/{folder.name}"
+    def graph_key(self, config: SessionConfig) -> dict[str, str]:
+        """Return the cache key of the graph that a session runs: saved graph, weights, lowering."""
+        saved = self._saved_key()
+        precision = self._lowered_precision(config)
+        if precision is None:
+            return saved
+        libraries = {name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")}
+        return {**saved, "precision": precision, "amp": _AMP, **libraries}
+
+    def check_unchanged(self) -> None:
+        """Check that the graph file was not replaced, so that no artifact of another graph is cached under its key.
+
+        Raises:
+            LoweringError: The file was replaced.
+        """
+        if self.version.stamp() != self._stamp:
+            raise LoweringError(f"{self.version.graph_path} was replaced while it was lowered or served", attempts=())
 
     def _tensor_graph(self) -> Path:
-        """The saved graph; where outputs of it are no tensors, a copy without them."""
+        """Return the saved graph, or a copy without the outputs that are not tensors."""
         if not self.replaced:
             return self.version.graph_path
 
@@ -169,28 +319,18 @@ class Artifacts:
         return self.cache.get("graph", self.model, self._saved_key(), build) / _GRAPH
 
     def _saved_key(self) -> dict[str, str]:
-        """The graph that every session starts from, and its weights."""
         self._content = self._content or content_of(self.version)
         if not self.replaced:
             return self._content
         return {**self._content, "outputs": "tensors", "graphkiln": version_of("graphkiln")}
 
     def _lowered_precision(self, config: SessionConfig) -> Precision | None:
-        """The precision that the passes lower the graph to, or None where it runs as it was saved."""
+        """Return the precision to lower the graph to, or None if it runs as saved."""
         precision = config.precision
         return precision if precision and precision.is_half and precision is not self.saved else None
 
-    def graph_key(self, config: SessionConfig) -> dict[str, str]:
-        """Identify the graph that a session runs: the saved one, its weights, and how it is lowered."""
-        saved = self._saved_key()
-        precision = self._lowered_precision(config)
-        if precision is None:
-            return saved
-        libraries = {name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")}
-        return {**saved, "precision": precision, "amp": _AMP, **libraries}
-
     def _lower(self, precision: Precision, target: Path) -> None:
-        # Passes bring onnx_ir, onnxscript and sympy: over a second of imports, which most starts need not pay.
+        # Importing onnx_ir, onnxscript and sympy takes over a second; most starts do not lower.
         from graphkiln_backend.passes.base import run_passes
         from graphkiln_backend.passes.graph_file import load, save
         from graphkiln_backend.passes.precision import LowerPrecision
@@ -201,18 +341,9 @@ class Artifacts:
         save(model, target)
         self.check_unchanged()
 
-    def check_unchanged(self) -> None:
-        """Check that the graph's file was not replaced: what is made of another one would pass for its own.
-
-        Raises:
-            LoweringError: It was replaced.
-        """
-        if self.version.stamp() != self._stamp:
-            raise LoweringError(f"{self.version.graph_path} was replaced while it was lowered or served", attempts=())
-
 
 def saved_precision(version: ModelVersion) -> Precision:
-    """Return the precision that a version was saved in, by its manifest or else by its graph.
+    """Return the precision of the saved graph, from the manifest if there is one.
 
     Raises:
         RepositoryError: The graph is damaged.
@@ -222,7 +353,7 @@ def saved_precision(version: ModelVersion) -> Precision:
 
 
 def content_of(version: ModelVersion) -> dict[str, str]:
-    """Return the SHA-256 of graph and weights: those of the manifest, or of all files in the folder."""
+    """Return the SHA-256 of graph and weights: those of the manifest, or of all files in the version folder."""
     if manifest := version.manifest:
         return {"graph": manifest.sha256, **{f"weights {name}": sha256 for name, sha256 in manifest.weights.items()}}
     folder = version.graph_path.parent

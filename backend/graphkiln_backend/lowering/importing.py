@@ -1,9 +1,9 @@
-"""Prepare a version folder for a start: read its graph's facts, or convert what another framework saved.
+"""Prepare a version folder for a start: read the facts of its graph, or convert a model of another framework.
 
-    NAME/1/model/{model.mlir, STATE.TENSOR/{out,meta}, ...}    what oneflow-serving served
+    NAME/1/model/{model.mlir, STATE.TENSOR/{out,meta}, ...}    a version of oneflow-serving
 
-The conversion is that of `graphkiln convert KIND:DIR`, with its proof; it is made once, and its entry in the artifact
-cache is a version folder. Nothing is ever written into the model store.
+The conversion is that of `graphkiln convert KIND:DIR`, with its verification. It is made once, and its entry in the
+artifact cache is a version folder. Nothing is ever written into the model store.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import GRAPH_LIMIT, open_regular, stamp_of
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import version_of
-from graphkiln_backend.lowering.remembered import FILE_HASH, GRAPH_FACTS, FileHash, recall
+from graphkiln_backend.lowering.artifacts import FILE_HASH, GRAPH_FACTS, FileHash, recall
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
 from graphkiln_backend.repository.onnx_file import known_facts, read_facts, remember_facts
 from graphkiln_backend.repository.version import GRAPH_FILE, has_own_graph, tells_by_graph
@@ -36,20 +36,20 @@ _CHUNK_BYTES = 1 << 20
 
 
 def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: bool = False) -> Path:
-    """Return the folder that holds a version's graph: its own, or the cache's where another framework saved it.
+    """Return the folder of a version's graph: the version folder itself, or a cached conversion.
 
-    Facts of a graph without a full manifest are at hand afterwards.
+    Also loads the cached facts of a graph without a full manifest.
 
     Args:
         version: The version folder.
-        cache: Keeps conversions.
-        in_subprocess: Whether to convert in a process that ends with the call: a server never again needs the 400 MB
-            that a conversion leaves behind, and can be stopped while it converts.
+        cache: Cache for conversions.
+        in_subprocess: Convert in a subprocess: a conversion leaves 400 MB allocated, and a server must be able to stop
+            while it converts.
 
     Raises:
-        ConversionError: The saved graph cannot be converted.
-        VerificationError: Its outputs changed.
-        CacheError: It is not in the cache and cannot be written.
+        ConversionError: The model cannot be converted.
+        VerificationError: The outputs of the converted model differ.
+        CacheError: The conversion is not in the cache and cannot be written.
     """
     found = None if has_own_graph(version) else find_foreign_graph(version)
     if found is None:
@@ -59,7 +59,7 @@ def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: boo
     name = f"{version.parent.name} {version.name}"
 
     def build(folder: Path) -> None:
-        _log.info("converting %s, which %s saved: once, into %s", name, found.importer.framework, cache.folder)
+        _log.info("converting %s, saved by %s, into %s", name, found.importer.framework, cache.folder)
         if in_subprocess:
             convert_in_subprocess(found, folder)
         else:
@@ -70,14 +70,10 @@ def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: boo
 
 
 def recall_graph(path: Path, cache: ArtifactCache) -> None:
-    """Have the facts of a graph's file at hand: as an earlier start kept them, or else read and kept now.
+    """Load the facts of a graph file from the cache, or read the graph and cache them.
 
-    A start with a filled cache parses no graph. Nor does it read the file: its hash is kept by what the file system
-    says of it, as git does. A damaged graph is no error here, but of the first reader.
-
-    Args:
-        path: The file; may be missing.
-        cache: Keeps facts.
+    A start with a filled cache neither parses nor reads the graph: like git, it looks up the file's hash by its size
+    and times. Errors of a damaged or missing file are left to the first reader.
     """
     stamp = stamp_of(path)
     if not cache.lasting or not stamp or known_facts(path):
@@ -100,39 +96,39 @@ def recall_graph(path: Path, cache: ArtifactCache) -> None:
 
 
 def _recall_hash(path: Path, stamp: tuple[int, ...], name: str, cache: ArtifactCache) -> str:
-    """Return the hash of a file, kept by its stamp: however the file is reached, as a server's mirror links to it.
+    """Return the hash of a file, cached by its stamp and not by its path, since a server's mirror links to it.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     with recall(FILE_HASH, cache, name, {"stamp": f"{stamp}"}) as fact:
         if fact.value:
             return fact.value.sha256
         sha256 = sha256_of(path, GRAPH_LIMIT)
-        # A file that changed a moment ago may change once more within one tick of the clock.
+        # A file that was just written may be written again within the resolution of its timestamp.
         if stamp_of(path) == stamp and time.time_ns() - max(stamp[-2:]) > _SETTLED_NS:
             fact.keep(FileHash(sha256=sha256))
         return sha256
 
 
 def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
-    """Convert and prove a saved graph in a process that ends with the call.
+    """Convert and verify a saved model in a subprocess.
 
     Args:
-        graph: The saved graph; its importer must be picklable.
+        graph: The saved model; its importer must be picklable.
         target: An empty folder, which becomes a version folder.
 
     Raises:
-        ConversionError: The saved graph cannot be converted, or its outputs changed.
+        ConversionError: The model cannot be converted, or its outputs differ.
     """
-    from graphkiln_backend.system.processes import worker  # which no instance needs
+    from graphkiln_backend.system.processes import worker  # not needed by instances
 
     with worker(_convert_and_send_failure, graph, target) as (receiver, _):
         try:
             failure: tuple[str, str] | None = receiver.recv()
         except EOFError as error:
             raise ConversionError(
-                f"the conversion of {graph.saved} was ended from outside", hint="is there enough memory? try again"
+                f"the conversion of {graph.saved} was killed", hint="check that there is enough memory, and try again"
             ) from error
     if failure:
         message, hint = failure
@@ -140,24 +136,24 @@ def convert_in_subprocess(graph: ForeignGraph, target: Path) -> None:
 
 
 def _convert_and_send_failure(sender: Connection, graph: ForeignGraph, target: Path) -> None:
-    """Send None, or message and hint of what failed."""
+    """Send None, or message and hint of the error."""
     from graphkiln_backend.system.processes import keep_temporary_files_in
 
     failure = None
     try:
-        with TemporaryDirectory(dir=target) as scratch:  # goes with the unfinished entry when this process is killed
+        with TemporaryDirectory(dir=target) as scratch:  # removed with the unfinished entry if this process is killed
             keep_temporary_files_in(scratch)
             graph.importer.convert(graph.saved, target)
     except GraphkilnError as error:
         failure = error.message, error.hint
     except OSError as error:  # a full disk
         cause = error.strerror or error
-        failure = f"{graph.saved} cannot be converted in {target}: {cause}", "make room: serve --cache DIR"
+        failure = f"{graph.saved} cannot be converted in {target}: {cause}", "free disk space, or choose another folder: serve --cache DIR"
     sender.send(failure)
 
 
 def _content(folder: Path) -> str:
-    """SHA-256 of all files below a folder and of their names."""
+    """Return a SHA-256 over names and content of all files in a folder."""
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.rglob("*") if path.is_file()):
         digest.update(os.fsencode(path.relative_to(folder)) + f"\0{path.stat().st_size}\0".encode())

@@ -1,8 +1,8 @@
-"""Graphs of parts of the outputs, so that unrequested outputs are not computed.
+"""Smaller graphs for requests that ask for only some of the outputs.
 
-A runtime computes every node of the graph that it has loaded, whatever is fetched (ONNX Runtime's
-`only_execute_path_to_fetches` has an effect in training builds alone). So the first request for a part of the outputs
-is served by the whole graph, while a graph of that part is built beside it; later ones are served by the part.
+A runtime computes every node of a loaded graph, whichever outputs are requested (ONNX Runtime's
+`only_execute_path_to_fetches` works only in training builds). The first request for a subset of the outputs is served
+by the whole graph, while a background thread builds a graph of the subset for later requests.
 """
 
 from __future__ import annotations
@@ -27,17 +27,16 @@ from graphkiln_backend.system.closing import Closeable
 
 _log = logging.getLogger("graphkiln.lowering")
 
-_WORTH_DROPPING = 0.05  # share of the nodes that a part must save before it is worth holding its weights again
-# Every part holds its weights again. Clients that request many different parts get them from the whole graph.
-_MOST_SUBSETS = 4
+_WORTH_DROPPING = 0.05  # share of nodes that a subset must save, since it holds its weights a second time
+_MOST_SUBSETS = 4  # further subsets are served by the whole graph
 
 
 class SubsetSession(Closeable):
-    """The session of a whole graph, and of those parts of it that were requested. See `engines.base.Session`.
+    """Session of a whole graph and of the output subsets that were requested; see `engines.base.Session`.
 
     Args:
-        whole: The session of the whole graph; owned.
-        build: Builds and proves the session of some outputs, or None where the part is hardly smaller than the whole.
+        whole: Session of the whole graph; owned.
+        build: Builds and verifies the session of some outputs; returns None if it would hardly be smaller.
     """
 
     def __init__(self, whole: Session, build: Callable[[tuple[str, ...]], Session | None]) -> None:
@@ -48,31 +47,33 @@ class SubsetSession(Closeable):
 
     @property
     def signature(self) -> Signature:
-        """The whole graph's."""
+        """Signature of the whole graph."""
         return self._whole.signature
 
     @property
     def parts(self) -> tuple[tuple[str, ...], ...]:
-        """The outputs of each graph of a part that serves."""
+        """Outputs of each subset graph that serves."""
         return tuple(names for names, session in tuple(self._parts.items()) if session is not self._whole)
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Compute outputs with the smallest graph that is built for them."""
+        """Compute outputs with the smallest graph that is ready."""
         if outputs is None:
             return self._whole.run(feeds)
         names = tuple(outputs)
         session = self._parts.get(names)
         if session is None:
             session = self._whole
-            self._start_building(names)
+            if len(self._parts) <= _MOST_SUBSETS and not (self._builder and self._builder.is_alive()):
+                self._builder = threading.Thread(target=self._add, args=(names,), name="graphkiln-subset", daemon=True)
+                self._builder.start()
         return session.run(feeds, names)
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """The whole graph's."""
+        """Placement of the whole graph."""
         return self._whole.placement(feeds)
 
     def settle(self) -> None:
-        """Wait until the part that is being built is ready."""
+        """Wait for a build in progress."""
         if self._builder:
             self._builder.join()
 
@@ -82,21 +83,15 @@ class SubsetSession(Closeable):
         for session in {id(session): session for session in self._parts.values()}.values():
             session.close()
 
-    def _start_building(self, names: tuple[str, ...]) -> None:
-        """Starts building a part; one at a time."""
-        if len(self._parts) <= _MOST_SUBSETS and not (self._builder and self._builder.is_alive()):
-            self._builder = threading.Thread(target=self._add, args=(names,), name="graphkiln-subset", daemon=True)
-            self._builder.start()
-
     def _add(self, names: tuple[str, ...]) -> None:
         what = f"output{'s' if len(names) > 1 else ''} {', '.join(names)}"
         try:
             part = self._build(names)
         except (GraphkilnError, OSError) as error:
-            _log.warning("no graph for %s alone: %s", what, error)
+            _log.warning("cannot build a graph for %s alone: %s", what, error)
             part = None
         else:
-            _log.info("%s alone: served by %s", what, "a graph of that part" if part else "the whole graph")
+            _log.info("%s alone: served by %s", what, "a smaller graph" if part else "the whole graph")
         self._parts[names] = part or self._whole
 
 
@@ -110,25 +105,24 @@ def build_subset(
     requirements: Requirements,
     synthetic: SyntheticInputs | None = None,
 ) -> Session | None:
-    """Build and prove the session of some outputs; None where its graph would be hardly smaller.
+    """Build and verify the session of some outputs; return None if its graph would hardly be smaller.
 
-    It uses no artifact cache, so that any thread may.
+    Does not use the artifact cache, which is not thread-safe.
 
     Args:
-        outputs: Their names.
+        outputs: Names of the outputs.
         graph: The whole graph.
-        engine: Builds the session.
+        engine: Engine of the whole graph.
         config: Configuration of the whole graph.
         artifacts: Artifacts of the version.
         requirements: Requirements on a session.
-        synthetic: Inputs that the whole graph computes, or None.
+        synthetic: Inputs that the whole graph accepts, or None.
 
     Raises:
-        LoweringError: The graph's file has changed since the whole session was built, or the engine refuses it.
-        GraphkilnError: The session fails its proof.
+        LoweringError: The graph file changed since the whole session was built, or the engine refuses the subset.
+        GraphkilnError: The session fails its verification.
     """
-    # A second of imports, which most servers need not pay.
-    from graphkiln_backend.passes.edge_passes import keep_outputs
+    from graphkiln_backend.passes.edge_passes import keep_outputs  # a second of imports, which few servers need
 
     with tempfile.TemporaryDirectory(prefix="graphkiln-part-") as folder:
         path = Path(folder) / graph.name
@@ -148,6 +142,6 @@ def build_subset(
         samples = golden or synthetic
         everything = config.device.is_gpu
         if samples and (failure := warm_up(session, requirements.batch_sizes, samples, everything=everything).note):
-            raise LoweringError("the part fails where the whole does not", attempts=(failure,))
+            raise LoweringError("the smaller graph fails where the whole graph does not", attempts=(failure,))
         opened.pop_all()
     return session

@@ -1,8 +1,8 @@
-"""Build one session and prove it: its tensors, what really ran, the golden outputs alone and in the largest batch.
+"""Build one session and verify it: signature, placement, golden outputs alone and in the largest batch.
 
-The golden samples are replayed, or a request is made, at every start. What follows from the graph, the engine's release
-and the processor alone is found out once and remembered (`remembered.OBSERVATIONS`): which kernels run, which takes a
-second session to see; whether rows may share a batch; which batch sizes pay for being run ahead.
+Golden samples are replayed, or a synthetic request is made, at every start. Results that depend only on the graph, the
+engine's release and the processor are cached as `artifacts.OBSERVATIONS`: the placement (which takes a second session),
+whether rows may share a batch, and the batch sizes worth warming up.
 """
 
 from __future__ import annotations
@@ -19,19 +19,16 @@ from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, op
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.lowering.acceptance import (
+    Replay,
     Requirements,
     check_golden,
-    check_golden_shuffled,
     check_placement,
     check_signature,
     limits_of,
     promised_signature,
-    read_placement,
 )
-from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.artifacts import Artifacts, Observations
 from graphkiln_backend.lowering.output_subsets import SubsetSession, build_subset
-from graphkiln_backend.lowering.remembered import Observations
-from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.trial import (
     SyntheticInputs,
     Trial,
@@ -47,14 +44,14 @@ from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_nu
 
 _log = logging.getLogger("graphkiln.lowering")
 
-WARM_UP = "warm-up"  # the phase
+WARM_UP = "warm-up"  # name of the phase
 
 
 class Phases:
-    """A stopwatch for the phases of a start, which do not overlap.
+    """Stopwatch for the phases of a start, which do not overlap.
 
     Attributes:
-        seconds: Seconds of each phase so far, in the order in which they first began.
+        seconds: Seconds of each phase so far, in order of their first begin.
     """
 
     def __init__(self) -> None:
@@ -62,7 +59,7 @@ class Phases:
 
     @contextmanager
     def measure(self, name: str) -> Iterator[None]:
-        """Add the time that the block takes to a phase, however it ends."""
+        """Add the duration of the block to a phase."""
         begun = time.monotonic()
         try:
             yield
@@ -72,15 +69,15 @@ class Phases:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Basis:
-    """Basis of a choice between candidates.
+    """Measurement behind a choice between candidates.
 
     Attributes:
         chosen: Name of the candidate that serves.
-        rates: Samples per second of each candidate; empty where the graph could not be run.
-        batch: The batch size.
-        machine: The processor or GPU, and a digest of its instruction sets: on another one all are measured again.
+        rates: Samples per second by candidate; empty if the graph could not be run.
+        batch: Batch size.
+        machine: Processor or GPU and a digest of its instruction sets; another machine measures again.
         measured_at: Time in UTC, ISO 8601.
-        remembered: Whether an earlier start measured it.
+        remembered: Whether the measurement comes from the cache.
     """
 
     chosen: str
@@ -93,21 +90,21 @@ class Basis:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenSession:
-    """A session that may serve.
+    """A verified session.
 
     Attributes:
-        session: Ready and warm; owned by the holder of this.
-        config: Configuration that it was built by.
-        placement: Kernels that ran, or None where the graph could not be run on synthetic inputs.
-        self_test: Verdict of the golden samples, or None for a version that has none, or with `self_test: off`.
-        failures: One line per configuration that failed before this one.
-        slower: One line per candidate that works and is not the fastest.
-        basis: Basis of the choice between candidates; None where there was only one.
-        phases: Seconds of each phase of building and proving it.
-        notes: Notes for a person, such as why warming up stopped early, or what is computed otherwise than saved.
-        replay: Proves it again while it serves; None with `self_test: off`, and where nothing can be replayed.
-        synthetic: Inputs that it computes; None where golden samples are there, or none are known.
-        separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
+        session: The session, warm; owned by the holder of this object.
+        config: Its configuration.
+        placement: Kernels that ran, or None if the graph failed on every synthetic request.
+        self_test: Verdict on the golden samples; None without samples or with `self_test: off`.
+        failures: Errors of configurations that were tried before.
+        slower: Candidates that work and are slower, a line each.
+        basis: Measurement behind the choice; None if there was only one candidate.
+        phases: Seconds of each phase.
+        notes: Notes for the user.
+        replay: Replays that verify the session while it serves; None with `self_test: off` or without usable samples.
+        synthetic: Inputs that the graph accepts; None if there are golden samples, or no such inputs were found.
+        separate: Whether requests must not share a batch, because the graph mixes its rows.
     """
 
     session: Session
@@ -125,21 +122,16 @@ class ProvenSession:
 
     @property
     def warmup_s(self) -> float:
-        """Seconds that warming up took."""
+        """Seconds of the warm-up."""
         return self.phases.get(WARM_UP, 0.0)
 
 
 def build_proven_session(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
-    """Build, prove and warm a session.
-
-    Args:
-        artifacts: Artifacts of the version.
-        config: Its configuration.
-        requirements: Requirements on it.
+    """Build, verify and warm up a session.
 
     Raises:
         EngineUnavailable: The engine is not installed, or cannot run on the device.
-        GraphkilnError: The session cannot be built, or fails its proof; it is closed.
+        GraphkilnError: The session cannot be built, or fails its verification; it is closed.
     """
     phases = Phases()
     with phases.measure("engine"):
@@ -169,7 +161,7 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
 
 
 def _build_session(engine: Engine, artifacts: Artifacts, config: SessionConfig, phases: Phases) -> Session:
-    """Build a session from what was compiled where that is kept, else from the graph."""
+    """Build a session from the cached compiled graph if there is one, otherwise from the graph."""
     if config.splits:
         from graphkiln_backend.lowering.parallel.building import build_split  # few models are split
         from graphkiln_backend.lowering.parallel.parts import prepare_parts
@@ -187,29 +179,36 @@ def _build_session(engine: Engine, artifacts: Artifacts, config: SessionConfig, 
 
 @dataclass(slots=True)
 class _Proof:
+    """Verification of one session; `known` are the observations of an earlier start."""
+
     session: Session
     engine: Engine
     artifacts: Artifacts
     config: SessionConfig
     requirements: Requirements
     phases: Phases
-    known: Observations = field(default_factory=Observations)  # by an earlier start
+    known: Observations = field(default_factory=Observations)
 
     def run(self) -> ProvenSession:
         _log.info("proving %s", self.config)
         version, measure = self.artifacts.version, self.phases.measure
+        golden = version.golden
         limits = limits_of(self.artifacts.saved, self.config)
         with measure("signature"):
             check_signature(version, self.session.signature)
-            self._recall()
+            with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as fact:
+                self.known = (fact and fact.value) or Observations()
         with measure("trial"):
-            trial = Trial(None) if version.golden else self._try_out(limits)
+            trial = Trial(None) if golden else self._try_out(limits)
         with measure("placement"):
-            placement = self._read_placement(trial.synthetic)
+            placement = self.known.placed or self._read_placement(trial.synthetic)
         notes = check_placement(self.config, placement, self.artifacts.saved)
+        self_test = None
         with measure("golden replay"):
-            self_test = self._check_golden(limits)
-        if version.golden and not self_test:
+            if golden and self.requirements.self_test:
+                largest, shuffle = self.requirements.largest_batch, self.config.splits
+                self_test = check_golden(self.session, golden, limits, largest, version.reading, shuffle=shuffle)
+        if golden and not self_test:
             notes = (*notes, "self_test: off: the golden samples were not replayed")
         with measure(WARM_UP):
             warmed = self._warm_up(trial.synthetic, replayed=self_test is not None)
@@ -235,7 +234,7 @@ class _Proof:
         )
 
     def _try_out(self, limits: Limits) -> Trial:
-        """Make a request of a session whose version has no golden samples."""
+        """Make synthetic requests to a session without golden samples."""
         artifacts, config = self.artifacts, self.config
         graph = artifacts.prepare_graph(replace(config, precision=None))
         open_saved = partial(open_reference, op_libraries=config.op_libraries)
@@ -250,18 +249,9 @@ class _Proof:
         return trial
 
     def _read_placement(self, synthetic: SyntheticInputs | None) -> Placement | None:
-        if self.known.placed:
-            return self.known.placed
-        return read_placement(self.session, self.artifacts.version.golden, synthetic)
-
-    def _check_golden(self, limits: Limits) -> Verification | None:
-        version, largest = self.artifacts.version, self.requirements.largest_batch
-        if not (version.golden and self.requirements.self_test):
-            return None
-        verdict = check_golden(self.session, version.golden, limits, largest, version.reading)
-        if self.config.splits:
-            check_golden_shuffled(self.session, version.golden, limits, largest, version.reading)
-        return verdict
+        if golden := self.artifacts.version.golden:
+            return self.session.placement(golden.inputs)
+        return self.session.placement(synthetic.feeds(self.session.signature)) if synthetic else None
 
     def _warm_up(self, synthetic: SyntheticInputs | None, *, replayed: bool) -> WarmUp:
         samples = self.artifacts.version.golden or synthetic
@@ -273,11 +263,10 @@ class _Proof:
         return warm_up(self.session, sizes, samples, everything=on_gpu, already=replayed)
 
     def _prepare_replays(self, trial: Trial, limits: Limits) -> Replay | None:
-        """Prepare to prove the session again while it serves."""
         version, numbers = self.artifacts.version, self.config.parallel
         if not self.requirements.self_test:
             return None
-        # Where parts of a batch are computed side by side, a batch is replayed, too, so that all of them are under way.
+        # If parts of a batch are computed in parallel, a batch is replayed as well, so that all parts are busy.
         splits = numbers is not None and numbers.pipeline > 1 and numbers.micro_batches > 1
         whole = version.golden is not None and version.golden.whole
         together = self.requirements.largest_batch if splits and not whole else 1
@@ -291,40 +280,39 @@ class _Proof:
         return Replay.recorded(self.session, limits, feeds, runs=2 if self.known.complete else 3, earlier=earlier)
 
     def _find_mixed_rows(self, synthetic: SyntheticInputs | None, limits: Limits) -> str:
-        """Find out why the rows of several requests are computed one by one; empty where they may share a batch.
+        """Return the reason why requests must not share a batch, or empty.
 
         Raises:
-            LoweringError: Parts of a batch would be computed side by side, and its rows depend on each other.
+            LoweringError: Parts of a batch would be computed in parallel, and its rows depend on each other.
         """
         version, config = self.artifacts.version, self.config
         if version.golden:
-            # Checked already: the conversion proved the graph at several batch sizes, and `_check_golden` compared the
-            # samples alone and in the largest batch with the saved outputs, on this session, which cuts that batch up
-            # as it will those of requests. With `self_test: off` the conversion's proof must do.
+            # Already verified: by the conversion at several batch sizes, and by `check_golden` on this session, alone
+            # and in the largest batch. With `self_test: off` the conversion's proof has to suffice.
             return ""
         if self.known.complete:
             return self.known.mixed
         reason = find_training(version.graph_path)
         if reason:
-            reason += f" in training mode, where a row depends on the others or on chance; {EVALUATION_MODE}"
+            reason += f" in training mode, which makes rows depend on each other or on random numbers; {EVALUATION_MODE}"
         if self.requirements.largest_batch < 2:
             return reason
         counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]
-        by_values = f"output '{counted[0]}' is as long as its values say" if counted else ""
+        by_values = f"output '{counted[0]}' has a length that depends on values" if counted else ""
         reason = reason or read_mixing(version.graph_path) or by_values
         reason = reason or find_mixed_rows(self.session, synthetic, limits)
         cuts = config.streams > 1 or (config.parallel is not None and config.parallel.micro_batches > 1)
         if not cuts:
             return reason
-        if not reason:  # streams cut every batch up, so that the session itself cannot show what the graph mixes
+        if not reason:  # streams split every batch, so that this session cannot show what the graph mixes
             saved = self.artifacts.prepare_graph(replace(config, precision=None))
             with open_reference(saved, config.op_libraries) as reference:
                 reason = find_mixed_rows(reference, synthetic, limits)
         if reason:
-            streams = "leave `streams` out, or let each request be computed whole: max_batch_size: 0"
-            stages = "write micro_batches=1: the stages then take turns"
+            streams = "leave `streams` out, or disable batching: max_batch_size: 0"
+            stages = "write micro_batches=1, so that the stages take turns"
             raise LoweringError(
-                f"{config} cannot compute parts of a batch side by side",
+                f"{config} cannot compute parts of a batch in parallel",
                 attempts=(reason,),
                 hint=streams if config.streams > 1 else stages,
             )
@@ -332,16 +320,12 @@ class _Proof:
 
     @property
     def _conditions(self) -> dict[str, str]:
-        """Conditions of the observations beside graph, engine and session."""
+        """Conditions of the observations beside graph, engine and session configuration."""
         golden = self.artifacts.version.golden is not None
         return {
             "batches": f"{self.requirements.batch_sizes}",
             "proof": f"{self.requirements.self_test}, golden: {golden}",
         }
-
-    def _recall(self) -> None:
-        with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as fact:
-            self.known = (fact and fact.value) or Observations()
 
     def _remember(self, placement: Placement | None, why_separate: str, warmed: WarmUp, *, repeats: bool) -> None:
         observations = Observations(

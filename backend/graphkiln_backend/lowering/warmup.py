@@ -1,10 +1,9 @@
-"""Run a session at batch sizes before the first request does, as far as that pays.
+"""Warm-up: run a session at the batch sizes whose first run is slow.
 
-The cost of the first run of a size beside a later one differs by engine and graph (processor time, 2 cores):
-ONNX Runtime makes its kernels ready at the very first run; a further size costs it 0.2 ms, and the memory that a larger
-one takes for the first time a tenth to a third of the run. OpenVINO makes code for each size: 15 to 50 ms, which is
-five runs of MobileNetV3-small and nothing beside a run of ResNet-50. So the sizes are tried in
-ascending order, until the first run of one costs hardly more than the second.
+The cost of the first run at a batch size depends on engine and graph (CPU time, 2 cores). ONNX Runtime prepares its
+kernels in the very first run; another size costs 0.2 ms, and the allocation of a larger one a tenth to a third of a
+run. OpenVINO generates code for each size: 15 to 50 ms, which is five runs of MobileNetV3-small and negligible beside a
+run of ResNet-50. So sizes are tried in ascending order until the first run at a size costs hardly more than the second.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.trial import SyntheticInputs
 
-_LITTLE_S = 1e-3  # no request waits noticeably longer for what a first run costs more than this
-_PAYS = 1.5  # A first run that takes this many times as long as the next pays for being made before a request is
-_LONG_S = 0.2  # processor time of a run beside which code for its size does not matter
+_LITTLE_S = 1e-3  # extra time of a first run that no user notices
+_PAYS = 1.5  # ratio of first to second run from which warming up a size pays
+_LONG_S = 0.2  # CPU time of a run beside which code generation does not matter
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WarmUp:
-    """Outcome of warming up.
+    """Outcome of a warm-up.
 
     Attributes:
-        sizes: Batch sizes that paid, in the order of the runs.
-        note: Empty, or the reason why it stopped: a made-up request need not make sense to a graph.
+        sizes: Batch sizes that were worth warming up, in order.
+        note: Error of a synthetic batch that stopped the warm-up, or empty.
     """
 
     sizes: tuple[int, ...] = ()
@@ -46,35 +45,33 @@ def warm_up(
     everything: bool = False,
     already: bool = False,
 ) -> WarmUp:
-    """Run a session at the sizes that pay, found by trying.
+    """Run a session at the batch sizes that pay.
 
     Args:
-        session: Ready to run; its signature's first dimension varies when there is more than one size.
-        sizes: Batch sizes that serving will form, the largest last.
-        samples: Golden samples to repeat, or how to make some up.
-        everything: Whether to run every one of these sizes twice instead: where a run computes on another device, its
-            processor time says nothing.
-        already: Whether the session has run the largest size once.
+        session: The session; its first dimension is dynamic if there is more than one size.
+        sizes: Batch sizes of requests, in ascending order.
+        samples: Golden samples to repeat, or a recipe for synthetic requests.
+        everything: Run every size twice, for devices whose work does not show in CPU time: the first run allocates,
+            the second plans its memory.
+        already: Whether the session already ran the largest size.
 
     Raises:
         GraphkilnError: The golden samples fail.
     """
     runs = _Runs(session, samples)
     try:
-        if everything:
-            return WarmUp(sizes=_warm_all(runs, sizes, already=already))
-        return WarmUp(sizes=_warm_what_pays(runs, sizes[-1], already=already))
+        if not everything:
+            return WarmUp(sizes=_warm_what_pays(runs, sizes[-1], already=already))
+        twice = tuple(size for size in sizes for _ in range(1 if already and size == sizes[-1] else 2))
+        for size in twice:
+            runs.run(size)
+        return WarmUp(sizes=twice)
     except GraphkilnError as error:
         return runs.stopped_by(error)
 
 
 def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamples | SyntheticInputs) -> WarmUp:
-    """Run a session at the sizes that have paid before.
-
-    Args:
-        session: As for `warm_up`.
-        sizes: Its outcome.
-        samples: As for `warm_up`.
+    """Run a session at the sizes that paid in an earlier warm-up.
 
     Raises:
         GraphkilnError: The golden samples fail.
@@ -89,12 +86,12 @@ def repeat_warm_up(session: Session, sizes: tuple[int, ...], samples: GoldenSamp
 
 
 def feeds_of(samples: GoldenSamples | SyntheticInputs, signature: Signature, size: int) -> Mapping[str, AnyArray]:
-    """Return a batch of golden samples, or of a request that is made up."""
+    """Return a batch of golden samples or synthetic inputs."""
     return samples.batch(signature, size) if isinstance(samples, SyntheticInputs) else samples.batch(size)
 
 
 class _Runs:
-    """Runs of a session at batch sizes; `largest` is the largest so far."""
+    """Timed runs of a session; `largest` is the largest batch size so far."""
 
     def __init__(self, session: Session, samples: GoldenSamples | SyntheticInputs) -> None:
         self._session = session
@@ -103,7 +100,7 @@ class _Runs:
         self.largest = 0
 
     def run(self, size: int) -> float:
-        """Processor time of a run in seconds: of all threads, whatever else happens on the machine."""
+        """Return the CPU time of a run over all threads, in seconds."""
         self._size = size
         feeds = feeds_of(self._samples, self._session.signature, size)
         begun = time.process_time()
@@ -112,33 +109,16 @@ class _Runs:
         return time.process_time() - begun
 
     def stopped_by(self, error: GraphkilnError) -> WarmUp:
-        """Note that a made-up batch failed; golden samples must not fail."""
+        """Note the failure of a synthetic batch; re-raise that of golden samples."""
         if isinstance(self._samples, GoldenSamples):
             raise error
-        return WarmUp(note=f"a made-up batch of {self._size} fails: {error}")
-
-
-def _warm_all(runs: _Runs, sizes: tuple[int, ...], *, already: bool) -> tuple[int, ...]:
-    """Run every size twice: the first run allocates, the second finds its memory planned."""
-    wanted = tuple(size for size in sizes for _ in range(1 if already and size == sizes[-1] else 2))
-    for size in wanted:
-        runs.run(size)
-    return wanted
+        return WarmUp(note=f"a synthetic batch of {self._size} fails: {error}")
 
 
 def _warm_what_pays(runs: _Runs, largest: int, *, already: bool) -> tuple[int, ...]:
     one = runs.run(1)
     if one > _LONG_S:
         return ()
-    paid = _climb(runs, largest)
-    if one * largest < _LONG_S and largest > runs.largest and not already:  # cheap, and it takes the most memory
-        runs.run(largest)
-        paid += (largest,)
-    return paid
-
-
-def _climb(runs: _Runs, largest: int) -> tuple[int, ...]:
-    """Doubles the size until that no longer pays; the sizes that did, and those between them."""
     paid: list[int] = []
     size = 1
     while size < largest:
@@ -150,4 +130,7 @@ def _climb(runs: _Runs, largest: int) -> tuple[int, ...]:
         for other in between:
             runs.run(other)
         paid += (*between, size)
+    if one * largest < _LONG_S and largest > runs.largest and not already:  # cheap, and it allocates the most memory
+        runs.run(largest)
+        paid.append(largest)
     return tuple(paid)

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from graphkiln_backend.proof import decision, tasks
     from graphkiln_backend.proof.decision import Decision, TaskDecision
-    from graphkiln_backend.proof.metrics import TaskTargets
+    from graphkiln_backend.proof.tasks import TaskTargets
 else:
     decision = LazyModule("graphkiln_backend.proof.decision")  # what converts asks for these two, and few instances
     tasks = LazyModule("graphkiln_backend.proof.tasks")

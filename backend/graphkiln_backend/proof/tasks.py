@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import contextlib
+import io
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +16,290 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task, output_names
 from graphkiln_backend.proof import detections
-from graphkiln_backend.proof.class_maps import decide_pixels, pixel_controls
 from graphkiln_backend.proof.decision import Metric, TaskDecision
-from graphkiln_backend.proof.detections import can_match, detection_controls, match_detections
-from graphkiln_backend.proof.metrics import TaskTargets, measure
-from graphkiln_backend.proof.policy import Limits
+from graphkiln_backend.proof.detections import Found, can_match, detection_controls, found_on, match_detections
+from graphkiln_backend.proof.policy import OTHER_ENGINE, Limits
+
+# Agreement of two graphs on the class of each pixel.
+
+_Classes = npt.NDArray[np.int64]
+
+
+def output_of(task: Segmentation) -> str:
+    """The output that says the classes."""
+    return task.scores or task.classes or ""
+
+
+def class_map(task: Segmentation, outputs: Arrays) -> _Classes:
+    """The class of each pixel, `[samples, height, width]`."""
+    array = outputs[output_of(task)]
+    return np.asarray(array.argmax(axis=1) if task.scores else array, np.int64)
+
+
+def decide_pixels(
+    task: Segmentation,
+    reference: Arrays,
+    outputs: Arrays,
+    limits: Limits,
+    *,
+    noise: float,
+    metric: Metric | None = None,
+) -> TaskDecision:
+    """Compare the classes of all pixels.
+
+    A pixel that differs is a near tie where the reference scores its two classes no further apart than the noise is:
+    that of fp32 where it is given, or what fp32 was seen to change here, as far as the row lets the numbers differ.
+
+    Args:
+        task: Which output says them.
+        reference: Trusted outputs by name.
+        outputs: Outputs to judge, of the same shapes.
+        limits: Row of the policy.
+        noise: Largest difference of a score that fp32 itself makes, where it was measured.
+        metric: How good both are, where that is known.
+    """
+    before, after = class_map(task, reference), class_map(task, outputs)
+    margins = _margins(task, reference, before != after, after)
+    noise = max(noise, _observed_noise(task, reference, outputs, limits) if margins.size else 0.0)
+    tied = margins[margins <= noise]
+    return TaskDecision(
+        what="pixels of the same class",
+        agreeing=int(before.size - margins.size + tied.size),
+        total=int(before.size),
+        least=limits.tasks.equal_pixels,
+        detail=f"which a difference of {tied.max():.2g} decides" if tied.size else "",
+        near_ties=int(tied.size),
+        metric=metric,
+        inconclusive=_inconclusive(before, limits),
+    )
+
+
+def pixel_controls(task: Segmentation, reference: Arrays, limits: Limits) -> Iterator[tuple[str, dict[str, AnyArray]]]:
+    """Make copies of the reference that a working check refuses: the map moved, two classes swapped.
+
+    The map moves by a pixel, or as far as it takes to change more pixels than the row allows.
+    """
+    name, classes = output_of(task), class_map(task, reference)
+    if len(np.unique(classes)) < 2:
+        return
+    array, pixels = reference[name], 1
+    while (
+        pixels < classes.shape[-1] and _share(classes, np.roll(classes, pixels, axis=-1)) >= limits.tasks.equal_pixels
+    ):
+        pixels *= 2
+    if pixels < classes.shape[-1]:
+        yield f"the map moved by {pixels} pixels", {**reference, name: np.roll(array, pixels, axis=-1)}
+    first, second = np.unique(classes)[np.argsort(-np.unique(classes, return_counts=True)[1])][:2]
+    yield "two classes swapped", {**reference, name: _swap(task, array, int(first), int(second))}
+
+
+def _share(classes: _Classes, others: _Classes) -> float:
+    return float(np.mean(classes == others))
+
+
+def _swap(task: Segmentation, array: AnyArray, first: int, second: int) -> AnyArray:
+    if task.scores:
+        order = np.arange(array.shape[1])
+        order[[first, second]] = second, first
+        return array[:, order]
+    swapped = np.where(array == second, np.array(first, array.dtype), array)
+    return np.where(array == first, np.array(second, array.dtype), swapped)
+
+
+def _margins(
+    task: Segmentation, reference: Arrays, differ: npt.NDArray[np.bool_], after: _Classes
+) -> npt.NDArray[np.float64]:
+    """Return the margin of the reference's own class over the other one, for each pixel that differs.
+
+    A map of classes alone does not tell: as far as can be.
+    """
+    if not task.scores:
+        return np.full(int(differ.sum()), np.inf)
+    scores = np.moveaxis(reference[task.scores], 1, -1)[differ].astype(np.float64)
+    chosen = np.take_along_axis(scores, after[differ][:, np.newaxis], axis=-1)
+    with np.errstate(invalid="ignore"):  # of two that are infinite; no number decides nothing
+        return np.asarray(scores.max(axis=-1, initial=-np.inf) - chosen[:, 0])
+
+
+def _observed_noise(task: Segmentation, reference: Arrays, outputs: Arrays, limits: Limits) -> float:
+    """The largest difference of a score, and no more of it than a row of fp32 allows of the signal.
+
+    A fault may make any difference, which then would excuse what it does: what numbers may be off is the bound. Rows of
+    lower precisions have none of it: their share of equal pixels leaves room for ties.
+    """
+    if not task.scores or limits.relative_l2 > OTHER_ENGINE.relative_l2:
+        return 0.0
+    pairs = zip(reference[task.scores], outputs[task.scores], strict=True)
+    measured = [_measure(expected, found) for expected, found in pairs]
+    signal = math.sqrt(sum(square for _, square in measured) / len(measured))
+    return min(max(largest for largest, _ in measured), limits.relative_l2 * signal)
+
+
+def _measure(expected: AnyArray, found: AnyArray) -> tuple[float, float]:
+    """The largest difference of one sample's scores, and the mean of their squares; of what is finite in both."""
+    exact = expected.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        difference = np.abs(found.astype(np.float64) - exact)
+    finite = np.isfinite(difference)
+    mean = float(np.mean(np.square(exact), where=finite)) if finite.any() else 0.0
+    return float(np.max(difference, initial=0.0, where=finite)), mean
+
+
+def _inconclusive(classes: _Classes, limits: Limits) -> str:
+    if limits.tasks.faint or len(np.unique(classes)) > 1:
+        return ""
+    return "every pixel has the same class; give samples and weights that decide"
+
+
+# Metrics on labeled images: COCO mAP, mIoU, recall@1.
+
+UNKNOWN = -1  # the class of pixels that are not counted, because nobody knows theirs
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Objects:
+    """Objects on one image.
+
+    Attributes:
+        boxes: x1, y1, x2, y2 in pixels of the model's input, `[objects, 4]`.
+        classes: Lines of the labels file, the first is 0, `[objects]`.
+    """
+
+    boxes: npt.NDArray[np.float64]
+    classes: npt.NDArray[np.int64]
+
+
+# Of a detection the objects of each sample; of a segmentation its class maps, `[samples, height, width]` over the
+# model's input, `UNKNOWN` where nothing is known; of an embedding the class of each sample, `[samples]`.
+TaskTargets = Sequence[Objects] | npt.NDArray[np.int64]
+
+
+def measure(task: Task | None, reference: Arrays, outputs: Arrays, targets: TaskTargets) -> Metric | None:
+    """The metric of a task, of the reference and of what is judged; None where the targets are not of that kind."""
+    if isinstance(task, Detection) and not isinstance(targets, np.ndarray):
+        before, after = (detection_map(task, arrays, targets) for arrays in (reference, outputs))
+        return Metric(name="mAP", before=before, after=after)
+    if not isinstance(targets, np.ndarray):
+        return None
+    if isinstance(task, Segmentation) and targets.ndim == 3:
+        before, after = (mean_iou(class_map(task, arrays), targets) for arrays in (reference, outputs))
+        return Metric(name="mIoU", before=before, after=after)
+    if isinstance(task, Embedding) and targets.ndim == 1:
+        before, after = (recall_at_1(arrays[task.vectors], targets) for arrays in (reference, outputs))
+        return Metric(name="recall@1", before=before, after=after)
+    return None
+
+
+def detection_map(task: Detection, outputs: Arrays, targets: Sequence[Objects], iou: float | None = None) -> float:
+    """COCO's mean average precision, 0..1.
+
+    Args:
+        task: Which outputs the detections are.
+        outputs: By name, `[samples, detections, ...]`.
+        targets: The objects of each sample.
+        iou: From which overlap a detection counts as right; None for COCO's mean over 0.5, 0.55, ... 0.95.
+
+    Raises:
+        VerificationError: No sample has an object.
+
+    Source: pycocotools, the reference implementation of the COCO metric.
+    """
+    from pycocotools.coco import COCO
+    from pycocotools.cocoeval import COCOeval
+
+    if not any(len(objects.classes) for objects in targets):
+        raise VerificationError("the labels prove nothing", report="no sample has an object")
+    found = [_coco_results(image, found_on(task, outputs, image)) for image in range(len(targets))]
+    results = [result for results in found for result in results]
+    if not results:
+        return 0.0
+    truth = COCO()
+    truth.dataset = _coco_dataset(targets, {int(result["category_id"]) for result in results})
+    with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress
+        truth.createIndex()
+        evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
+        if iou is not None:
+            evaluation.params.iouThrs = np.array([iou])
+        evaluation.evaluate()
+        evaluation.accumulate()
+    precision = evaluation.eval["precision"][..., 0, -1]  # all areas, up to 100 detections of an image
+    return float(np.mean(precision[precision > -1]))
+
+
+def mean_iou(classes: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> float:
+    """Mean over the classes of intersection over union, each over all samples, 0..1.
+
+    Args:
+        classes: Of each pixel, `[samples, height, width]`.
+        targets: The right ones, at any size: taken at the middle of each pixel of `classes`; `UNKNOWN` counts nowhere.
+
+    Raises:
+        VerificationError: Nothing is known of any pixel.
+    """
+    rows, columns = (
+        ((np.arange(size) + 0.5) * full / size).astype(np.int64)
+        for size, full in zip(classes.shape[1:], targets.shape[1:], strict=True)
+    )
+    right = targets[:, rows][:, :, columns]
+    known = right != UNKNOWN
+    if not known.any():
+        raise VerificationError("the labels prove nothing", report="no pixel has a class")
+    shares = []
+    for value in np.union1d(classes[known], right[known]):
+        found, wanted = known & (classes == value), right == value
+        shares.append(np.sum(found & wanted) / np.sum(found | wanted))
+    return float(np.mean(shares))
+
+
+def recall_at_1(vectors: AnyArray, targets: npt.NDArray[np.int64]) -> float:
+    """Share of samples whose nearest other sample, by cosine, is of the same class, 0..1.
+
+    Args:
+        vectors: `[samples, features]`; two samples at least.
+        targets: Class of each, `[samples]`.
+    """
+    exact = vectors.astype(np.float64)
+    exact = exact / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), np.finfo(np.float64).tiny)
+    likeness = exact @ exact.T
+    np.fill_diagonal(likeness, -np.inf)
+    return float(np.mean(targets[likeness.argmax(axis=1)] == targets))
+
+
+def _coco_results(image: int, found: Found) -> list[dict[str, Any]]:
+    return [
+        {"image_id": image + 1, "category_id": int(value), "bbox": _coco_box(box), "score": float(score)}
+        for box, score, value in zip(found.boxes, found.scores, found.classes, strict=True)
+    ]
+
+
+def _coco_dataset(targets: Sequence[Objects], found: set[int]) -> dict[str, Any]:
+    """The objects as COCO's format has them; a class that was found but is on no image is known, too."""
+    annotations: list[dict[str, Any]] = []
+    for image, objects in enumerate(targets, 1):
+        for box, value in zip(objects.boxes, objects.classes, strict=True):
+            annotations.append(
+                {
+                    "id": len(annotations) + 1,
+                    "image_id": image,
+                    "category_id": int(value),
+                    "bbox": _coco_box(box),
+                    "area": float(np.prod(box[2:] - box[:2])),
+                    "iscrowd": 0,
+                }
+            )
+    classes = found | {int(annotation["category_id"]) for annotation in annotations}
+    return {
+        "info": {},
+        "images": [{"id": image} for image in range(1, len(targets) + 1)],
+        "annotations": annotations,
+        "categories": [{"id": value} for value in sorted(classes)],
+    }
+
+
+def _coco_box(box: npt.NDArray[np.float64]) -> list[float]:
+    """x, y, width, height."""
+    return [float(box[0]), float(box[1]), float(box[2] - box[0]), float(box[3] - box[1])]
+
 
 # Whether two graphs embed the same samples alike: by the cosine of each vector with its reference.
 

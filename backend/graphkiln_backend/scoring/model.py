@@ -21,13 +21,12 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.lowering.artifacts import Artifacts, content_of
+from graphkiln_backend.lowering.acceptance import Replay
+from graphkiln_backend.lowering.artifacts import Artifacts, Measurement, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.remembered import Measurement
-from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of
 from graphkiln_backend.repository.config import ModelConfigProto

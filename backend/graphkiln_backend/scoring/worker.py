@@ -21,7 +21,7 @@ from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.golden import joined
-from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.errors import (
     CommitConflict,

@@ -20,7 +20,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from graphkiln_backend.graph.errors import VerificationError
-from graphkiln_backend.lowering.replaying import Arrays, Replay
+from graphkiln_backend.lowering.acceptance import Arrays, Replay
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.executor import Executor
 

@@ -37,8 +37,7 @@ from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
-from graphkiln_backend.proof.class_maps import class_map
-from graphkiln_backend.proof.metrics import Objects, detection_map, mean_iou, recall_at_1
+from graphkiln_backend.proof.tasks import Objects, class_map, detection_map, mean_iou, recall_at_1
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.sources.pytorch import export_graph
 from graphkiln_converters.write import SourceInfo, prove_and_write

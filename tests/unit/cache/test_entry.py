@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from graphkiln_backend.cache.entry import Entry, FileRecord, entry_name, find_fault, read_entry
+from graphkiln_backend.cache.store import Entry, FileRecord, entry_name, find_fault, read_entry
 
 KEYS = st.dictionaries(st.text(max_size=8), st.text(max_size=8), max_size=5)
 KEY = {"graph": "abc", "device": "cpu"}

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln_backend.cache.entry import Entry, Reservation, explained_errors
+from graphkiln_backend.cache.store import Entry, Reservation, explained_errors
 from graphkiln_backend.graph.errors import CacheError, LoweringError
 
 ENTRY = Entry(kind="engine", model="m/1", key={"graph": "abc"})

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from graphkiln_backend.cache import entry as entry_module
+from graphkiln_backend.cache import store as entry_module
 from graphkiln_backend.cache import store as module
-from graphkiln_backend.cache.entry import Entry, Reservation, entry_name
-from graphkiln_backend.cache.store import ArtifactCache, wait_for_lock
+from graphkiln_backend.cache.store import ArtifactCache, Entry, Reservation, entry_name, wait_for_lock
 from graphkiln_backend.graph.errors import CacheError, LoweringError
 
 KEY = {"graph": "abc", "engine": "1.0", "device": "cpu"}
@@ -153,7 +152,7 @@ def test_a_runtime_that_fails_on_a_full_disk_is_told_apart(tmp_path: Path, monke
     def fail(_: Path) -> None:
         raise LoweringError("cannot save", attempts=())
 
-    monkeypatch.setattr("graphkiln_backend.cache.entry.os.statvfs", lambda _: Full)
+    monkeypatch.setattr("graphkiln_backend.cache.store.os.statvfs", lambda _: Full)
     with pytest.raises(CacheError, match="is full"):
         fetch(tmp_path, fail)
 

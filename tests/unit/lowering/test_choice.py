@@ -16,9 +16,9 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.deployment import select_session
 from graphkiln_backend.lowering.plan import LoweringPlan
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.repository.version import ModelVersion
 
 BF16 = Placement(nodes={"fake": 1}, precision=Precision.BF16, products={Precision.BF16: 1})

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.lowering.deployment import find_libraries
+from graphkiln_backend.lowering.deployment import find_library
 
 
 @pytest.fixture
@@ -20,21 +20,21 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_the_working_directory_goes_before_the_model(model: Path) -> None:
     (model / "lib.so").touch()
-    assert find_libraries(["lib.so"], model) == (str(model / "lib.so"),)
+    assert find_library("lib.so", model) == str(model / "lib.so")
     Path("lib.so").touch()
-    assert find_libraries(["lib.so"], model) == (str(model.parent / "here" / "lib.so"),)
+    assert find_library("lib.so", model) == str(model.parent / "here" / "lib.so")
 
 
 def test_an_absolute_path(model: Path) -> None:
     (model / "lib.so").touch()
-    assert find_libraries([str(model / "lib.so")], model.parent) == (str(model / "lib.so"),)
+    assert find_library(str(model / "lib.so"), model.parent) == str(model / "lib.so")
 
 
 def test_a_bare_name_is_left_to_the_loader(model: Path) -> None:
-    assert find_libraries(["libm.so.6"], model) == ("libm.so.6",)
+    assert find_library("libm.so.6", model) == "libm.so.6"
 
 
 @pytest.mark.parametrize("name", ["lib/missing.so", "/nowhere/missing.so", ""])
 def test_a_missing_one(model: Path, name: str) -> None:
     with pytest.raises(RepositoryError, match="which is missing"):
-        find_libraries([name], model)
+        find_library(name, model)

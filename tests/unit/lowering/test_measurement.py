@@ -10,8 +10,8 @@ import pytest
 
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.lowering.remembered import Measurement
-from graphkiln_backend.lowering.selection import measure
+from graphkiln_backend.lowering.artifacts import Measurement
+from graphkiln_backend.lowering.deployment import measure
 from graphkiln_backend.lowering.trial import SyntheticInputs
 
 Build = Callable[..., dict[str, Any]]

@@ -81,7 +81,7 @@ class TestProof:
         manifest = Manifest.read(path)
         outputs = tuple(replace(spec, name="SCORES") for spec in manifest.signature.outputs)
         replace(manifest, signature=replace(manifest.signature, outputs=outputs)).write(path)
-        with pytest.raises(LoweringError, match=r"the manifest's outputs are not those of the graph"):
+        with pytest.raises(LoweringError, match=r"those of the manifest"):
             lower_version(version_folder, self.PLAN, cache)
 
     def test_a_bare_graph_is_served_and_its_placement_read(self, version_folder: Path, cache: ArtifactCache) -> None:
@@ -124,20 +124,20 @@ class TestExecutionProof:
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
-        with pytest.raises(LoweringError, match="a CPU computes fp16 in fp32; bf16 is the precision that pays"):
+        with pytest.raises(LoweringError, match="choose bf16"):
             lower_version(digits / "1", replace(OV, precision=Precision.FP16), cache)
 
     def test_products_that_fell_back_to_another_device(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(OnnxRuntimeSession, "placement", placed(products={"fp32": 5}, elsewhere=("conv1",)))
-        with pytest.raises(LoweringError, match=r"1 products ran elsewhere.*the first: conv1"):
+        with pytest.raises(LoweringError, match=r"1 products ran on another device.*the first: conv1"):
             lower_version(digits / "1", ORT, cache)
 
     def test_what_cannot_be_read_back_is_not_believed(self, tmp_path: Path, cache: ArtifactCache) -> None:
         folder = add_unrunnable(tmp_path)
         assert lower_version(folder, ORT, cache).placement is None
-        with pytest.raises(LoweringError, match=r"cannot be read back.*graphkiln convert"):
+        with pytest.raises(LoweringError, match=r"cannot verify the precision.*graphkiln convert"):
             lower_version(folder, replace(ORT, precision=Precision.FP32), cache)
 
     def test_counts_are_read_from_both_runtimes(self, digits: Path, cache: ArtifactCache) -> None:
@@ -305,5 +305,5 @@ class TestLaterStarts:
         engine = add_engine("engine", facts={"release": "1"})
         engine.placement = replace(engine.placement, elsewhere=("conv",))
         for _ in range(2):
-            with pytest.raises(LoweringError, match="1 products ran elsewhere"):
+            with pytest.raises(LoweringError, match="1 products ran on another device"):
                 start(engine, bare)

@@ -21,8 +21,7 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import importing
-from graphkiln_backend.lowering.importing import recall_graph
-from graphkiln_backend.lowering.remembered import (
+from graphkiln_backend.lowering.artifacts import (
     CHOICE,
     FILE_HASH,
     OBSERVATIONS,
@@ -31,6 +30,7 @@ from graphkiln_backend.lowering.remembered import (
     Observations,
     recall,
 )
+from graphkiln_backend.lowering.importing import recall_graph
 from graphkiln_backend.repository import onnx_file
 from graphkiln_backend.repository.onnx_file import known_facts, known_sha256, read_facts, read_signature
 
@@ -115,7 +115,7 @@ class TestKinds:
         monkeypatch.setattr(json, "loads", lambda _: {"complete": "yes"})
         with recall(OBSERVATIONS, cache, "m/1", KEY) as memory:
             assert memory.value is None
-        assert "cannot be read" in logged[-1]
+        assert "cannot read" in logged[-1]
 
     def test_a_full_disk_is_logged(
         self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, logged: list[str]

@@ -16,8 +16,8 @@ from graphkiln_backend.graph.errors import ExecutionError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.lowering.output_subsets import SubsetSession
-from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.proof.policy import REPLAY
 

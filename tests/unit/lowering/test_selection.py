@@ -23,9 +23,9 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
+from graphkiln_backend.lowering.deployment import select_session
 from graphkiln_backend.lowering.plan import LoweringPlan, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Choice, Settings
 from graphkiln_backend.repository.version import ModelVersion
 
@@ -254,7 +254,7 @@ class TestChoosing:
             assert select(*engines).config.engine == "b"
         assert [len(engine.sessions) for engine in engines] == [2, 2]
         assert [line.partition(":")[0] for line in logged] == [
-            "the choice of an engine is not remembered",
+            "cannot cache the choice of an engine",
             "measuring a on cpu, b on cpu at batch 1",
         ] * 2
 

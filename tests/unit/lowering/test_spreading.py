@@ -24,19 +24,16 @@ from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.graph_costs import NODE_TIMES_FILE, NodeTimes
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.acceptance import Requirements
+from graphkiln_backend.lowering.acceptance import Replay, Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts
-from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.deployment import Deployment, select_session
 from graphkiln_backend.lowering.parallel import spreading
-from graphkiln_backend.lowering.parallel.building import PipelineSession
+from graphkiln_backend.lowering.parallel.building import HostTransport, PipelineSession
 from graphkiln_backend.lowering.parallel.parts import count_costs
 from graphkiln_backend.lowering.parallel.speed import graph_digest
 from graphkiln_backend.lowering.parallel.spreading import Spread, spread_model
-from graphkiln_backend.lowering.parallel.transport import HostTransport
 from graphkiln_backend.lowering.plan import Resources, plan
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.replaying import Replay
-from graphkiln_backend.lowering.selection import select_session
 from graphkiln_backend.lowering.settings import Settings
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 from graphkiln_backend.repository.version import ModelVersion, read_version

@@ -124,7 +124,7 @@ class TestOrder:
             return run(feeds)
 
         session.run = fail_at_four
-        note = "a made-up batch of 4 fails: refused: expected 2, got 4"
+        note = "a synthetic batch of 4 fails: refused: expected 2, got 4"
         assert warm_up(session, (1, 2, 4, 8), SyntheticInputs(), everything=True).note == note
         assert session.batches == [1, 1, 2, 2]
         assert repeat_warm_up(session, (2, 4), SyntheticInputs()).note == note

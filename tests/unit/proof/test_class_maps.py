@@ -9,9 +9,9 @@ from task_outputs import SEGMENTATION, segmenter_outputs
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.task import Segmentation
-from graphkiln_backend.proof.class_maps import class_map, decide_pixels, output_of, pixel_controls
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
+from graphkiln_backend.proof.tasks import class_map, decide_pixels, output_of, pixel_controls
 
 MAPS = segmenter_outputs()
 TASKS = {"scores": (SEGMENTATION, MAPS), "classes": (Segmentation(classes="maps"), {"maps": MAPS["maps"].argmax(1)})}

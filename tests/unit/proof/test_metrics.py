@@ -7,7 +7,7 @@ import pytest
 from task_outputs import DETECTION, EMBEDDING, SEGMENTATION, detector_outputs, embedding_outputs, segmenter_outputs
 
 from graphkiln_backend.graph.errors import VerificationError
-from graphkiln_backend.proof.metrics import Objects, detection_map, mean_iou, measure, recall_at_1
+from graphkiln_backend.proof.tasks import Objects, detection_map, mean_iou, measure, recall_at_1
 
 DETECTOR = detector_outputs()
 OBJECTS = [

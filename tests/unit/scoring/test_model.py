@@ -25,7 +25,7 @@ from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, Repos
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_backend.lowering.remembered import Measurement
+from graphkiln_backend.lowering.artifacts import Measurement
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.scoring import model as model_fetch

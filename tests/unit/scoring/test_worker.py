@@ -16,7 +16,7 @@ from scoring_runs import make_images, make_request, results
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, VerificationError
-from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.scoring import worker as module
 from graphkiln_backend.scoring.errors import (

@@ -29,7 +29,7 @@ from graphkiln.training.train_scenes import (
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_backend.proof.metrics import Objects, detection_map
+from graphkiln_backend.proof.tasks import Objects, detection_map
 
 
 def test_a_network_that_learned_nothing_is_refused(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ from graphkiln_backend.graph.errors import ExecutionError, LoweringError, Reposi
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.lowering.replaying import Replay
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.repository.version import ModelVersion

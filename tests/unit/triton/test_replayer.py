@@ -18,7 +18,7 @@ from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.replaying import Replay
+from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.triton import replayer as module
 from graphkiln_backend.triton.executor import Executor

@@ -13,8 +13,7 @@ import split_graphs
 from graphs import draw
 from split_graphs import spread
 
-from graphkiln_backend.cache.entry import read_entry
-from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache, read_entry
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import Place

@@ -20,10 +20,10 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.device import CPU, Device, Place
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
-from graphkiln_backend.lowering.parallel import building, transport
-from graphkiln_backend.lowering.parallel.building import build_split
+from graphkiln_backend.lowering.parallel import building
+from graphkiln_backend.lowering.parallel import building as transport
+from graphkiln_backend.lowering.parallel.building import DeviceTransport, HostTransport, build_split, choose_transport
 from graphkiln_backend.lowering.parallel.parts import PreparedParts
-from graphkiln_backend.lowering.parallel.transport import DeviceTransport, HostTransport, choose_transport
 from graphkiln_backend.repository.onnx_file import read_signature
 
 
