@@ -105,7 +105,9 @@ def check_placement(config: SessionConfig, placement: Placement | None, saved: P
     computed = config.precision and config.precision.kernels
     if computed and not placement.products.get(computed):
         on_cpu = not config.device.is_gpu and computed is Precision.FP16
-        hint = "CPUs compute fp16 graphs in fp32; choose bf16, which is faster on CPUs that support it" if on_cpu else ""
+        hint = (
+            "CPUs compute fp16 graphs in fp32; choose bf16, which is faster on CPUs that support it" if on_cpu else ""
+        )
         raise LoweringError(f"{config}: no product ran in {computed}", attempts=(str(placement),), hint=hint)
     if not config.precision and saved.is_half and placement.products and saved not in placement.products:
         return (f"saved in {saved}, computed in {placement.precision} ({placement})",)

@@ -148,7 +148,10 @@ def _convert_and_send_failure(sender: Connection, graph: ForeignGraph, target: P
         failure = error.message, error.hint
     except OSError as error:  # a full disk
         cause = error.strerror or error
-        failure = f"{graph.saved} cannot be converted in {target}: {cause}", "free disk space, or choose another folder: serve --cache DIR"
+        failure = (
+            f"{graph.saved} cannot be converted in {target}: {cause}",
+            "free disk space, or choose another folder: serve --cache DIR",
+        )
     sender.send(failure)
 
 

@@ -294,7 +294,9 @@ class _Proof:
             return self.known.mixed
         reason = find_training(version.graph_path)
         if reason:
-            reason += f" in training mode, which makes rows depend on each other or on random numbers; {EVALUATION_MODE}"
+            reason += (
+                f" in training mode, which makes rows depend on each other or on random numbers; {EVALUATION_MODE}"
+            )
         if self.requirements.largest_batch < 2:
             return reason
         counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]

@@ -1,9 +1,15 @@
-"""The session of a split graph: an engine's session for each shard of each part, in threads on their own cores.
+"""Session of a split graph: one engine session for each shard of each part, in threads pinned to their own cores.
 
-A graph is cut into stages, which work on micro-batches that follow each other (`PipelineSession`). The products of a
-stage may be computed in shards, each with a part of the weights (`ShardedSession`).
+A graph is cut into stages, which work on successive micro-batches (`PipelineSession`). The products of a stage may be
+computed in shards, each with a part of the weights (`ShardedSession`).
 
-Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models", 2019.
+On the CPU, stages and shards are threads of one process and share its memory. On GPUs, tensors stay on the device: the
+engine copies the inputs of a stage from the GPU of the previous one, and NCCL adds the partial sums of shards. All
+shards of a stage are threads of one process with one communicator (`torch.cuda.nccl`), so no rendezvous is needed.
+GPUs: not yet run on any; built from the documentation, and tested on the CPU with everything but NCCL itself.
+
+Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models", 2019; NVIDIA, "NCCL User
+Guide" (one process, several devices); PyTorch, `torch.cuda.nccl`; ONNX Runtime, "I/O Binding".
 """
 
 from __future__ import annotations
@@ -32,55 +38,45 @@ from graphkiln_backend.lowering.parallel.parts import Part, Parts, PreparedParts
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import stay_on
 
-# Transport of tensors between the stages and shards of a split graph, and the sums that join shards.
-#
-# On the CPU all of them are threads of one process: tensors are read where they were computed, and sums are added there.
-# On GPUs tensors stay where they were computed; the engine copies what a stage hands to the next one's GPU, and NCCL adds
-# the partial sums of shards from GPU to GPU. All shards of a stage are threads of one process, which has a communicator
-# of all its GPUs (`torch.cuda.nccl`): no other process need be found, and none can be lost.
-#
-# GPUs: not yet run on any; built from the documentation, and tested on the CPU with everything but NCCL itself.
-#
-# Source: NVIDIA, "NCCL User Guide" (one process, several devices); PyTorch, `torch.cuda.nccl`; ONNX Runtime, "I/O
-# Binding".
-
 _log = logging.getLogger("graphkiln.lowering")
 
-Tensor = Any  # an array, or a tensor on a device: whatever `run` returns
-
+P = ParamSpec("P")
+T = TypeVar("T")
+Tensor = Any  # an array or a device tensor, as returned by `HostTransport.run`
+Tensors = dict[str, Tensor]
 
 class HostTransport:
-    """Tensors in the memory of the process."""
+    """Pass tensors between stages and shards in the memory of the process."""
 
     def run(self, session: Session, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
-        """Compute a part in the thread of its stage or shard.
+        """Run the session of a part in the thread of its stage or shard.
 
         Args:
             session: Session of the part.
-            feeds: Arrays of the request, and what `run` or `add` returned before.
-            outputs: Names.
+            feeds: Arrays of the request, and earlier results of `run` or `add`.
+            outputs: Names of the outputs.
         """
         return session.run(feeds, outputs)
 
     def add(self, partials: Sequence[Tensor]) -> Sequence[Tensor]:
-        """Add equal shapes in the order of the shards into new arrays, and return the sum for each of them."""
+        """Add tensors of equal shape in the order of the shards, and return the sum once for each shard."""
         total = partials[0].copy()
-        for partial in partials[1:]:
-            np.add(total, partial, out=total)
+        for each in partials[1:]:
+            np.add(total, each, out=total)
         return [total] * len(partials)
 
     def fetch(self, tensor: Tensor) -> AnyArray:
-        """Return a tensor as an array in the memory of the process."""
+        """Return a tensor as a host array."""
         array: AnyArray = tensor
         return array
 
 
 class DeviceTransport(HostTransport):
-    """Tensors on the GPUs that computed them. Sums need PyTorch: the same GPUs give the same bits each time."""
+    """Keep tensors on the GPUs that computed them. Sums need PyTorch and are deterministic on the same GPUs."""
 
     def run(self, session: Session, feeds: Mapping[str, Tensor], outputs: Sequence[str]) -> Mapping[str, Tensor]:
-        """See `HostTransport.run`; for sessions that `choose_transport` has checked."""
-        on_device: Any = session  # a check at each run would cost more than handing a small tensor on
+        """See `HostTransport.run`; `choose_transport` checked that the session is a `DeviceSession`."""
+        on_device: Any = session  # a check at each run costs more than passing a small tensor
         found: Mapping[str, Tensor] = on_device.run_on_device(feeds, outputs)
         return found
 
@@ -88,42 +84,42 @@ class DeviceTransport(HostTransport):
         """See `HostTransport.add`.
 
         Raises:
-            ExecutionError: NCCL failed: a GPU, or the link between two, is lost.
+            ExecutionError: NCCL failed, for example because a GPU or link was lost.
         """
-        import torch  # which nothing else in a server needs
+        import torch  # not needed elsewhere in a server
 
         library: Any = torch
-        tensors = [library.from_dlpack(partial) for partial in partials]
+        tensors = [library.from_dlpack(each) for each in partials]
         totals = [library.empty_like(tensor) for tensor in tensors]
         if not tensors[0].numel():
             return totals
         try:
             library.cuda.nccl.all_reduce(tensors, totals)
             for total in totals:
-                library.cuda.synchronize(total.device)  # sessions run on streams of their own
+                library.cuda.synchronize(total.device)  # sessions run on other streams
         except RuntimeError as error:
             raise ExecutionError(f"NCCL failed: {error}") from error
         return totals
 
     def fetch(self, tensor: Tensor) -> AnyArray:
         """See `HostTransport.fetch`."""
-        if isinstance(tensor, np.ndarray):  # of the request
+        if isinstance(tensor, np.ndarray):  # an input of the request
             return tensor
         return np.array((tensor.cpu() if hasattr(tensor, "cpu") else tensor).numpy())
 
 
 def choose_transport(places: Sequence[Place], sessions: Sequence[Session], *, adds: bool) -> HostTransport:
-    """Choose how the stages of a pipeline or the shards of a stage hand tensors to each other.
+    """Choose the transport between the stages of a pipeline or the shards of a stage.
 
     Args:
-        places: Places of all of them.
-        sessions: All of them.
-        adds: Whether they are shards, whose partial sums are added.
+        places: Places of the stages or shards.
+        sessions: Their sessions.
+        adds: True for shards, whose partial sums are added.
     """
     if not all(place.device.is_gpu for place in places) or (len(sessions) == 1 and not adds):
         return HostTransport()
     if reason := (_why_not_by_nccl() if adds else "") or _why_not_on_device(sessions):
-        what = "sums of shards are added in the memory of the host" if adds else "stages pass on tensors by the host"
+        what = "partial sums are added in host memory" if adds else "stages pass tensors through host memory"
         _log.warning("%s, which is slower: %s", what, reason)
         return HostTransport()
     return DeviceTransport()
@@ -143,17 +139,11 @@ def _why_not_by_nccl() -> str:
         return "PyTorch is not installed (pip install 'graphkiln[parallel]')"
     try:
         from torch import distributed
-    except (ImportError, OSError) as error:  # a library of CUDA that is not there
+    except (ImportError, OSError) as error:  # a CUDA library is missing
         return f"PyTorch cannot be used: {error}"
     if not distributed.is_available() or not distributed.is_nccl_available():
         return "this build of PyTorch has no NCCL (pip install a build for CUDA)"
     return ""
-
-
-P = ParamSpec("P")
-T = TypeVar("T")
-Tensors = dict[str, Tensor]
-
 
 def build_split(engine: Engine, prepared: PreparedParts, config: SessionConfig, signature: Signature) -> Session:
     """Build the session of a split graph.
@@ -162,10 +152,10 @@ def build_split(engine: Engine, prepared: PreparedParts, config: SessionConfig, 
         engine: Builds the sessions of the parts.
         prepared: Graphs or compiled parts.
         config: Configuration of the whole graph; spread by its `parallel` and `places`.
-        signature: Signature of the whole graph: its order of tensors.
+        signature: Signature of the whole graph, for the order of its tensors.
 
     Raises:
-        GraphkilnError: The engine refuses a part, or `prepared` cannot be read; nothing stays open.
+        GraphkilnError: The engine refuses a part, or `prepared` cannot be read; no session stays open.
     """
     numbers = config.parallel
     if numbers is None:
@@ -187,7 +177,7 @@ class _Builder:
     parts: Parts
 
     def build_stage(self, number: int, opened: ExitStack) -> Stage:
-        """A stage: its only session in the stage's thread, or those of all its shards in threads of their own."""
+        """Build a stage: one session in the stage's thread, or one for each shard in the shard's thread."""
         places = self.config.places[number * self.parts.shards : (number + 1) * self.parts.shards]
         parts = self.parts.of_stage(number)
         worker = Worker((core for place in places for core in place.cores), f"graphkiln-stage-{number}")
@@ -225,13 +215,13 @@ class _Builder:
         return ShardedSession(segments, workers, _stage_signature(segments), transport)
 
     def _build(self, part: int, shard: int, place: Place, worker: Worker) -> Session:
-        """The session of one graph, built in the thread that will run it: its own threads stay on the same cores."""
+        """Build a session in the thread that will run it, so that the engine's threads inherit its cores."""
         graph, compiled = graph_of(self.prepared.folder, part, shard), self.prepared.compiled.get((part, shard))
         return worker.submit(self.engine.build, graph, config_at(self.config, place), compiled).result()
 
 
 def _stage_signature(segments: Sequence[Segment]) -> Signature:
-    """The tensors of a stage as its first shard sees them; a sum has the type and shape of its parts."""
+    """Return the signature of a stage, as seen by its first shard; a sum has the type and shape of its parts."""
     inputs: dict[str, TensorSpec] = {}
     outputs: dict[str, TensorSpec] = {}
     for segment in segments:
@@ -244,7 +234,7 @@ def _stage_signature(segments: Sequence[Segment]) -> Signature:
 
 
 def _whole_signature(whole: Signature, stages: Sequence[Signature]) -> Signature:
-    """The tensors of the whole graph in its order, as the stages see them."""
+    """Return the signature of the whole graph, with the specs that the stages report."""
     inputs = {spec.name: spec for stage in stages for spec in stage.inputs}
     outputs = {spec.name: spec for stage in stages for spec in stage.outputs}
     missing = [spec.name for spec in whole.inputs if spec.name not in inputs]
@@ -258,9 +248,9 @@ def _whole_signature(whole: Signature, stages: Sequence[Signature]) -> Signature
 
 
 class Worker(Closeable):
-    """A thread that stays on some cores, and computes one thing after the other.
+    """A thread pinned to some cores, which runs calls in order.
 
-    A runtime that is built in it starts its own threads there, which stay on the same cores.
+    The threads of a runtime that is built in it inherit the cores.
 
     Args:
         cores: Numbers of the cores; empty for any.
@@ -273,16 +263,19 @@ class Worker(Closeable):
         )
 
     def submit(self, call: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> Future[T]:
-        """Run a function after all that was submitted before, in the caller's context (`contextvars`)."""
+        """Queue a call, to run in the caller's context (`contextvars`)."""
         return self._pool.submit(copy_context().run, partial(call, *args, **kwargs))
 
     def close(self) -> None:
-        """Wait for what runs, and end the thread."""
+        """Wait for the running call, and end the thread."""
         self._pool.shutdown(wait=True, cancel_futures=True)
 
 
 def results_of(futures: Iterable[Future[T]]) -> list[T]:
-    """Return the results in order, or raise the first error, when none runs any more: they read the caller's arrays."""
+    """Wait for all futures, then return the results in order or raise the first error.
+
+    None may keep running after an error, since all of them read the caller's arrays.
+    """
     listed = list(futures)
     wait(listed)
     return [future.result() for future in listed]
@@ -290,12 +283,12 @@ def results_of(futures: Iterable[Future[T]]) -> list[T]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segment:
-    """A part that all shards of a stage compute side by side, until the next sum.
+    """A part that all shards of a stage compute in parallel, up to the next sum.
 
     Attributes:
-        sessions: One for each shard; owned by the session of all of them.
-        inputs: Names of the tensors that each reads.
-        outputs: Names of those that each computes.
+        sessions: One session for each shard; owned by the `ShardedSession`.
+        inputs: Names of the tensors that each shard reads.
+        outputs: Names of the tensors that each shard computes.
         reduced: Outputs that are partial sums: name -> name of the sum.
     """
 
@@ -306,11 +299,11 @@ class Segment:
 
 
 class ShardedSession(Closeable):
-    """A stage in shards; see `engines.base.Session`. The same request gets the same bits.
+    """A stage in shards; see `engines.base.Session`. Deterministic: partial sums are added in a fixed order.
 
     Args:
-        segments: In order.
-        workers: One for each shard; owned.
+        segments: The segments in order.
+        workers: One thread for each shard; owned.
         signature: Signature of the stage.
         transport: Transport of tensors between shards.
     """
@@ -328,15 +321,15 @@ class ShardedSession(Closeable):
         self._transport = transport or HostTransport()
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Compute outputs; see `engines.base.Session.run`. All of them are computed, whichever are requested."""
+        """Compute outputs; see `engines.base.Session.run`. Always computes all of them."""
         tensors = [dict(feeds) for _ in self._workers]
         for segment in self._segments:
             self._advance(segment, tensors)
         names = outputs or [spec.name for spec in self.signature.outputs]
-        return {name: self._transport.fetch(tensors[0][name]) for name in names}  # every shard has the same
+        return {name: self._transport.fetch(tensors[0][name]) for name in names}  # equal on all shards
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Run the feeds, and read back what ran in the segments of all shards."""
+        """Run the feeds and join the placements of all segments and shards."""
         tensors = [dict(feeds) for _ in self._workers]
         placements = []
         for segment in self._segments:
@@ -355,7 +348,7 @@ class ShardedSession(Closeable):
                 session.close()
 
     def _advance(self, segment: Segment, tensors: Sequence[Tensors]) -> None:
-        """Compute a segment on all shards, and add their partial sums."""
+        """Run a segment on all shards, and add their partial sums."""
         started = [
             worker.submit(self._transport.run, session, {name: own[name] for name in segment.inputs}, segment.outputs)
             for worker, session, own in zip(self._workers, segment.sessions, tensors, strict=True)
@@ -372,11 +365,11 @@ class ShardedSession(Closeable):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stage:
-    """A stage that is ready to run; session and worker are owned by the pipeline.
+    """A stage; session and worker are owned by the pipeline.
 
     Attributes:
-        session: Computes it.
-        worker: Thread that runs it.
+        session: Session of the stage.
+        worker: Thread of the stage.
         inputs: Names of the tensors that it reads.
         outputs: Names of the tensors that later stages or users read.
     """
@@ -388,12 +381,12 @@ class Stage:
 
 
 class PipelineSession(Closeable):
-    """A graph in stages; see `engines.base.Session`. Each computes in its own thread, micro-batch after micro-batch.
+    """A graph in stages; see `engines.base.Session`. Each stage processes micro-batches in its own thread.
 
     Args:
-        stages: In order.
+        stages: The stages in order.
         signature: Signature of the whole graph.
-        micro_batches: Parts of a batch, as equal as they can be; 1 for graphs whose batch cannot be split.
+        micro_batches: Number of parts of a batch; 1 for graphs whose batch cannot be split.
         transport: Transport of tensors between stages.
     """
 
@@ -411,21 +404,21 @@ class PipelineSession(Closeable):
         self._outputs = [spec.name for spec in signature.outputs]
         reads = [set(stage.inputs) for stage in self.stages]
         self._kept = [set(self._outputs).union(*reads[number + 1 :]) for number in range(len(reads))]
-        # Of each border: one that the stage before computes, one that the stage behind does, and those in between.
+        # Between two stages: one micro-batch in each of them, and the ones that wait.
         self._room = [Semaphore(WAITING + 2) for _ in self.stages[1:]]
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Compute outputs; see `engines.base.Session.run`. All of them are computed, whichever are requested.
+        """Compute outputs; see `engines.base.Session.run`. Always computes all of them.
 
         Raises:
-            ExecutionError: Outputs of micro-batches cannot be joined; or as the stage that failed.
+            ExecutionError: A stage failed, or the outputs of micro-batches cannot be joined.
         """
         last = [self._start(part) for part in self._cut(feeds)]
         found, fetch = results_of(last), self._transport.fetch
         return {name: _join(name, [fetch(part[name]) for part in found]) for name in outputs or self._outputs}
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Run the feeds as one micro-batch, stage after stage, and read back what ran in all of them."""
+        """Run the feeds as one micro-batch, and join the placements of all stages."""
         tensors, placements = dict(feeds), []
         for number, stage in enumerate(self.stages):
             own = {name: self._transport.fetch(tensors[name]) for name in stage.inputs}
@@ -441,7 +434,7 @@ class PipelineSession(Closeable):
             stage.session.close()
 
     def _cut(self, feeds: Mapping[str, AnyArray]) -> list[Tensors]:
-        """The micro-batches of a batch, as views."""
+        """Split a batch into micro-batches (views)."""
         rows = len(next(iter(feeds.values()))) if self._micro_batches > 1 else 1
         count = min(self._micro_batches, rows)
         if count <= 1:
@@ -451,7 +444,7 @@ class PipelineSession(Closeable):
         return [{name: array[begin:end] for name, array in feeds.items()} for begin, end in spans]
 
     def _start(self, tensors: Tensors) -> Future[Tensors]:
-        """Send a micro-batch through all stages; the future is that of the last one."""
+        """Queue a micro-batch on all stages, and return the future of the last one."""
         first, *others = self.stages
         future = first.worker.submit(self._advance, 0, tensors)
         for number, stage in enumerate(others, start=1):
@@ -459,9 +452,9 @@ class PipelineSession(Closeable):
         return future
 
     def _advance(self, number: int, given: Tensors | Future[Tensors]) -> Tensors:
-        """Compute a stage of a micro-batch whose stage before was started earlier; it fails as that one does."""
+        """Run a stage on the result of the previous one, or raise its error."""
         if number < len(self._room):
-            self._room[number].acquire()  # what the next stage has not come to yet takes memory
+            self._room[number].acquire()  # limits the memory of micro-batches that wait for the next stage
         try:
             return self._compute(number, given.result() if isinstance(given, Future) else given)
         finally:
@@ -469,7 +462,7 @@ class PipelineSession(Closeable):
                 self._room[number - 1].release()
 
     def _compute(self, number: int, tensors: Mapping[str, Tensor]) -> Tensors:
-        """Compute a stage, and return what users and later stages need of all that is there by then."""
+        """Run a stage, and return all tensors that users and later stages still need."""
         stage = self.stages[number]
         fed = {name: tensors[name] for name in stage.inputs}
         computed = self._transport.run(stage.session, fed, stage.outputs)
@@ -478,7 +471,7 @@ class PipelineSession(Closeable):
 
 
 def _join(name: str, parts: Sequence[AnyArray]) -> AnyArray:
-    """The outputs of micro-batches as that of the batch."""
+    """Join the outputs of micro-batches."""
     if len(parts) == 1:
         return parts[0]
     try:
@@ -487,12 +480,12 @@ def _join(name: str, parts: Sequence[AnyArray]) -> AnyArray:
         shapes = ", ".join(str(list(part.shape)) for part in parts[:3])
         raise ExecutionError(
             f"output '{name}' has the shapes {shapes} in micro-batches, which cannot be joined",
-            hint="its size follows from values: parallel: pipeline=N, micro_batches=1 computes batches whole",
+            hint="its size depends on values: use parallel: pipeline=N, micro_batches=1, which keeps batches whole",
         ) from error
 
 
 def _join_placements(parts: Sequence[Placement]) -> Placement:
-    """Add up what ran; the precision is that of the part with the most products."""
+    """Sum the placements of parts; the precision is that of the part with the most products."""
     nodes, products = Counter[str](), Counter[KernelType]()
     for part in parts:
         nodes.update(part.nodes)
