@@ -45,6 +45,7 @@ T = TypeVar("T")
 Tensor = Any  # an array or a device tensor, as returned by `HostTransport.run`
 Tensors = dict[str, Tensor]
 
+
 class HostTransport:
     """Pass tensors between stages and shards in the memory of the process."""
 
@@ -144,6 +145,7 @@ def _why_not_by_nccl() -> str:
     if not distributed.is_available() or not distributed.is_nccl_available():
         return "this build of PyTorch has no NCCL (pip install a build for CUDA)"
     return ""
+
 
 def build_split(engine: Engine, prepared: PreparedParts, config: SessionConfig, signature: Signature) -> Session:
     """Build the session of a split graph.
