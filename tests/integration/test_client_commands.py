@@ -160,7 +160,7 @@ class TestInfer:
         path = tmp_path / "evil.npy"
         np.save(path, np.array([{"a": 1}], object), allow_pickle=True)
         shown = run_here("infer", "--model", "digits", "--input", f"INPUT_0={path}", "--url", url)
-        assert "is not an .npy file of numbers or texts" in shown.stderr
+        assert "is not an .npy file of numbers or strings" in shown.stderr
 
 
 class TestClassifyCommand:
@@ -173,7 +173,7 @@ class TestClassifyCommand:
 
     def test_one_form_at_a_time(self, url: str, repository: Path) -> None:
         shown = run_here("classify", repository / "docs/digits", "--model=digits", "--url", url, "--csv", "--json")
-        assert (shown.returncode, shown.stderr) == (2, "graphkiln: --json and --csv: choose one\n")
+        assert (shown.returncode, "--json and --csv" in shown.stderr) == (2, True)
 
     def test_probabilities_add_up(self, url: str, repository: Path) -> None:
         command = ("classify", repository / "docs/digits/four.png", "--model=digits", "--url", url, "--json")
@@ -231,8 +231,8 @@ class TestBench:
         ("arguments", "words"),
         [
             (("--model=nope",), "'nope' is not found"),
-            (("--model=digits", "--concurrency=0"), "expected numbers of at least 1"),
-            (("--model=digits", "--concurrency=a"), "expected numbers of at least 1"),
+            (("--model=digits", "--concurrency=0"), "expected numbers from 1"),
+            (("--model=digits", "--concurrency=a"), "expected numbers from 1"),
             (("--model=digits", "--input=nowhere.png"), "there is no file nowhere.png"),
             (("--model=digits", "--input=X=nowhere.npy"), "cannot read nowhere.npy"),
         ],

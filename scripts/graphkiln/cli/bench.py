@@ -1,4 +1,4 @@
-"""`graphkiln bench`: throughput and latencies of a served model, and where the server spends the time."""
+"""`graphkiln bench`: throughput, latencies and time per stage of a served model under load."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Row = dict[str, Any]
 
 
 class Arrivals(StrEnum):
-    """Arrival process of the requests of a rate."""
+    """Arrival process of an open loop."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -46,33 +46,31 @@ def bench(
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     concurrency: Annotated[
         str | None,
-        typer.Option(help="Concurrent requests, one run for each number.", metavar="N,N,...", show_default="1"),
+        typer.Option(help="Concurrent requests; one run per number.", metavar="N,N,...", show_default="1"),
     ] = None,
     rate: Annotated[
         float | None,
-        typer.Option(
-            help="Instead of a concurrency: requests per second, whether the server keeps up or not.", min=0.01
-        ),
+        typer.Option(help="Instead of --concurrency: requests per second, independent of responses.", min=0.01),
     ] = None,
     arrivals: Annotated[
         Arrivals | None,
-        typer.Option(help="With --rate: at random moments, or at even distances.", show_default="poisson"),
+        typer.Option(help="With --rate: arrival process.", show_default="poisson"),
     ] = None,
     burst: Annotated[
-        int | None, typer.Option(help="With --rate: requests come so many at a time.", min=2, metavar="N")
+        int | None, typer.Option(help="With --rate: send N requests at a time.", min=2, metavar="N")
     ] = None,
     trace: Annotated[
         Path | None,
         typer.Option(
-            help="Instead of a concurrency: requests when this file says: a time for each line (seconds, or a date "
-            "with a time), the first column or 'time' of a CSV file, or 'time' of JSON lines.",
+            help="Instead of --concurrency: arrival times, one per line (seconds, or a date with a time), as the "
+            "first column or 'time' of a CSV file, or as 'time' of JSON lines.",
             metavar="FILE",
         ),
     ] = None,
     duration: Annotated[
         float | None, typer.Option(help="Seconds of each run.", min=0.5, show_default="10, or the whole trace")
     ] = None,
-    warmup: Annotated[float, typer.Option(help="Seconds before each run that do not count.", min=0)] = 1.0,
+    warmup: Annotated[float, typer.Option(help="Seconds of warm-up before each run.", min=0)] = 1.0,
     input_: Annotated[
         list[str] | None,
         typer.Option(
@@ -85,20 +83,20 @@ def bench(
     samples: Annotated[
         Path | None,
         typer.Option(
-            help="Each request has another input: a folder of images or of .npz files with one request each, an .npz "
+            help="Different inputs for requests: a folder of images or of .npz files with one request each, an .npz "
             "with a row for each sample, or a version's golden.npz.",
             metavar="PATH",
         ),
     ] = None,
-    batch_size: Annotated[int, typer.Option(help="Rows of random inputs, and of samples.", min=1)] = 1,
+    batch_size: Annotated[int, typer.Option(help="Rows per request, for random inputs and samples.", min=1)] = 1,
     shared_memory: Annotated[bool, typer.Option("--shared-memory", help="Pass tensors through shared memory.")] = False,
     html: Html = None,
     as_json: AsJson = False,
 ) -> None:
     """Measure a served model under load.
 
-    Throughput, latencies, and where the server spends the time. A rate or a trace is an open loop: latencies count from
-    the moment when a request was due. Exit code 1 when a request failed.
+    Shows throughput, latencies and the time of each stage in the server. With a rate or a trace (open loop), latencies
+    count from the due time. Exit code 1 when a request failed.
     """
     from graphkiln.bench import processes as load_processes
     from graphkiln.bench.meters import ServerMeter
@@ -108,7 +106,7 @@ def bench(
 
     check_html(html)
     if samples and input_:
-        raise InvalidInput("--samples and --input both say what requests hold", hint="give one of them")
+        raise InvalidInput("--samples and --input are mutually exclusive", hint="remove one of them")
     loads = plan_loads(
         concurrency=concurrency, rate=rate, arrivals=arrivals, burst=burst, trace=trace, seconds=duration,
         warmup_s=warmup,
@@ -119,7 +117,7 @@ def bench(
         feeds = (
             read_samples(plain, samples, batch_size) if samples else [read_feeds(plain, input_ or [RANDOM], batch_size)]
         )
-        plain.infer(feeds[0])  # a mistake is reported here, once
+        plain.infer(feeds[0])  # reports an invalid input once
         rows = []
         for name, load in loads:
             meter = ServerMeter(plain, client.url)
@@ -158,7 +156,7 @@ def _row(load: str, measured: Measurement, server: ServerSide) -> Row:
 
 @contextmanager
 def _progress(load: str, seconds: float) -> Iterator[None]:
-    """A bar on a terminal, as long as the block runs."""
+    """Show a progress bar on a terminal during the block."""
     console = stderr_console()
     if not console:
         yield

@@ -1,4 +1,4 @@
-"""Figures of `bench` as tables and as a page: throughput, latencies, and the server's time by stage."""
+"""Tables and HTML report of `bench`: throughput, latencies, and the server's time by stage."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from graphkiln.bench.meters import STAGES
+from graphkiln.cli.console import make_table
 from graphkiln.reporting.report import (
     Bar,
     Report,
@@ -19,83 +20,82 @@ from graphkiln.reporting.report import (
 )
 
 PERCENTILES = ("p50", "p90", "p99", "p99.9")
-# Of the requests that were due: a share, and a number, that may be on their way at the end.
+# Share and number of due requests that may be unanswered at the end.
 _LOST, _FEW = 0.05, 5
-# A request beyond a percentile, within rounding: with fewer, the percentile is made of the slowest one.
+# Minimum number of requests above a percentile (one, within rounding).
 _ONE = 0.999
 _STAGES = {
-    "queue": "waiting for the batch before",
+    "queue": "waiting for the previous batch",
     "input": "preparing inputs",
     "infer": "in the backend",
-    "output": "handing outputs over",
+    "output": "returning outputs",
 }
 
 
 def print_tables(rows: Sequence[Mapping[str, Any]], unit: str) -> None:
-    """Print the tables of the client and the server, then warnings; the rows are those of `--json`."""
+    """Print tables of client and server, then warnings; `rows` are those of `--json`."""
     from rich.console import Console
-    from rich.table import Column, Table
 
     failed = any(row["client"]["errors"] for row in rows)
     unsent = any(row["client"]["unsent"] for row in rows)
-    errors = Column("errors", overflow="fold")  # not cut short: their names say what went wrong
-    extra: list[Column | str] = [*([errors] if failed else []), *(["unsent"] if unsent else [])]
-    client = Table(unit, "answered/s", *PERCENTILES, "cores", *extra, title="client: latencies in ms")
-    server = Table(unit, *STAGES.values(), "batch", "cores", title="server: mean times of a request in us")
+    extra = [*(["errors"] if failed else []), *(["unsent"] if unsent else [])]
+    client, server = [], []
     for row in rows:
         measured = row["client"]
-        margin = measured["per_second_range"][1] - measured["per_second"]  # below, it ends at 0
+        margin = measured["per_second_range"][1] - measured["per_second"]  # the lower bound may be cut off at 0
         latencies = [_cell(measured["latency_ms"].get(name), 2) for name in PERCENTILES]
         kinds = "\n".join(f"{count} {name}" for name, count in measured["errors"].items()) or "0"
         problems = [*([kinds] if failed else []), *([str(measured["unsent"])] if unsent else [])]
         rate = f"{measured['per_second']:.1f} \u00b1 {margin:.1f}"
-        client.add_row(row["load"], rate, *latencies, f"{measured['client_cores']:.2f}", *problems)
+        client.append((row["load"], rate, *latencies, f"{measured['client_cores']:.2f}", *problems))
         stages = [_cell(row["server_us"][name], 0) for name in STAGES.values()]
-        server.add_row(row["load"], *stages, _cell(row["batch"], 1), _cell(row["server_cores"], 2))
+        server.append((row["load"], *stages, _cell(row["batch"], 1), _cell(row["server_cores"], 2)))
+    client_columns = (unit, "answered/s", *PERCENTILES, "cores", *extra)
+    server_columns = (unit, *STAGES.values(), "batch", "cores")
     console = Console()
-    console.print(client, server)
+    console.print(make_table(client_columns, client, title="client: latencies in ms"))
+    console.print(make_table(server_columns, server, title="server: mean times of a request in us"))
     for line in (note for row in rows for note in _notes(row)):
         console.print(line, highlight=False)
     most = _busiest(rows)
     console.print(
-        "\u00b1: 95% of the rate, by ten windows of time; "
+        "\u00b1: 95% interval of the rate, by ten windows of time; "
         f"sent by {most['name']} in {most['processes']} process{'es' if most['processes'] > 1 else ''}, "
-        f"which took up to {most['share_of_machine']:.0%} of this machine's cores",
+        f"using up to {most['share_of_machine']:.0%} of this machine's cores",
         highlight=False,
     )
 
 
 def _notes(row: Mapping[str, Any]) -> Iterator[str]:
-    """Warnings about a run."""
+    """Yield warnings about a run."""
     load, client = row["load"], row["client"]
     due, answered, seconds = client["due"], client["answered"], client["seconds"]
     if due - answered - sum(client["errors"].values()) > max(_LOST * due, _FEW):
         yield (
-            f"{load}: {due / seconds:.1f} requests a second were due, and {answered / seconds:.1f} answered: the rate "
-            "was not reached, and the longer it lasts, the longer the latencies"
+            f"{load}: only {answered / seconds:.1f} of {due / seconds:.1f} requests per second were answered: the "
+            "queue and the latencies grow with the duration"
         )
     few = [name for name in PERCENTILES if 0 < answered * (1 - float(name[1:]) / 100) < _ONE]
     if few:
-        reason = f"so few that {', '.join(few)} {'is' if len(few) == 1 else 'are'} the slowest alone"
-        yield f"{load}: requests answered: {answered}; {reason}"
+        yield f"{load}: {', '.join(few)} of only {answered} answered requests: the slowest request"
     if row["batch"] is None:
-        yield f"{load}: the server was started again, or is gone: its own figures are not known"
+        yield f"{load}: the server was restarted or is gone: its figures are unknown"
 
 
 def _cell(value: float | None, digits: int) -> str:
-    """A number for a table; `-` where it is not known."""
+    """Format a number; `-` for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
 def _busiest(rows: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
-    """The load generator of the run in which it took most of the machine."""
+    """Return the load generator of the run with the highest CPU usage."""
     return max((row["generator"] for row in rows), key=lambda generator: float(generator["share_of_machine"]))
 
 
 def bench_report(
     rows: Sequence[Mapping[str, Any]], model: str, url: str, facts: Mapping[str, str], command: str
 ) -> Report:
-    """Build the report of the rows that `bench --json` prints."""
+    """Create the report from the rows of `bench --json`."""
     sections, most = [_rates(rows), _latencies(rows), _stages(rows)], _busiest(rows)
     sent_by = (
         f"{most['name']}, {most['processes']} processes, up to {most['share_of_machine']:.0%} of this machine's cores"
@@ -118,7 +118,7 @@ def _rates(rows: Sequence[Mapping[str, Any]]) -> Section:
     ]  # fmt: skip
     columns = ("load", "errors", "answered/s", "at least", "at most", "unsent", "client cores")
     return Section(
-        name="rates", title="How much is answered", text="Responses per second, with their 95% interval.",
+        name="rates", title="Throughput", text="Responses per second, with their 95% interval.",
         table=Table(columns=columns, rows=cells, texts=2),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars]), "/s"),
     )  # fmt: skip
@@ -133,9 +133,9 @@ def _latencies(rows: Sequence[Mapping[str, Any]]) -> Section:
     ]
     cells = [(load, *(f"{each[name]:.2f}" if each else "-" for name in PERCENTILES)) for load, each in found]
     return Section(
-        name="latencies", title="How long it takes",
-        text="Milliseconds: the median (full dot) and the 99th percentile (ring). With a rate or a trace they count "
-        "from when a request was due.",
+        name="latencies", title="Latencies",
+        text="Milliseconds: the median (full dot) and the 99th percentile (ring). With a rate or a trace, latencies "
+        "count from the due time.",
         table=Table(columns=("load", *PERCENTILES), rows=cells),
         chart=span_chart(spans, log_across(value for span in spans for value in (span.low, span.high))),
     )  # fmt: skip
@@ -151,19 +151,19 @@ def _stages(rows: Sequence[Mapping[str, Any]]) -> Section:
         for row in rows
     ]  # fmt: skip
     return Section(
-        name="stages", title="Where the server spends it",
-        text=f"Mean microseconds of a request: {', '.join(f'{name}: {text}' for name, text in _STAGES.items())}.",
+        name="stages", title="Time in the server",
+        text=f"Mean microseconds per request: {', '.join(f'{name}: {text}' for name, text in _STAGES.items())}.",
         table=Table(columns=("load", *_STAGES, "batch", "server cores"), rows=cells),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars]), " us"),
     )  # fmt: skip
 
 
 def _waterfall(row: Mapping[str, Any]) -> Iterator[Bar]:
-    """The stages of a load, each beginning where the one before it ended."""
+    """Yield the stages of a load, each beginning at the end of the previous one."""
     begin = 0.0
     for name in _STAGES:
         took = row["server_us"][name]
-        if took is None:  # the server was started again meanwhile
+        if took is None:  # the server was restarted
             return
         yield Bar(title=f"{row['load']}: {name}", begin=begin, end=begin + took, label=f"{took:.0f}")
         begin += took

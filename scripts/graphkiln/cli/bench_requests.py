@@ -1,4 +1,4 @@
-"""Requests of `graphkiln bench`: when they are sent (loads), and what they hold (inputs)."""
+"""Requests of `graphkiln bench`: arrival times (loads) and contents (inputs)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from graphkiln_backend.graph.files import MIB, read_bytes
 if TYPE_CHECKING:
     from graphkiln_client import Model
 
-# Seconds of a run.
+# Default duration of a run in seconds.
 DEFAULT_S = 10.0
-# Requests of a run, at most: their due times are kept in memory.
+# Maximum number of requests of a run, whose due times are held in memory.
 _MOST_REQUESTS = 1e8
-# Seconds of a run, at most: three years. A longer one is a typing error, and beyond the range of timers.
+# Maximum duration of a run in seconds (three years), which is within the range of timers.
 _LONGEST_S = 1e8
-# Callers, at most: each is a thread.
+# Maximum number of callers, each of which is a thread.
 _MOST_CALLERS = 4096
 
 
@@ -39,17 +39,17 @@ def plan_loads(
     seconds: float | None = None,
     warmup_s: float = 1.0,
 ) -> list[tuple[str, Load]]:
-    """The runs of a command, each with its name; the arguments are its options, None where not given.
+    """Create the named loads of a command from its options.
 
     Raises:
-        InvalidInput: Options contradict each other, or one cannot be read.
+        InvalidInput: Options conflict, or a value is invalid.
     """
     given = {"--concurrency": concurrency, "--rate": rate, "--trace": trace}
     named = [name for name, value in given.items() if value is not None]
     if len(named) > 1:
-        raise InvalidInput(f"{' and '.join(named)} are different loads", hint="give one of them")
+        raise InvalidInput(f"{' and '.join(named)} are mutually exclusive", hint="keep one of them")
     if not rate and (arrivals or burst):
-        raise InvalidInput("--arrivals and --burst say how a rate is spread", hint="add --rate, such as --rate 100")
+        raise InvalidInput("--arrivals and --burst require a rate", hint="add --rate, such as --rate 100")
     _check_size(rate or 0.0, warmup_s + (seconds or DEFAULT_S))
     if trace:
         return [("trace", _trace_load(trace, seconds, warmup_s))]
@@ -61,8 +61,8 @@ def plan_loads(
 
 def _check_size(rate: float, seconds: float) -> None:
     if not (seconds <= _LONGEST_S and rate * seconds <= _MOST_REQUESTS):  # nor NaN
-        wanted = f"{rate:g} requests a second for {seconds:g} s" if rate else f"a run of {seconds:g} s"
-        raise InvalidInput(f"{wanted} would not end, or be too many", hint="a lower --rate, or a shorter --duration")
+        load = f"{rate:g} requests per second for {seconds:g} s" if rate else f"a run of {seconds:g} s"
+        raise InvalidInput(f"{load} is out of range", hint="give a lower --rate or a shorter --duration")
 
 
 def _rate_load(
@@ -71,7 +71,7 @@ def _rate_load(
     whole = warmup_s + seconds
     if burst:
         if arrivals:
-            raise InvalidInput("bursts come at random moments: --burst goes without --arrivals")
+            raise InvalidInput("--burst and --arrivals are mutually exclusive: bursts arrive at random times")
         name, moments = f"{rate:g}/s by {burst}", bursts(rate, whole, burst)
     elif arrivals == "constant":
         name, moments = f"{rate:g}/s even", constant(rate, whole)
@@ -79,15 +79,15 @@ def _rate_load(
         name, moments = f"{rate:g}/s", poisson(rate, whole)
     if not (moments >= warmup_s).any():
         raise InvalidInput(
-            f"no request is due in {seconds:g} s", hint="a higher --rate, a smaller --burst, or a longer --duration"
+            f"no request is due in {seconds:g} s", hint="increase --rate or --duration, or decrease --burst"
         )
     return name, Load(callers=MAX_CALLERS, seconds=seconds, warmup_s=warmup_s, arrivals=moments)
 
 
 def _trace_load(file: Path, seconds: float | None, warmup_s: float) -> Load:
-    """The trace from its start, for its length or `seconds`; before it, a warm-up at its mean rate."""
+    """Create the load of a trace from its start, for its length or `seconds`, after a warm-up at its mean rate."""
     moments = read_trace(file)
-    seconds = seconds or max(float(moments[-1]) + 1e-3, 0.5)  # the last one counts, too
+    seconds = seconds or max(float(moments[-1]) + 1e-3, 0.5)  # includes the last request
     _check_size(0.0, warmup_s + seconds)
     moments = moments[moments < seconds]
     before = constant(len(moments) / seconds, warmup_s) if warmup_s else moments[:0]
@@ -102,13 +102,13 @@ def _parse(text: str) -> list[int]:
         numbers = []
     if not numbers or min(numbers) < 1 or max(numbers) > _MOST_CALLERS:
         raise InvalidInput(
-            f"--concurrency {text}: expected numbers of at least 1, and no more than {_MOST_CALLERS}",
+            f"--concurrency {text}: expected numbers from 1 to {_MOST_CALLERS}",
             hint="for example --concurrency 1,4,16",
         )
     return numbers
 
 
-# Inputs: random numbers, given tensors, or a set of samples.
+# Inputs: random numbers, given tensors, or samples.
 
 RANDOM = "random"
 _GOLDEN = "golden.npz"
@@ -129,8 +129,8 @@ def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
         return _random_feeds(model, batch_size)
     if batch_size > 1:
         raise InvalidInput(
-            "--batch-size counts rows of random inputs and of samples",
-            hint="give arrays of so many rows, and leave it out",
+            "--batch-size applies to random inputs and samples only",
+            hint="remove it, and provide arrays with that many rows",
         )
     if len(inputs) == 1 and "=" not in inputs[0] and not inputs[0].endswith(".npz"):
         return _image_feeds(model, Path(inputs[0]))
@@ -138,10 +138,10 @@ def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
 
 
 def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
-    """Read the samples of `--samples`: the inputs of successive requests.
+    """Read `--samples`: the inputs of successive requests.
 
-    An .npz has an array for each input, and in each a row for each sample; `batch_size` of them make a request. That
-    may be the golden samples of a version. Of a folder, each .npz holds one request, and each other file is an image.
+    An .npz has one array per input with one row per sample, of which `batch_size` make a request; golden samples of a
+    version are possible, too. In a folder, each .npz file is one request, and each other file is an image.
 
     Raises:
         InvalidInput: It cannot be read, or does not fit the model.
@@ -163,7 +163,7 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
             _refuse_rows(model, batch_size)
         samples = list(_batches(path, arrays, 0 if is_whole else batch_size))
     else:
-        raise InvalidInput(f"--samples {path}: there are no samples", hint=_HINT)
+        raise InvalidInput(f"--samples {path}: no samples found", hint=_HINT)
     if not samples:
         raise InvalidInput(f"--samples {path} is empty", hint=_HINT)
     return samples
@@ -171,40 +171,42 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
 
 def _refuse_rows(model: Model, rows: int) -> None:
     if rows > 1:
-        raise InvalidInput(f"'{model.name}' takes no batches", hint=f"leave --batch-size {rows} out")
+        raise InvalidInput(f"'{model.name}' does not support batches", hint=f"remove --batch-size {rows}")
 
 
 def _read_samples(file: Path) -> Feeds:
-    """The arrays of an archive; of golden samples, the inputs."""
+    """Read the arrays of an archive, or the inputs of golden samples."""
     arrays = read_archive(file)
     golden = {name.removeprefix(_GOLDEN_PREFIX): a for name, a in arrays.items() if name.startswith(_GOLDEN_PREFIX)}
     return golden or arrays
 
 
 def _are_whole(model: Model, arrays: Mapping[str, AnyArray]) -> bool:
-    """Return true if each sample is a whole request: a model without batches has no dimension for them."""
+    """Return true if each sample is a request, because the model has no batch dimension."""
     ranks = {row["name"]: len(row["shape"]) for row in model.metadata["inputs"]}
     return all(name in ranks and array.ndim == ranks[name] + 1 for name, array in arrays.items())
 
 
 def _batches(path: Path, arrays: Mapping[str, AnyArray], size: int) -> Iterator[Feeds]:
-    """Requests of so many rows; with a size of 0, each row is one."""
+    """Yield requests of `size` rows; with size 0, each row without its first dimension is a request."""
     counts = {len(array) if array.ndim else 0 for array in arrays.values()}
     if len(counts) != 1:
         shapes = ", ".join(f"{name} {list(array.shape)}" for name, array in arrays.items())
-        raise InvalidInput(f"--samples {path}: its arrays do not have a row for each sample: {shapes}", hint=_HINT)
+        raise InvalidInput(f"--samples {path}: expected arrays with a row for each sample, got {shapes}", hint=_HINT)
     (count,) = counts
     if 0 < count < size:
-        raise InvalidInput(f"--samples {path}: it holds {count} samples, a request takes {size}")
+        raise InvalidInput(f"--samples {path}: {count} samples are fewer than --batch-size {size}")
     for first in range(0, count - max(size, 1) + 1, max(size, 1)):
         rows = slice(first, first + size) if size else first
         yield {name: np.ascontiguousarray(array[rows]) for name, array in arrays.items()}
 
 
 def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
-    """Arrays of the declared shapes: normal floats, small integers, short texts; the same every time."""
+    """Create reproducible arrays of the declared shapes: normal floats, small integers, short strings."""
     if _takes_encoded(model):
-        raise InvalidInput(f"'{model.name}' takes encoded images", hint="give some: --input IMAGE, or --samples FOLDER")
+        raise InvalidInput(
+            f"'{model.name}' requires encoded images", hint="provide them: --input IMAGE, or --samples FOLDER"
+        )
     if not any(row["shape"] and row["shape"][0] < 0 for row in model.metadata["inputs"]):
         _refuse_rows(model, rows)
     generator = np.random.default_rng(0)
@@ -213,7 +215,7 @@ def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
         dtype, (first, *rest) = DType(row["datatype"]), row["shape"] or [1]
         if any(size < 0 for size in rest):
             raise InvalidInput(
-                f"input '{row['name']}' has no fixed shape: {row['shape']}", hint="give it with --input NAME=FILE.npy"
+                f"input '{row['name']}' has no fixed shape: {row['shape']}", hint="use --input NAME=FILE.npy"
             )
         shape = [rows if first < 0 else first, *rest]
         if dtype is DType.BYTES:
@@ -230,7 +232,7 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
 
     rows = model.metadata["inputs"]
     if len(rows) != 1:
-        raise InvalidInput(f"'{model.name}' has {len(rows)} inputs", hint="give them with --input NAME=FILE.npy")
+        raise InvalidInput(f"'{model.name}' has {len(rows)} inputs", hint="use --input NAME=FILE.npy for each")
     if _takes_encoded(model):
         return {rows[0]["name"]: _as_it_is(image, len(rows[0]["shape"]))}
     sample = load_sample(image, model.preprocess)
@@ -238,17 +240,17 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
 
 
 def _takes_encoded(model: Model) -> bool:
-    """Return true for the front end of another model, which takes encoded images."""
+    """Return true for the image model of another model, which takes encoded images."""
     from graphkiln_client.remote_model import published_tensor_model
 
     return bool(published_tensor_model(model.config))
 
 
 def _as_it_is(image: Path, rank: int) -> AnyArray:
-    """The only element of a tensor of some dimensions: an encoded image.
+    """Return an encoded image as the only element of a tensor with `rank` dimensions.
 
     Raises:
-        InvalidInput: The file is no image.
+        InvalidInput: The file is not an image.
     """
     from graphkiln_backend.images.decoding import upright_size
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.console import print_table, say
+from graphkiln.doctor.examination import format_size
 from graphkiln_backend.graph.errors import CacheError, ServerSetupError
 from graphkiln_backend.graph.text import read_size
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 OFF = "off"
 
 _Folder = Annotated[
-    str, typer.Option("--cache", help="Its folder.", envvar="GRAPHKILN_CACHE", show_default="~/.cache/graphkiln")
+    str, typer.Option("--cache", help="Cache folder.", envvar="GRAPHKILN_CACHE", show_default="~/.cache/graphkiln")
 ]
 
 app = typer.Typer(help="List, prune and verify the cache of lowered graphs.", no_args_is_help=True)
@@ -28,44 +29,41 @@ app = typer.Typer(help="List, prune and verify the cache of lowered graphs.", no
 
 @app.command(name="list")
 def list_(folder: _Folder = "") -> None:
-    """List the entries.
-
-    What each one is, of which model, how large, when it was last used.
-    """
+    """List the entries with model, size, build time and last use."""
     with _open(folder) as cache:
         entries = cache.entries()
         rows = [
             (
                 item.path.name[: len(item.entry.kind) + 9],
                 item.entry.model,
-                _format_size(item.entry.bytes),
+                format_size(item.entry.bytes),
                 f"{item.entry.seconds:.1f} s",
                 time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used_s)),
             )
             for item in reversed(entries)
         ]
         print_table(("entry", "model", "size", "built in", "last used"), rows, empty="the cache is empty")
-        typer.echo(f"{_format_size(sum(item.entry.bytes for item in entries))} in {cache.folder}")
+        typer.echo(f"{format_size(sum(item.entry.bytes for item in entries))} in {cache.folder}")
 
 
 @app.command()
 def prune(
-    to: Annotated[str, typer.Option(help="Remove the least recently used until no more than this is left.")] = "0",
+    to: Annotated[str, typer.Option(help="Remove least recently used entries until this size is left.")] = "0",
     folder: _Folder = "",
 ) -> None:
-    """Remove entries that are not in use, and what dead builds left."""
+    """Remove unused entries and incomplete builds."""
     with _open(folder) as cache:
         before = {item.path: item.entry.bytes for item in cache.entries()}
         removed = cache.prune(parse_size(to))
         left = sum(before.values()) - sum(before[path] for path in removed)
-        typer.echo(f"removed {len(removed)} of {len(before)} entries, {_format_size(left)} are left in {cache.folder}")
+        typer.echo(f"removed {len(removed)} of {len(before)} entries, {format_size(left)} are left in {cache.folder}")
 
 
 @app.command()
 def verify(folder: _Folder = "") -> None:
-    """Compare every entry with its checksums.
+    """Compare all entries with their checksums.
 
-    Exit code 1 when one is damaged: it will be built again when needed.
+    Exit code 1 when an entry is damaged; it will be rebuilt when needed.
     """
     with _open(folder) as cache:
         faults = cache.faults()
@@ -77,13 +75,13 @@ def verify(folder: _Folder = "") -> None:
 
 
 def cache_settings(folder: str, limit_bytes: int) -> CacheSettings:
-    """The cache that `--cache` names, whether or not it can be used: a folder, `off`, or "" for the default one."""
+    """Return the settings of `--cache`: a folder, `off`, or "" for the default folder."""
     from graphkiln_backend.cache.settings import CacheSettings, user_cache_folder
 
     if folder == OFF:
         return CacheSettings(limit_bytes=limit_bytes)
     if folder:
-        place = os.path.expanduser(folder)  # noqa: PTH111 - an unknown user stays as it is written
+        place = os.path.expanduser(folder)  # noqa: PTH111 - keeps `~unknown` instead of raising
         return CacheSettings(folder=Path(place).absolute(), limit_bytes=limit_bytes)
     try:
         return CacheSettings(folder=user_cache_folder(), limit_bytes=limit_bytes)
@@ -109,18 +107,10 @@ def _open(folder: str) -> ArtifactCache:
     from graphkiln_backend.cache.store import ArtifactCache
 
     if folder == OFF:
-        raise CacheError("the cache is off", hint="name its folder: --cache DIR")
+        raise CacheError("the cache is off", hint="give its folder: --cache DIR")
     path = Path(folder) if folder else user_cache_folder()
     if not path.is_dir():
         raise CacheError(
-            f"there is no cache at {path}", hint="name its folder: --cache DIR; `serve` and `lower` make it"
+            f"there is no cache at {path}", hint="give its folder: --cache DIR; `serve` and `lower` create it"
         )
     return ArtifactCache(path)
-
-
-def _format_size(count: float) -> str:
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"

@@ -1,4 +1,4 @@
-"""`graphkiln classify`: images in, labels out."""
+"""`graphkiln classify`: labels of images."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from graphkiln.cli.image_arguments import (
     Concurrency,
     Encoded,
     Images,
-    ask,
     check_formats,
     expand_folders,
     report_failures,
+    send_images,
 )
 from graphkiln.cli.options import AsCsv, AsJson, ModelName, ModelVersion
 
@@ -35,7 +35,7 @@ def classify(
     version: ModelVersion = "",
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     top_k: Annotated[int, typer.Option(help="Labels per image, best first.", min=1)] = 5,
-    softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
+    softmax: Annotated[bool, typer.Option("--softmax", help="Convert scores to probabilities.")] = False,
     batch_size: BatchSize = 16,
     concurrency: Concurrency = 8,
     encoded: Encoded = None,
@@ -44,11 +44,11 @@ def classify(
 ) -> None:
     """Classify images with a served model: labeled top-k, best first.
 
-    Exit code 1 when an image failed; the others are classified all the same.
+    Exit code 1 when an image failed; the others are classified.
     """
     check_formats([], None, as_json=as_json, as_csv=as_csv)
     paths = expand_folders(images)
-    answered, failures = ask(
+    answered, failures = send_images(
         connection, (model, version, encoded), paths, (batch_size, concurrency),
         lambda served, options: served.classify_many(paths, top_k=top_k, softmax=softmax, **options),
     )  # fmt: skip
@@ -78,7 +78,7 @@ def _print_table(results: Sequence[Result]) -> None:
 
 
 def _csv_rows(results: Sequence[Result]) -> Iterator[Sequence[object]]:
-    """A row for each label, with the same columns for every model."""
+    """Yield a row for each label; columns are the same for all models."""
     for result in results:
         for output, ranking in result.outputs.items():
             ranks: dict[tuple[int, ...], int] = {}

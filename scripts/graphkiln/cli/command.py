@@ -1,4 +1,4 @@
-"""Entry point of the `graphkiln` command: handles signals before the verbs are imported, which takes time."""
+"""Entry point of the `graphkiln` command: set up signals and streams before the slow import of the verbs."""
 
 from __future__ import annotations
 
@@ -9,31 +9,32 @@ from contextlib import nullcontext
 
 from graphkiln_backend.system.signals import ending_on_signals
 
-# As a shell reports a program that Ctrl-C ended.
+# Exit code that shells report for a program ended by Ctrl-C.
 _INTERRUPTED = 128 + signal.SIGINT
 _STREAMS = {"stdin": "r", "stdout": "w", "stderr": "w"}
 
 
 def main() -> None:
-    """Run the command; `serve` shuts down cleanly from the first moment on."""
+    """Run the command; `serve` shuts down cleanly on signals from the beginning."""
     if sys.getfilesystemencoding() != "utf-8":
         _start_again_in_utf8()
-    hear_signals()
+    reset_signals()
     open_closed_streams()
     with ending_on_signals() if "serve" in sys.argv[1:2] else nullcontext():
         try:
             from graphkiln.cli.main import main as run
 
             run()
-        except KeyboardInterrupt:  # while the verbs are imported; later, typer does the same
+        except KeyboardInterrupt:  # during the import; later, typer handles it
             sys.exit(_INTERRUPTED)
 
 
-def hear_signals() -> None:
-    """Reset what the parent process may have set: an ignored SIGCHLD, blocked signals.
+def reset_signals() -> None:
+    """Reset an ignored SIGCHLD and blocked signals, which a process inherits from its parent.
 
-    With SIGCHLD ignored, exit codes of children are lost, and a killed tritonserver would look like a clean exit; with
-    signals blocked, neither this process nor its children could be stopped. Sources: wait(2), NOTES; sigprocmask(2).
+    With SIGCHLD ignored, exit codes of children are lost, so that a killed tritonserver would look like a clean exit.
+    With signals blocked, neither this process nor its children could be stopped. Sources: wait(2), NOTES;
+    sigprocmask(2).
     """
     if signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -41,10 +42,10 @@ def hear_signals() -> None:
 
 
 def open_closed_streams() -> None:
-    """Redirect standard streams that were closed at the start of this process (`>&-`) to the null device.
+    """Redirect closed standard streams (`>&-`) to the null device.
 
-    Otherwise the next opened file would get the number of one, and output of libraries, tritonserver and tracebacks
-    would be written into it.
+    Otherwise the next opened file would get the descriptor of a standard stream, and output of libraries and
+    tracebacks would be written into it.
     """
     for name, mode in _STREAMS.items():
         if getattr(sys, name) is None:
@@ -52,7 +53,7 @@ def open_closed_streams() -> None:
 
 
 def _open_nowhere() -> int:
-    """Open the null device under the lowest free number, that of the stream; children inherit it."""
+    """Open the null device, which gets the lowest free descriptor (that of the stream); children inherit it."""
     descriptor = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(descriptor, True)
     return descriptor
@@ -61,7 +62,7 @@ def _open_nowhere() -> int:
 def _start_again_in_utf8() -> None:
     """Replace this process by one in UTF-8 mode: the runtimes' libraries cannot open non-ASCII paths otherwise.
 
-    Needed where Python's own coercion of the locale C (PEP 538, PEP 540) is disabled.
+    Needed if Python's coercion of the locale C (PEP 538, PEP 540) is disabled.
     """
     command = [sys.executable, "-X", "utf8", *sys.orig_argv[1:]]
     os.execve(sys.executable, command, {**os.environ, "PYTHONUTF8": "1"})  # noqa: S606 - the same program

@@ -1,4 +1,4 @@
-"""Connection options of the verbs that talk to a server, and the client that they make."""
+"""Connection options of verbs that use a server."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _KEYWORD = inspect.Parameter.KEYWORD_ONLY
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConnectionOptions:
-    """Address and security of a connection: each field is an option of the command line."""
+    """Address and security of a connection; each field is a command-line option."""
 
     url: Annotated[
         str,
@@ -32,27 +32,28 @@ class ConnectionOptions:
     ] = DEFAULT_URL
     header: Annotated[
         list[str] | None,
-        typer.Option("--header", help="Sent with every request, e.g. a token; may be repeated.", metavar="NAME:TEXT"),
+        typer.Option(
+            "--header", help="Header for every request, such as a token; may be repeated.", metavar="NAME:TEXT"
+        ),
     ] = None
     ca_file: Annotated[
         Path | None, typer.Option(help="Certificate authorities to trust.", show_default="the system's", metavar="FILE")
     ] = None
-    client_cert: Annotated[
-        Path | None, typer.Option(help="Own certificate, for a server that asks for one (mutual TLS).", metavar="FILE")
-    ] = None
+    client_cert: Annotated[Path | None, typer.Option(help="Client certificate for mutual TLS.", metavar="FILE")] = None
     client_key: Annotated[
-        Path | None, typer.Option(help="Its private key.", show_default="in the certificate's file", metavar="FILE")
+        Path | None,
+        typer.Option(help="Private key of the certificate.", show_default="in the certificate's file", metavar="FILE"),
     ] = None
     admin_key_file: Annotated[
         Path | None,
         typer.Option(
-            help="Holds the server's admin key.",
+            help="File with the server's admin key.",
             envvar=KEY_FILE_VARIABLE,
-            show_default="that of a server of yours on this machine",
+            show_default="the key of your server on this machine",
             metavar="FILE",
         ),
     ] = None
-    timeout: Annotated[float, typer.Option(help="Seconds that one request may take.", min=0.001, metavar="SECONDS")] = (
+    timeout: Annotated[float, typer.Option(help="Timeout of a request.", min=0.001, metavar="SECONDS")] = (
         DEFAULT_TIMEOUT_S
     )
 
@@ -60,17 +61,17 @@ class ConnectionOptions:
         """Create the client.
 
         Raises:
-            InvalidInput: The URL, a header or a file cannot be used.
+            InvalidInput: The URL, a header or a file is invalid.
         """
         from graphkiln_client import Client
 
         return Client(**self.arguments())
 
     def arguments(self) -> dict[str, Any]:
-        """The arguments of the client.
+        """Return the arguments of the client.
 
         Raises:
-            InvalidInput: A header or a file cannot be used.
+            InvalidInput: A header or a file is invalid.
         """
         _check_tls(self)
         return {
@@ -91,13 +92,13 @@ _HINTS = get_type_hints(ConnectionOptions, include_extras=True)
 def with_connection(
     *, timeout_s: float | None = DEFAULT_TIMEOUT_S, admin: bool = False
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Replace a verb's parameter `connection` by the options of a connection.
+    """Decorate a verb: replace its parameter `connection` by the connection options.
 
-    `--url` takes the parameter's place; the others follow the verb's own options.
+    `--url` takes the place of the parameter; the others follow the verb's options.
 
     Args:
-        timeout_s: Default of `--timeout`; None for a verb without it.
-        admin: Whether the verb may need the admin key.
+        timeout_s: Default of `--timeout`; None for a verb without this option.
+        admin: Add `--admin-key-file`.
     """
 
     def decorate(verb: Callable[..., None]) -> Callable[..., None]:
@@ -117,19 +118,19 @@ def with_connection(
         parameters: list[inspect.Parameter] = []
         for parameter in inspect.signature(verb, eval_str=True).parameters.values():
             parameters.append(options[0] if parameter.name == "connection" else parameter.replace(kind=_KEYWORD))
-        vars(wrapper)["__signature__"] = inspect.Signature([*parameters, *options[1:]])  # what typer reads
+        vars(wrapper)["__signature__"] = inspect.Signature([*parameters, *options[1:]])  # read by typer
         return wrapper
 
     return decorate
 
 
 def _check_tls(options: ConnectionOptions) -> None:
-    """Refuse options of TLS for a connection without it, which would be plain all the same."""
+    """Refuse TLS options for a URL without TLS."""
     given = {"--ca-file": options.ca_file, "--client-cert": options.client_cert, "--client-key": options.client_key}
     named = [name for name, value in given.items() if value is not None]
     if named and not options.url.lower().startswith(("https://", "grpcs://")):
         raise InvalidInput(
-            f"{', '.join(named)}: the connection to {redact(options.url)} is not secured",
+            f"{', '.join(named)}: the connection to {redact(options.url)} does not use TLS",
             hint="--url https://HOST:PORT or grpcs://HOST:PORT",
         )
 

@@ -27,15 +27,16 @@ from graphkiln_backend.system.resources import usable_cores
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
-Html = Annotated[Path | None, typer.Option(help="Also write the report as one file.", metavar="REPORT.html")]
+Html = Annotated[Path | None, typer.Option(help="Also write the report to an HTML file.", metavar="REPORT.html")]
 
 
-# Messages: lines on stderr, or events of the log where `--log-format json` turned it into JSON.
+# Messages: lines on stderr, or JSON events with `--log-format json`.
 
 
 def say(line: str, level: int = logging.INFO) -> None:
-    """Print one line on stderr, or log it as an event of a level of `logging` where the log is JSON."""
+    """Print a line on stderr, or log it as an event with a level of `logging` if the log is JSON."""
     _sink(line, level)
 
 
@@ -47,22 +48,22 @@ _sink: Callable[[str, int], None] = _print_line
 
 
 def log_to_stderr() -> None:
-    """Print records of the loggers `graphkiln.*` to stderr; the root logger is unchanged."""
+    """Print records of the loggers `graphkiln.*` on stderr; the root logger is unchanged."""
     logger = logging.getLogger("graphkiln")
     logger.setLevel(logging.INFO)
     logger.handlers = [_StderrHandler()]
-    for library in ("onnx_ir", "onnxscript"):  # they log, one with tracebacks, what they then do without
+    for library in ("onnx_ir", "onnxscript"):  # they log failures of optional steps
         logging.getLogger(library).setLevel(logging.CRITICAL)
 
 
 class _StderrHandler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
-        with suppress(OSError):  # a full disk, or a reader that has ended: no reason to end a service
+        with suppress(OSError):  # a full disk or a closed pipe must not end a service
             say(record.getMessage())
 
 
 def log_as_json() -> None:
-    """Turn standard error of this process and its children into JSON lines, until this process ends."""
+    """Convert standard error of this process and its children to JSON lines until this process ends."""
     from graphkiln_backend.server.log import LogPipe, LogPipeHandler, LogRecord
 
     global _sink  # noqa: PLW0603 - a process has one standard error
@@ -77,34 +78,34 @@ def log_as_json() -> None:
 
 
 def printable(text: str) -> str:
-    """Escape control characters: texts of servers and files may contain terminal commands."""
+    """Escape control characters, because texts of servers and files may contain terminal commands."""
     return "".join(each if each.isprintable() or each in "\n\t" else ascii(each)[1:-1] for each in text)
 
 
 # Results on stdout.
 
 
-def make_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
-    """A table of plain text: cells are not markup. Without columns, the first cell of each row is its name."""
+def make_table(columns: Sequence[str], rows: Iterable[Sequence[str | Text]], *, title: str = "") -> Table:
+    """Create a table; strings are not interpreted as markup. Without columns, the first cell of a row is its name."""
     from rich.markup import escape
-    from rich.table import Table
+    from rich.table import Column, Table
 
-    table = Table(*columns, show_header=bool(columns))
+    table = Table(*(Column(each, overflow="fold") for each in columns), show_header=bool(columns), title=title or None)
     if not columns:
         table.add_column(style="bold")
         table.add_column(overflow="fold")
     for row in rows:
-        table.add_row(*map(escape, row))
+        table.add_row(*(escape(cell) if isinstance(cell, str) else cell for cell in row))
     return table
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, empty: str = "") -> None:
-    """Print a table as `make_table` makes it.
+    """Print a table of `make_table`.
 
     Args:
-        columns: Titles; none for a table of names and values.
-        rows: Text of the cells.
-        empty: Line to print instead where there are no rows; the empty table by default.
+        columns: Titles; empty for a table of names and values.
+        rows: Cells.
+        empty: Line to print instead of a table without rows.
     """
     from rich.console import Console
 
@@ -120,17 +121,17 @@ def print_csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
 
 
 def print_json(document: Any, indent: int | None = 2) -> None:
-    """Print a document as JSON, on one line where `indent` is None; NaN and infinity become null."""
+    """Print a document as JSON (on one line if `indent` is None); NaN and infinity become null."""
     from graphkiln.reporting.json_text import json_text
 
     typer.echo(json_text(document, indent=indent))
 
 
 def print_result(text: str) -> None:
-    """Print a service's report on stdout.
+    """Print a report of a service on stdout.
 
     Raises:
-        OSError: The reader has ended, or the disk is full; further output is dropped.
+        OSError: The pipe is closed or the disk is full; further output is dropped.
     """
     try:
         typer.echo(text, nl=False)
@@ -140,11 +141,11 @@ def print_result(text: str) -> None:
 
 
 @contextmanager
-def written_out() -> Iterator[None]:
-    """Flush what the block printed: at exit, Python would print its own message about a failure.
+def flush_at_end() -> Iterator[None]:
+    """Flush standard output at the end of the block; at exit, Python would print its own message about a failure.
 
     Raises:
-        OSError: The reader has ended, or the disk is full; further output is dropped.
+        OSError: The pipe is closed or the disk is full; further output is dropped.
     """
     try:
         yield
@@ -157,13 +158,13 @@ def written_out() -> Iterator[None]:
 
 
 def _drop_output() -> None:
-    """Redirect standard output to the null device: its buffer would fail again at exit."""
+    """Redirect standard output to the null device, because its buffer would fail again at exit."""
     with Path(os.devnull).open("wb") as nowhere:
         os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
-def take_any_name() -> None:
-    """Make standard output escape bytes of file names that are not text, instead of failing."""
+def escape_undecodable() -> None:
+    """Make standard output escape undecodable bytes of file names instead of raising."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")
 
@@ -172,7 +173,7 @@ def take_any_name() -> None:
 
 
 def stderr_console() -> Console | None:
-    """A console on stderr for what moves there; None where stderr is no terminal."""
+    """Return a console on stderr for progress bars; None if stderr is not a terminal."""
     if not sys.stderr.isatty():
         return None
     from rich.console import Console
@@ -181,11 +182,11 @@ def stderr_console() -> Console | None:
 
 
 @contextmanager
-def ending_in_order(way_on: str = "") -> Iterator[None]:
-    """End the block in order on Ctrl-C, SIGTERM and SIGHUP, and exit with the code of the signal.
+def ending_in_order(hint: str = "") -> Iterator[None]:
+    """Clean up the block on Ctrl-C, SIGTERM and SIGHUP, and exit with the code of the signal.
 
     Args:
-        way_on: How to go on; printed where the block was ended so.
+        hint: Hint for continuing, printed after an interruption.
     """
     from graphkiln_backend.system.signals import Stopped, stopping_in_order
 
@@ -193,8 +194,8 @@ def ending_in_order(way_on: str = "") -> Iterator[None]:
         with stopping_in_order():
             yield
     except KeyboardInterrupt as stopped:
-        if way_on:
-            say(f"interrupted; {way_on}")
+        if hint:
+            say(f"interrupted; {hint}")
         raise typer.Exit(stopped.exit_code if isinstance(stopped, Stopped) else 128 + signal.SIGINT) from None
 
 
@@ -202,31 +203,31 @@ def ending_in_order(way_on: str = "") -> Iterator[None]:
 
 
 def check_html(html: Path | None) -> None:
-    """Refuse a report that could not be written, before anything is measured.
+    """Check early that a report can be written.
 
     Raises:
-        InvalidInput: There is no such folder, or nothing can be written there.
-        EngineUnavailable: What writes reports is not installed.
+        InvalidInput: The folder does not exist or is not writable.
+        EngineUnavailable: The library for reports is not installed.
     """
     if html is None:
         return
     if not html.parent.is_dir():
-        raise InvalidInput(f"--html {html}: there is no folder {html.parent}")
+        raise InvalidInput(f"--html {html}: there is no folder {html.parent}", hint="create it first")
     if html.is_dir():
-        raise InvalidInput(f"--html {html} is a folder", hint="name a file in it")
+        raise InvalidInput(f"--html {html} is a folder", hint="name a file")
     if not os.access(html if html.exists() else html.parent, os.W_OK):
-        raise InvalidInput(f"--html {html} cannot be written", hint="choose another file")
+        raise InvalidInput(f"--html {html} is not writable", hint="choose another file")
     try:
         import jinja2  # noqa: F401
     except ImportError as error:
-        raise EngineUnavailable(f"a report needs a library that is not installed: {error}", extra="report") from error
+        raise EngineUnavailable(f"reports require a library that is not installed: {error}", extra="report") from error
 
 
 def write_html(html: Path, page: str) -> None:
-    """Write a report, and print its path.
+    """Write a report and print its path.
 
     Raises:
-        MeasurementError: The file cannot be written.
+        MeasurementError: The file is not writable.
     """
     try:
         html.write_text(page, encoding="utf-8")
@@ -237,12 +238,12 @@ def write_html(html: Path, page: str) -> None:
 
 
 def command_line() -> str:
-    """The running command as a shell takes it, without secrets."""
+    """Return the running command in shell syntax, without secrets."""
     return shlex.join(["graphkiln", *redact_command(sys.argv[1:])])
 
 
 def facts() -> dict[str, str]:
-    """Machine, versions and time, for the end of a report."""
+    """Return machine, version and time for reports."""
     system = f"{platform.system()} {platform.release()}"
     return {
         "this machine": f"{platform.machine()}, {usable_cores()} usable cores, {system}",

@@ -1,4 +1,4 @@
-"""`graphkiln detect`: images in, boxes out."""
+"""`graphkiln detect`: boxes, labels and scores of objects in images."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from graphkiln.cli.image_arguments import (
     Concurrency,
     Encoded,
     Images,
-    ask,
     check_formats,
     drawing_paths,
     expand_folders,
     report_failures,
     save_drawing,
+    send_images,
 )
 from graphkiln.cli.options import AsCsv, AsJson, ModelName, ModelVersion
 
@@ -40,7 +40,7 @@ def detect(
     version: ModelVersion = "",
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     threshold: Annotated[
-        float | None, typer.Option(help="Least score of a detection.", show_default="the model's", min=0.0, max=1.0)
+        float | None, typer.Option(help="Minimum score of a detection.", show_default="the model's", min=0.0, max=1.0)
     ] = None,
     draw: Annotated[
         Path | None, typer.Option(help="Draw the boxes into a copy of the image; a folder for several.", metavar="OUT")
@@ -51,14 +51,14 @@ def detect(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Find things in images: boxes in pixels, labels, scores.
+    """Detect objects in images: boxes in pixels, labels, scores.
 
-    Exit code 1 when an image failed; the others are answered all the same.
+    Exit code 1 when an image failed; the results of the others are shown.
     """
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
     targets = drawing_paths(paths, draw)
-    found, failures = ask(
+    found, failures = send_images(
         connection, (model, version, encoded), paths, (batch_size, concurrency),
         lambda served, options: served.detect_many(paths, score_threshold=threshold, **options),
     )  # fmt: skip
@@ -98,7 +98,7 @@ def _table_rows(found: Found) -> Iterator[list[str]]:
 
 
 def _csv_rows(found: Found) -> Iterator[Sequence[object]]:
-    """A row for each detection, with the same columns for every model."""
+    """Yield a row for each detection; columns are the same for all models."""
     for path, things in found:
         for rank, each in enumerate(things, 1):
             yield (path, rank, each.index, each.label, each.score, *astuple(each.box))

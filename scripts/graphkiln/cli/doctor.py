@@ -1,4 +1,4 @@
-"""`graphkiln doctor`: find what would go wrong if a server were started on this machine."""
+"""`graphkiln doctor`: check this machine before a server is started."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from graphkiln.cli.console import print_json
+from graphkiln.cli.console import make_table, print_json
 from graphkiln.cli.options import AsJson, Cache
 
 if TYPE_CHECKING:
@@ -25,22 +25,22 @@ def doctor(
     model_store: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder of models to look through, or s3:// ... to list; may be given several times.",
+            help="Folder of models to examine, or s3:// ... to list; may be repeated.",
             envvar="GRAPHKILN_MODEL_STORE",
             metavar="STORE",
-            show_default="./model_repository, if it is there",
+            show_default="./model_repository, if it exists",
         ),
     ] = None,
     cache: Cache = "",
     host: Annotated[
-        str, typer.Option(help="Address that `serve` would listen on.", envvar="GRAPHKILN_HOST", metavar="ADDRESS")
+        str, typer.Option(help="Listening address for `serve`.", envvar="GRAPHKILN_HOST", metavar="ADDRESS")
     ] = "127.0.0.1",
     as_json: AsJson = False,
 ) -> None:
-    """Examine this machine: what would keep it from serving?
+    """Examine this machine for problems with serving.
 
-    Nothing is changed. Flags for tritonserver may be added as for `serve`, such as --http-port=9000.
-    Exit code 1 when something would stop the server or keep a model from being served.
+    Nothing is changed. Flags for tritonserver are accepted as in `serve`, such as --http-port=9000.
+    Exit code 1 when the server would not start or a model would not be served.
     """
     from graphkiln.doctor.examination import Level, Request, examine
     from graphkiln_backend.storage.address import parse_store
@@ -72,22 +72,20 @@ def _show(examination: Examination) -> None:
     console.print(_table(examination))
     errors, warnings = examination.count(Level.ERROR), examination.count(Level.WARNING)
     if errors:
-        console.print(f"errors: {errors}, warnings: {warnings}: `graphkiln serve` would not serve everything")
+        console.print(f"errors: {errors}, warnings: {warnings}: `graphkiln serve` would fail, at least for some models")
     else:
-        console.print(f"errors: 0, warnings: {warnings}: nothing here would stop `graphkiln serve`")
+        console.print(f"errors: 0, warnings: {warnings}: `graphkiln serve` would start")
 
 
 def _table(examination: Examination) -> Table:
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table("check", "", "what was found", show_lines=False)
-    shown = ""
+    rows, shown = [], ""
     for finding in examination.findings:
-        text = Text(f"{finding.subject}: {finding.message}", overflow="fold")
+        text = Text(f"{finding.subject}: {finding.message}")
         if finding.hint:
             text.append(f"\n-> {finding.hint}", style="bold")
         name = finding.check if finding.check != shown else ""
-        table.add_row(name, Text(finding.level, style=_STYLES[finding.level]), text)
+        rows.append((name, Text(finding.level, style=_STYLES[finding.level]), text))
         shown = finding.check
-    return table
+    return make_table(("check", "", "finding"), rows)

@@ -1,6 +1,6 @@
-"""Drawings of the findings of a model into its image: boxes with their labels, masks, keypoints, class maps.
+"""Drawings of detections and segments: boxes with labels, masks, keypoints and class maps.
 
-Sizes follow the image: a line that is right for 320 pixels is lost in 4,000.
+Line widths and font sizes are proportional to the size of the image.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ _BACKGROUNDS = ("", "background", "none", "nothing", "other", "unlabeled", "void
 
 
 def color_of(index: int) -> Color:
-    """The color of a class: neighbors differ most. Source: steps of the golden ratio around the circle of hues."""
+    """Return the color of a class, with hues in steps of the golden ratio, so that consecutive classes differ most."""
     red, green, blue = colorsys.hsv_to_rgb((0.02 + index * _GOLDEN_RATIO) % 1, 0.85, 0.95)
     return round(255 * red), round(255 * green), round(255 * blue)
 
 
 def draw_detections(image: Image.Image, detections: Sequence[Detection]) -> Image.Image:
-    """A copy of an image with a box and a label for each detection, the best on top; and its mask and keypoints.
+    """Draw boxes, labels, masks and keypoints into a copy of an image, the best detections on top.
 
     Args:
-        image: Upright, as the detections are.
-        detections: The best first; those that are nowhere, of a graph whose numbers overflow, are not drawn.
+        image: Upright image.
+        detections: Best first; those with infinite or NaN boxes are skipped.
     """
     detections = [found for found in detections if all(map(math.isfinite, astuple(found.box)))]
     pixels = np.asarray(to_color(image, "RGB")).copy()
@@ -61,7 +61,7 @@ def draw_detections(image: Image.Image, detections: Sequence[Detection]) -> Imag
 
 
 def draw_segments(image: Image.Image, segmented: SegmentedImage) -> Image.Image:
-    """A copy of an image, tinted by the class of each pixel but the background, with a legend of the classes in it."""
+    """Tint a copy of an image by the class of each pixel except the background, and add a legend."""
     pixels = np.asarray(to_color(image, "RGB")).copy()
     shown = [index for index in segmented.present if not _is_background(segmented, index)]
     for index in shown:
@@ -76,7 +76,7 @@ def draw_segments(image: Image.Image, segmented: SegmentedImage) -> Image.Image:
 
 
 def _is_background(segmented: SegmentedImage, index: int) -> bool:
-    """Return true for the background class: the first one, unless its name is that of a thing."""
+    """Return true for the first class, unless it has a name that is not one of a background."""
     return index == 0 and segmented.label(0).strip("_ ").lower() in _BACKGROUNDS
 
 
@@ -107,7 +107,7 @@ def _draw_label(
     *,
     above: bool = True,
 ) -> float:
-    """Write on a plate above a corner, or below where there is no room, inside the image; returns where it ends."""
+    """Draw a label on a plate above a corner, or below if there is no room; return its lower edge."""
     text = _plain(text)
     left, top, right, bottom = canvas.textbbox((0, 0), text, font=font)
     pad = max(1, (bottom - top) // 5)
@@ -122,13 +122,13 @@ def _draw_label(
 
 
 def _named(label: str, index: int) -> str:
-    """A label that can be written; the number of its class where nothing of it can."""
+    """Return a drawable label, or the number of its class."""
     text = _plain(label)
     return text if text.strip("? ") else str(index)
 
 
 def _plain(text: str) -> str:
-    """Replace characters missing in Pillow's built-in font, the only one always there: it has ASCII."""
+    """Replace characters that Pillow's built-in font lacks, which has only ASCII."""
     parts = unicodedata.normalize("NFKD", text)
     return "".join(char for char in parts if not unicodedata.combining(char)).encode("ascii", "replace").decode()
 

@@ -1,4 +1,4 @@
-"""`graphkiln embed`: images in, vectors out: printed, or with `--out` written to a Parquet file as they come."""
+"""`graphkiln embed`: compute image embeddings; print them or stream them to a Parquet file."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from graphkiln.cli.image_arguments import (
     Concurrency,
     Encoded,
     Images,
-    ask,
     check_formats,
     expand_folders,
     report_failures,
+    send_images,
     show_progress,
     split_errors,
 )
@@ -54,15 +54,15 @@ def embed(
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     batch_size: BatchSize = 16,
     concurrency: Concurrency = 8,
-    out: Annotated[Path | None, typer.Option(help="Write a Parquet file instead.", metavar="FILE")] = None,
-    normalize: Annotated[bool, typer.Option("--normalize", help="Divide vectors by their length.")] = False,
+    out: Annotated[Path | None, typer.Option(help="Write to a Parquet file.", metavar="FILE")] = None,
+    normalize: Annotated[bool, typer.Option("--normalize", help="Scale vectors to length 1.")] = False,
     encoded: Encoded = None,
     as_json: AsJson = False,
-    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV, a column for each feature.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV with a column for each feature.")] = False,
 ) -> None:
-    """Turn images into vectors.
+    """Compute embeddings of images.
 
-    --json and --csv hold all of them. Exit code 1 when an image failed; the others are answered all the same.
+    --json and --csv contain whole vectors. Exit code 1 when an image failed; the results of the others are shown.
     """
     check_formats([], None, as_json=as_json, as_csv=as_csv)
     batching = batch_size, concurrency
@@ -71,7 +71,7 @@ def embed(
         _save(images, out, connection, (model, version, encoded), batching, normalize=normalize or None)
         return
     paths = expand_folders(images)
-    found, failures = ask(
+    found, failures = send_images(
         connection, (model, version, encoded), paths, batching,
         lambda served, options: served.embed_many(paths, normalize=normalize or None, **options),
     )  # fmt: skip
@@ -94,30 +94,29 @@ def _print_table(found: Sequence[tuple[Path, Vector]]) -> None:
     print_table(("image", "features", "length", "begins with"), rows)
 
 
-# Vectors of images in a Parquet file: a row for each image, and their origin in the schema's metadata.
+# Parquet output: a row for each image, and the origin of the vectors in the schema's metadata.
 
-# Endings of files that would be taken for something else than they are.
+# Suffixes that imply a format other than Parquet.
 _OTHER_FORMATS = (".csv", ".json", ".jsonl", ".npy", ".npz", ".txt", ".tsv")
-# Of a Parquet file. Source: the format's specification, "File format".
-_BEGINNING = b"PAR1"
-# Of vectors in memory at a time.
-_PIECE_BYTES = 8 * MIB
-_MOST_ROWS = 1 << 16
+# First bytes of a Parquet file. Source: Parquet specification, "File format".
+_MAGIC = b"PAR1"
+_ROW_GROUP_BYTES = 8 * MIB  # buffered before a row group is written
+_MAX_ROW_GROUP_ROWS = 1 << 16
 
 
 def _check_out(out: Path, *, printed: bool) -> None:
-    """Refuse to take the place of anything but Parquet: of the first image, where `--out` was followed by `*.jpg`."""
+    """Refuse to overwrite files in other formats, such as an image after `--out *.jpg`."""
     if printed:
-        raise InvalidInput("--out writes a file: leave out --json and --csv")
+        raise InvalidInput("--out cannot be combined with --json or --csv", hint="remove one of them")
     if out.suffix.lower() in _OTHER_FORMATS:
         hint = f"--out {out.with_suffix('.parquet')}"
-        raise InvalidInput(f"--out writes Parquet, and {out} is named otherwise", hint=hint)
+        raise InvalidInput(f"--out writes Parquet, but {out} has the suffix of another format", hint=hint)
     check_extra("embed --out", ["pyarrow"])
-    if not os.path.isfile(out):  # noqa: PTH113 - of a name that is too long, `Path.is_file` fails
-        return  # `_replaced_file` reports what may not be there
+    if not os.path.isfile(out):  # noqa: PTH113 - `Path.is_file` raises for a name that is too long
+        return  # `_replaced_file` reports other errors
     with out.open("rb") as file:
-        if file.read(len(_BEGINNING)) not in (b"", _BEGINNING):
-            raise InvalidInput(f"cannot write {out}: there is a file that is no Parquet", hint="name another one")
+        if file.read(len(_MAGIC)) not in (b"", _MAGIC):
+            raise InvalidInput(f"cannot write {out}: the existing file is not a Parquet file", hint="rename it")
 
 
 def _save(
@@ -129,15 +128,15 @@ def _save(
     *,
     normalize: bool | None,
 ) -> None:
-    """Write the vectors of images, each once, sorted by path; all of them come from one version.
+    """Write the vectors of distinct images, sorted by path and computed by a single model version.
 
     Args:
-        images: Files, and folders of them.
-        out: The file; replaced when the new one is whole.
-        connection: To the server.
-        served: As for `ask`.
-        batching: As for `ask`.
-        normalize: As the client takes it.
+        images: Files and folders.
+        out: Output file; an existing one is replaced at the end.
+        connection: Connection options.
+        served: As for `send_images`.
+        batching: As for `send_images`.
+        normalize: Argument of the client.
     """
     paths, failures = sorted(set(expand_folders(images))), []
     name, version, encoded = served
@@ -153,31 +152,31 @@ def _save(
                     failures.append((path, answer))
                 else:
                     writer.add(path, answer)
-        if not writer.rows:  # the file stays as it was
+        if not writer.rows:  # keep the existing file
             split_errors([path for path, _ in failures], [error for _, error in failures])
             report_failures(failures)
         _, now = identify(client, origin.model, origin.version)
-        if now != origin:  # another version of the same number, whose vectors differ
-            message = f"{origin} was replaced while it embedded, by {now}: nothing is written"
-            raise ModelNotReady(message, hint="embed the images again")
+        if now != origin:  # the version was replaced, and its vectors may differ
+            message = f"{origin} was replaced by {now} during the run: nothing is written"
+            raise ModelNotReady(message, hint="run the command again")
     say(f"{out}: {writer.rows} vectors of {writer.features} features, {writer.lengths_in_words}, by {origin}")
     report_failures(failures)
 
 
 @contextmanager
 def _replaced_file(path: Path) -> Iterator[BinaryIO]:
-    """A new file that takes the place of another when it is whole; a link stays one, and leads to the new file.
+    """Open a temporary file that replaces `path` at the end of the context; links are followed.
 
-    After an error or Ctrl-C, nothing has changed.
+    Nothing is changed after an error or Ctrl-C.
 
     Raises:
-        InvalidInput: It cannot be written there.
+        InvalidInput: The file is not writable.
     """
     target = Path(os.path.realpath(path))
     new = target.parent / f".{target.name}.{os.getpid()}"
     try:
         if target.exists() and not target.is_file():
-            raise InvalidInput(f"cannot write {path}: there is something that is no file")
+            raise InvalidInput(f"cannot write {path}: not a regular file")
         file = new.open("wb")
     except OSError as error:
         raise InvalidInput(f"cannot write {path}: {error.strerror or error}") from error
@@ -193,13 +192,13 @@ def _replaced_file(path: Path) -> Iterator[BinaryIO]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Origin:
-    """Origin of vectors: the model version that computed them.
+    """Model version that computed vectors.
 
     Attributes:
-        model: The model's name.
-        version: Its version; "" if unknown.
-        contract: Digest of the version's contract, such as the preprocessing of images; "" if it has none.
-        graph: Digest of its graph and weights; "" if the server does not give it.
+        model: Name of the model.
+        version: Version; "" if unknown.
+        contract: Digest of the contract (preprocessing and so on); "" if there is none.
+        graph: Digest of graph and weights; "" if unknown.
     """
 
     model: str
@@ -214,13 +213,13 @@ class Origin:
         return " ".join([*names, *([f"({digests})"] if digests else [])])
 
     def to_metadata(self) -> dict[str, str]:
-        """Format as metadata of a Parquet schema."""
+        """Return metadata for a Parquet schema."""
         names = ("model", "version", "contract", "graph")
         return {f"graphkiln.{name}": getattr(self, name) for name in names}
 
 
 def identify(client: Client, name: str, version: str, form: Form = "auto") -> tuple[Model, Origin]:
-    """Pin the model version that answers now ("": the server's choice), so that no other takes its place meanwhile.
+    """Open a fixed version of a model ("" for the server's choice), so that vectors come from a single version.
 
     Raises:
         ClientError: A request failed.
@@ -236,12 +235,12 @@ def identify(client: Client, name: str, version: str, form: Form = "auto") -> tu
 
 
 class VectorWriter:
-    """Writer of vectors, several MiB at a time; a context whose end makes the file readable.
+    """Context that writes vectors in row groups of several MiB.
 
     Attributes:
         rows: Number of vectors.
-        features: Elements of each vector; 0 before the first.
-        lengths: Least and greatest length of the finite vectors written; empty before one.
+        features: Number of elements per vector; 0 before the first.
+        lengths: Minimum and maximum length of the finite vectors; empty before the first.
     """
 
     def __init__(self, file: BinaryIO, origin: Origin) -> None:
@@ -262,31 +261,31 @@ class VectorWriter:
             self._writer.close()
 
     def add(self, source: Path, vector: Vector) -> None:
-        """Add a row; bytes of a name that are not UTF-8 are written in hexadecimal.
+        """Add a row; invalid UTF-8 in a name is escaped.
 
         Raises:
-            ProtocolError: The vector has no elements, or more or less than those before.
-            OSError: It cannot be written.
+            ProtocolError: The vector is empty or differs in length from the others.
+            OSError: The file is not writable.
         """
         self.features = self.features or len(vector)
         if not len(vector) == self.features > 0:
-            raise ProtocolError(f"the model gives vectors of {self.features} and of {len(vector)} features")
+            raise ProtocolError(f"the model returned vectors of {self.features} and {len(vector)} features")
         self._sources.append(os.fsencode(source).decode("utf-8", "backslashreplace"))
         self._vectors.append(vector)
         self.rows += 1
-        if len(self._sources) >= max(1, min(_MOST_ROWS, _PIECE_BYTES // (4 * self.features))):
+        if len(self._sources) >= max(1, min(_MAX_ROW_GROUP_ROWS, _ROW_GROUP_BYTES // (4 * self.features))):
             self._flush()
 
     @property
     def lengths_in_words(self) -> str:
-        """Report whether vectors are normalized: some searches assume it."""
+        """Description of the lengths: some search indexes assume normalized vectors."""
         if not self.lengths:
-            return "none of which is finite"
+            return "none finite"
         shortest, longest = (f"{length:.4g}" for length in self.lengths)
         return f"of length {shortest}" if shortest == longest else f"of lengths from {shortest} to {longest}"
 
     def _flush(self) -> None:
-        """Write what was added since as one row group."""
+        """Write the buffered rows as a row group."""
         if not self._sources:
             return
         columns = [("source", pa.string()), ("vector", pa.list_(pa.float32(), self.features))]

@@ -1,4 +1,4 @@
-"""`graphkiln explain`: how a model is lowered, and why not otherwise."""
+"""`graphkiln explain`: how a model is lowered, with reasons."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def explain(
     path: ModelPath,
     set_: Set = None,
     cache: Cache = "",
-    plan_only: Annotated[bool, typer.Option("--plan-only", help="Build nothing; show what would be tried.")] = False,
+    plan_only: Annotated[bool, typer.Option("--plan-only", help="Show the plan without building.")] = False,
     compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
     as_json: AsJson = False,
 ) -> None:
-    """Show how a model is lowered on this machine.
+    """Explain how a model is lowered on this machine.
 
-    Every setting and its origin, every choice, what really ran, what takes encoded images for it.
+    Shows each setting with its origin, each choice, the actual placement, and the image model if there is one.
     """
     with local_path(path) as folder, limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(folder, set_, artifacts)
@@ -70,7 +70,7 @@ def _show_result(proven: ProvenSession) -> None:
     typer.echo(f"serves: {proven.config}")
     if proven.basis:
         typer.echo(f"because: {proven.config.reason}")
-    typer.echo(f"ran: {proven.placement or 'not known: the graph has no golden samples and does not run on zeros'}")
+    typer.echo(f"ran: {proven.placement or 'unknown: no golden samples, and the graph does not run on zeros'}")
     typer.echo(f"self-test: {proven.self_test.verdict if proven.self_test else 'none'}")
     for note in proven.notes:
         typer.echo(f"note: {note}")

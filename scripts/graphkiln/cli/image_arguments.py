@@ -1,4 +1,4 @@
-"""Shared parts of the verbs that take images: folders, progress, failures of single images, drawings."""
+"""Shared parts of the verbs for images: arguments, progress, errors of single images, drawings."""
 
 from __future__ import annotations
 
@@ -24,44 +24,44 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 Images = Annotated[list[Path], typer.Argument(help="Image files or folders of them.", metavar="IMAGE")]
-BatchSize = Annotated[int, typer.Option(help="Most images in one request.", min=1)]
+BatchSize = Annotated[int, typer.Option(help="Maximum number of images per request.", min=1)]
 Concurrency = Annotated[int, typer.Option(help="Concurrent requests.", min=1)]
 Encoded = Annotated[
     bool | None,
     typer.Option(
         "--encoded/--tensor",
-        help="Send images as they are, or decode them here.",
-        show_default="as they are, where that is smaller and the server takes them",
+        help="Send encoded images, or decode them here.",
+        show_default="encoded, if that is smaller and the server supports it",
     ),
 ]
-# `Encoded` -> how images travel, as the client names it.
+# `Encoded` -> argument `images` of the client's models.
 FORMS: dict[bool | None, Form] = {None: "auto", True: "encoded", False: "tensor"}
 
-# Images above which a progress bar is shown.
+# Number of images from which on a progress bar is shown.
 _MANY = 20
-# As a path has them, which holds no two slashes in a row.
+# URL prefixes as `Path` represents them, which merges slashes.
 _URLS = ("http:/", "https:/")
 _SHOWN = 60
 
 
-def ask(
+def send_images(
     connection: ConnectionOptions,
     served: tuple[str, str, bool | None],
     paths: Sequence[Path],
     batching: tuple[int, int],
     request: Callable[[Model, dict[str, Any]], Iterable[T | ClientError]],
 ) -> tuple[list[tuple[Path, T]], list[tuple[Path, ClientError]]]:
-    """Ask a model about images, with a progress bar, and split answers from errors, each with its image.
+    """Send images to a model, with a progress bar; return answers and errors, each with its image.
 
     Args:
-        connection: To the server.
-        served: Name of the model, its version or "", and the value of `Encoded`.
-        paths: The images.
+        connection: Connection options.
+        served: Name and version ("" for the server's choice) of the model, and the value of `Encoded`.
+        paths: Images.
         batching: Values of `BatchSize` and `Concurrency`.
-        request: Takes the model and those options of its methods for many images that all verbs set alike.
+        request: Calls a method of the model with common options.
 
     Raises:
-        ClientError: All failed for the same reason, which is reported once.
+        ClientError: All images failed for the same reason.
     """
     name, version, encoded = served
     batch_size, concurrency = batching
@@ -73,7 +73,7 @@ def ask(
 
 @contextmanager
 def show_progress(count: int) -> Iterator[Callable[[int], None] | None]:
-    """A progress bar on a terminal's stderr, for many images."""
+    """Show a progress bar on a terminal for many images."""
     if count < _MANY or not (console := stderr_console()):
         yield None
         return
@@ -85,10 +85,10 @@ def show_progress(count: int) -> Iterator[Callable[[int], None] | None]:
 
 
 def expand_folders(images: Sequence[Path]) -> list[Path]:
-    """Replace folders by the images in them, sorted; warn about images of other formats there.
+    """Replace folders by their images, sorted; warn about images in unsupported formats.
 
     Raises:
-        InvalidInput: A folder holds none, or an argument is no local file.
+        InvalidInput: A folder has no images, or an argument is not a local path.
     """
     paths: list[Path] = []
     for image in images:
@@ -104,33 +104,35 @@ def expand_folders(images: Sequence[Path]) -> list[Path]:
 
 
 def check_place(image: Path) -> None:
-    """Refuse an argument that is no path: a URL, an image as text, and `-` for a pipe.
+    """Refuse URLs, images as text, and `-` in place of a path.
 
     Raises:
-        InvalidInput: The argument is one of these.
+        InvalidInput: The argument is not a local path.
     """
-    if os.path.exists(image):  # noqa: PTH110 - of a name that is too long, `Path.exists` fails
+    if os.path.exists(image):  # noqa: PTH110 - `Path.exists` raises for a name that is too long
         return
     if found := recognize_text(os.fsencode(image)):
         shown = str(image)[:_SHOWN]
-        raise InvalidInput(f"{shown}... is no path: it is {found.name}", hint=f"{found.way_out}; name the file of it")
+        raise InvalidInput(
+            f"{shown}... is not a path but {found.name}", hint=f"{found.way_out}; then give the path of the file"
+        )
     if str(image).startswith(_URLS):
         raise InvalidInput(
-            f"{image} is a URL, and images are read from files here",
-            hint="download it first (curl -O URL), or let Python fetch it: Client(fetch_urls=True)",
+            f"{image} is a URL, but images are read from files",
+            hint="download it first (curl -O URL), or use Python: Client(fetch_urls=True)",
         )
     if str(image) == "-":
-        hint = "write it to a file first, and name that: ... > image.jpg"
-        raise InvalidInput("-: images are read from files, not from what is piped in", hint=hint)
+        hint = "write it to a file first: ... > image.jpg"
+        raise InvalidInput("images cannot be read from standard input (-)", hint=hint)
 
 
 def split_errors(
     paths: Sequence[Path], answers: Sequence[T | ClientError]
 ) -> tuple[list[tuple[Path, T]], list[tuple[Path, ClientError]]]:
-    """Split answers from errors, each with its image.
+    """Separate answers from errors, each with its image.
 
     Raises:
-        ClientError: All failed for the same reason, which is reported once.
+        ClientError: All images failed for the same reason.
     """
     pairs = list(zip(paths, answers, strict=True))
     failures = [(path, answer) for path, answer in pairs if isinstance(answer, ClientError)]
@@ -140,7 +142,7 @@ def split_errors(
 
 
 def report_failures(failures: Sequence[tuple[Path, ClientError]]) -> None:
-    """Report failed images on stderr; exit with code 1 if there are any."""
+    """Print errors of images on stderr; exit with code 1 if there are any."""
     for path, error in failures:
         text = str(error)
         say(printable(text if text.startswith(str(path)) else f"{path}: {text}"))
@@ -149,33 +151,31 @@ def report_failures(failures: Sequence[tuple[Path, ClientError]]) -> None:
 
 
 def check_formats(paths: Sequence[Path], draw: Path | None, *, as_json: bool, as_csv: bool) -> None:
-    """Refuse options that exclude one another.
+    """Check options of the output for conflicts.
 
     Raises:
-        InvalidInput: Some of the options do.
+        InvalidInput: Options are mutually exclusive, or the format of `--draw` is unknown.
     """
     if as_json and as_csv:
-        raise InvalidInput("--json and --csv: choose one")
+        raise InvalidInput("--json and --csv are mutually exclusive: choose one")
     if draw is None or not _is_file_name(draw):
         return
     if len(paths) > 1:
-        raise InvalidInput(f"--draw {draw} is one file for {len(paths)} images", hint="give a folder: --draw OUT/")
+        raise InvalidInput(f"--draw {draw} is one file for {len(paths)} images", hint="name a folder: --draw OUT/")
     if draw.suffix.lower() not in SUFFIXES:
-        raise InvalidInput(
-            f"--draw {draw}: not a format of images", hint=f"known endings: {' '.join(sorted(SUFFIXES))}"
-        )
+        raise InvalidInput(f"--draw {draw}: unknown image format", hint=f"known suffixes: {' '.join(sorted(SUFFIXES))}")
 
 
 def drawing_paths(paths: Sequence[Path], draw: Path | None) -> dict[Path, Path]:
-    """Destination of each image's drawing: the file `draw`, or in that folder a file with the image's name.
+    """Return the path of each image's drawing: the file `draw`, or a file with the image's name in that folder.
 
-    Images with the same name keep their folders below the common one.
+    Images with the same name are distinguished by their folders below the common one.
 
     Returns:
-        Image -> its drawing; empty where `draw` is None.
+        Image -> drawing; empty if `draw` is None.
 
     Raises:
-        InvalidInput: A drawing would take the place of an image.
+        InvalidInput: A drawing would overwrite an image.
     """
     if draw is None:
         return {}
@@ -183,7 +183,7 @@ def drawing_paths(paths: Sequence[Path], draw: Path | None) -> dict[Path, Path]:
     images = {path.resolve(): path for path in paths}
     for target in targets:
         if image := images.get(target.resolve()):
-            raise InvalidInput(f"--draw {draw}: a drawing would take the place of {image}", hint="draw into a folder")
+            raise InvalidInput(f"--draw {draw}: a drawing would overwrite {image}", hint="choose another folder")
     return dict(zip(paths, targets, strict=True))
 
 
@@ -195,23 +195,23 @@ def _names(paths: Sequence[Path]) -> list[str]:
     stems = [path.stem for path in paths]
     if len({*stems}) == len({*paths}):
         return [f"{stem}.png" for stem in stems]
-    places = [Path(os.path.normpath(path.absolute())) for path in paths]  # ".." would lead out of the folder
+    places = [Path(os.path.normpath(path.absolute())) for path in paths]  # ".." could lead out of the folder
     common = os.path.commonpath([place.parent for place in places])
     return [f"{place.relative_to(common)}.png" for place in places]
 
 
 def save_drawing(image: Image.Image, target: Path) -> None:
-    """Write a drawing, and create its folder.
+    """Write a drawing and create its folder.
 
     Raises:
-        InvalidInput: The drawing is larger than its format can hold.
-        OSError: The file cannot be written.
+        InvalidInput: The drawing is too large for its format.
+        OSError: The file is not writable.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
     try:
         image.save(target)
     except (OSError, OverflowError, ValueError) as error:
         if getattr(error, "errno", None) is not None:
-            raise  # of the disk
-        size, hint = f"{image.width}x{image.height}", "name it .png, which holds images of any size"
-        raise InvalidInput(f"{target}: its format cannot hold {size} pixels", hint=hint) from error
+            raise  # an error of the file system
+        size, hint = f"{image.width}x{image.height}", "use the suffix .png, which supports all sizes"
+        raise InvalidInput(f"{target}: {size} pixels are too many for this format", hint=hint) from error

@@ -1,4 +1,4 @@
-"""`graphkiln infer`: tensors from files to a model, outputs into files or onto the screen."""
+"""`graphkiln infer`: send tensors to a model; print its outputs or write them to files."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def infer(
         list[str],
         typer.Option(
             "--input",
-            help="A tensor: an .npy file, - for standard input, or JSON such as 'x=[[1, 2]]'; FILE.npz for all.",
+            help="Tensor: an .npy file, - for standard input, or JSON such as 'x=[[1, 2]]'; FILE.npz for all inputs.",
             metavar="NAME=VALUE",
         ),
     ],
@@ -62,7 +62,7 @@ def infer(
 
 
 def _declared(model: Model) -> str:
-    """Inputs and outputs of a model; "" if the server does not publish them."""
+    """Describe inputs and outputs of a model; return "" if they are unknown."""
     try:
         metadata = model.metadata
     except ClientError:
@@ -71,7 +71,7 @@ def _declared(model: Model) -> str:
         ", ".join(f"{row['name']} {row['datatype']}{row['shape']}" for row in metadata[kind])
         for kind in ("inputs", "outputs")
     )
-    return f"it takes {inputs} and returns {outputs}; -1: any size"
+    return f"the model takes {inputs} and returns {outputs}; -1: any size"
 
 
 def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
@@ -81,15 +81,15 @@ def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         for name, array in outputs.items():
             path = folder / f"{name.replace('/', '_')}.npy"
-            # Texts are object arrays, which .npy could hold as pickled code only.
+            # strings are object arrays, which .npy can store only with pickle
             np.save(path, array.astype(np.bytes_) if array.dtype == object else array, allow_pickle=False)
             typer.echo(str(path))
-    except (OSError, ValueError) as error:  # a server may name an output as it likes
+    except (OSError, ValueError) as error:  # names of outputs may be invalid file names
         raise InvalidInput(f"cannot write to {folder}: {getattr(error, 'strerror', '') or error}") from error
 
 
 def _readable(array: AnyArray) -> AnyArray:
-    """Decode text, with replacement characters for what is not UTF-8; other elements stay as they are."""
+    """Decode strings, with replacement characters for invalid UTF-8; return other arrays unchanged."""
     import numpy as np
 
     def to_text(value: object) -> str:

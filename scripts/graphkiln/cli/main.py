@@ -1,6 +1,6 @@
-"""The `graphkiln` command: verbs are named here and implemented in their own modules.
+"""The `graphkiln` command: its verbs, which are implemented in separate modules, and its errors.
 
-A command imports its own verb alone: the others, and what typer makes of their options, take a server's start 0.1 s.
+A command imports only its own verb; importing all of them would take another 0.1 s.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from graphkiln.cli.console import log_to_stderr, printable, say, take_any_name, written_out
+from graphkiln.cli.console import escape_undecodable, flush_at_end, log_to_stderr, printable, say
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.modules import version_of
 
-# Verb -> the module of `graphkiln.cli` that holds the function of its name, in the order of the help.
+# Verb -> module of `graphkiln.cli` with a function of that name, in the order of the help.
 VERBS = {
     "serve": "serve",
     "convert": "convert",
@@ -48,15 +48,15 @@ VERBS = {
     "tune": "tune",
     "cache": "cache",
 }
-# Unknown flags are tritonserver's; its own list decides which of them exist.
+# Unknown options are flags of tritonserver, which are checked against its list.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 _SETTINGS: dict[str, Any] = {"serve": {"context_settings": _PASSED_ON}, "doctor": {"context_settings": _PASSED_ON}}
 
 
 class _VerbGroup(TyperGroup):
-    """Group that lists the verbs in plain text: rich's help imports a Markdown parser, a third of the time of `--help`.
+    """Group that lists the verbs in plain text, because rich's help imports a slow Markdown parser.
 
-    The help of a verb stays rich: the options of `convert` are in panels.
+    The help of single verbs uses rich, for the panels of `convert`.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -74,11 +74,11 @@ def _graphkiln(
         bool, typer.Option("--version", help="Show the version and exit.", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
-    """Callback for `--version`; the application's help is set where it is made."""
+    """Handle options without a verb."""
 
 
 def application(verbs: Iterable[str]) -> typer.Typer:
-    """The command with some of its `VERBS`."""
+    """Create the command with some of the `VERBS`."""
     made = typer.Typer(
         name="graphkiln",
         cls=_VerbGroup,
@@ -104,29 +104,29 @@ def _add(made: typer.Typer, verb: str, module: Any) -> None:
 
 
 def __getattr__(name: str) -> typer.Typer:
-    """`app`: the command with all of its verbs, for what writes their manual."""
+    """Create `app`, the command with all verbs, for the generated reference."""
     if name == "app":
         return application(VERBS)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def main() -> None:
-    """Run the command; a graphkiln error becomes one line on stderr and its exit code.
+    """Run the command; print expected errors as one line on stderr and exit with their code.
 
-    So do errors of the machine: a full disk, a folder without permission, too little memory.
+    Expected errors are `GraphkilnError`, `OSError` and `MemoryError`.
     """
     log_to_stderr()
-    take_any_name()
-    verbs = VERBS.keys() & sys.argv[1:2] or VERBS  # all for the help, and to suggest one for an unknown verb
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs what it then raises
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # it speaks to programmers: of large images, of odd EXIF
+    escape_undecodable()
+    verbs = VERBS.keys() & sys.argv[1:2] or VERBS  # all verbs for the help and for suggestions
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs errors that it also raises
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # about large images and invalid EXIF
     try:
-        with written_out():
+        with flush_at_end():
             application(verbs)(prog_name="graphkiln")
     except GraphkilnError as error:
         say(printable(str(error)), logging.ERROR)
         sys.exit(error.exit_code)
-    except BrokenPipeError:  # as click ends a command whose reader has ended
+    except BrokenPipeError:  # same exit code as click
         sys.exit(1)
     except OSError as error:
         say(printable(_in_words(error)), logging.ERROR)
@@ -139,8 +139,8 @@ def main() -> None:
 def _in_words(error: OSError) -> str:
     if error.filename:
         return f"{error.filename}: {error.strerror}"
-    if isinstance(error, FileNotFoundError):  # of getcwd(2): everything else has a name
-        return "the working folder is no longer there: go to another one (cd), or name whole paths"
+    if isinstance(error, FileNotFoundError):  # from getcwd(2); other errors have a file name
+        return "the working folder was deleted: change to another one (cd), or use absolute paths"
     return str(error)
 
 

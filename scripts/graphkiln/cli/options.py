@@ -1,4 +1,4 @@
-"""Options and arguments that several verbs share."""
+"""Options and arguments shared by several verbs."""
 
 from __future__ import annotations
 
@@ -16,34 +16,32 @@ AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table
 ModelName = Annotated[str, typer.Option("--model", help="Model name.")]
 ModelVersion = Annotated[str, typer.Option("--version", help="Model version.", show_default="the server's choice")]
 ModelPath = Annotated[
-    str, typer.Argument(help="STORE/NAME (its newest version), or STORE/NAME/VERSION; also s3:// and others.")
+    str, typer.Argument(help="STORE/NAME (newest version), or STORE/NAME/VERSION; also s3:// and others.")
 ]
 Set = Annotated[
     list[str] | None,
-    typer.Option("--set", help="Setting over its config.pbtxt, such as precision=bf16.", metavar="KEY=VALUE"),
+    typer.Option("--set", help="Override a setting of config.pbtxt, such as precision=bf16.", metavar="KEY=VALUE"),
 ]
 Cache = Annotated[
     str,
     typer.Option(
-        help="Folder for lowered graphs and compiled artifacts, or 'off'.",
+        help="Folder of lowered graphs and compiled artifacts, or 'off'.",
         envvar="GRAPHKILN_CACHE",
         show_default="~/.cache/graphkiln",
     ),
 ]
 ComputeLimit = Annotated[
     float,
-    typer.Option(
-        "--compute-limit", help="How long one batch may take before the command gives up.", metavar="SECONDS", min=0.1
-    ),
+    typer.Option("--compute-limit", help="Timeout for computing one batch.", metavar="SECONDS", min=0.1),
 ]
 COMPUTE_LIMIT_S = DEFAULT_COMPUTE_LIMIT_S
 
 
 def version_folder(path: Path) -> Path:
-    """Find a version folder: the folder itself, the newest of a model's folder, or that of a graph file.
+    """Resolve a path to a version folder: itself, the newest one of a model, or that of a graph file.
 
     Raises:
-        RepositoryError: The path leads to no version.
+        RepositoryError: The path does not contain a version.
     """
     from graphkiln_backend.repository.version import newest_version
     from graphkiln_backend.repository.version_folders import is_version
@@ -55,10 +53,10 @@ def version_folder(path: Path) -> Path:
 
 @contextmanager
 def local_path(path: str) -> Iterator[Path]:
-    """Make the path of a model, version or graph local: `s3://` and the like are fetched into a temporary folder.
+    """Yield a local path of a model, version or graph; fetch remote ones (`s3://`) into a temporary folder.
 
     Raises:
-        RepositoryError: The address is not known, or nothing is there.
+        RepositoryError: The address is invalid, or nothing is there.
     """
     from graphkiln_backend.repository.remote_model import fetch_path
     from graphkiln_backend.storage.address import parse_store

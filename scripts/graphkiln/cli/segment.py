@@ -1,4 +1,4 @@
-"""`graphkiln segment`: images in, a class for each pixel out."""
+"""`graphkiln segment`: the class of each pixel of images."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from graphkiln.cli.image_arguments import (
     Concurrency,
     Encoded,
     Images,
-    ask,
     check_formats,
     drawing_paths,
     expand_folders,
     report_failures,
     save_drawing,
+    send_images,
 )
 from graphkiln.cli.options import AsCsv, AsJson, ModelName, ModelVersion
 from graphkiln_backend.graph.errors import ClientError
@@ -38,7 +38,8 @@ def segment(
     version: ModelVersion = "",
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     draw: Annotated[
-        Path | None, typer.Option(help="Tint a copy of the image by its classes; a folder for several.", metavar="OUT")
+        Path | None,
+        typer.Option(help="Tint a copy of the image by its classes; a folder for several.", metavar="OUT"),
     ] = None,
     batch_size: BatchSize = 8,
     concurrency: Concurrency = 4,
@@ -46,23 +47,23 @@ def segment(
     as_json: AsJson = False,
     as_csv: AsCsv = False,
 ) -> None:
-    """Find the class of every pixel of images.
+    """Segment images: the class of every pixel.
 
-    --json holds the masks as run lengths. Exit code 1 when an image failed; the others are answered all the same.
+    --json contains masks as run lengths. Exit code 1 when an image failed; the results of the others are shown.
     """
     paths = expand_folders(images)
     check_formats(paths, draw, as_json=as_json, as_csv=as_csv)
     targets = drawing_paths(paths, draw)
 
     def describe(served: Model, options: dict[str, Any]) -> Iterator[Document | ClientError]:
-        # one by one: the class maps of a folder, a byte or four for each pixel, would fill the memory
+        # one by one: the class maps of a folder may exceed the memory
         for path, answer in zip(paths, served.segment_many(paths, **options), strict=True):
             if isinstance(answer, ClientError):
                 yield answer
             else:
                 yield _describe(path, answer, targets.get(path), whole=as_json)
 
-    found, failures = ask(connection, (model, version, encoded), paths, (batch_size, concurrency), describe)
+    found, failures = send_images(connection, (model, version, encoded), paths, (batch_size, concurrency), describe)
     segments = [(path, each) for path, document in found for each in document["segments"]]
     if as_json:
         print_json([{"source": str(path), **document} for path, document in found])
@@ -75,7 +76,7 @@ def segment(
 
 
 def _describe(path: Path, answer: SegmentedImage, target: Path | None, *, whole: bool) -> Document:
-    """The classes of an image, with their masks where `whole`; drawn into the target, too."""
+    """Describe the classes of an image, with masks if `whole`; write the drawing if there is a target."""
     if target:
         from graphkiln.cli.drawing import draw_segments
         from graphkiln_backend.images.decoding import open_image

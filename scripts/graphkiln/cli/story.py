@@ -1,4 +1,4 @@
-"""`graphkiln story`: a model made faster step by step, each step proven and measured on this machine."""
+"""`graphkiln story`: speed up a model step by step, with each step proven and measured on this machine."""
 
 from __future__ import annotations
 
@@ -22,39 +22,41 @@ _INTERRUPTED = 130
 
 def story(
     model: Annotated[str, typer.Option(help="torchvision:ARCH, timm:ARCH or python:FILE:FACTORY.")],
-    image_size: Annotated[int, typer.Option(help="Side of the model's images in pixels.", min=16)] = 224,
-    seconds: Annotated[float, typer.Option(help="How long each step is measured.", min=1)] = 20.0,
+    image_size: Annotated[int, typer.Option(help="Width and height of images in pixels.", min=16)] = 224,
+    seconds: Annotated[float, typer.Option(help="Duration of the measurement of each step.", min=1)] = 20.0,
     gradient: Annotated[
-        bool, typer.Option("--gradient", help="Keep the gradient by the image in every graph.")
+        bool, typer.Option("--gradient", help="Keep the gradient with respect to the image in all graphs.")
     ] = False,
     weights: Annotated[
         Path | None,
         typer.Option(
             help="State dict: .pth, .pt or .safetensors.",
-            show_default="those of scripts/train-story, else random",
+            show_default="from scripts/train-story, otherwise random",
             metavar="FILE",
         ),
     ] = None,
     samples: Annotated[
         Path | None,
-        typer.Option(help="Folder of JPEGs to prove and measure on.", show_default="held-out digits", metavar="DIR"),
+        typer.Option(
+            help="Folder of JPEGs for proofs and measurements.", show_default="held-out digits", metavar="DIR"
+        ),
     ] = None,
     preprocess: Annotated[
         str | None,
-        typer.Option(help="How an image becomes the input.", show_default="the source's own", metavar="JSON"),
+        typer.Option(help="Preprocessing of images.", show_default="the source's own", metavar="JSON"),
     ] = None,
     only: Annotated[
         str,
-        typer.Option(help="Measure these steps only, by the keys of --json.", metavar="KEY,...", show_default="all"),
+        typer.Option(help="Measure only these steps (keys of --json).", metavar="KEY,...", show_default="all"),
     ] = "",
     as_json: AsJson = False,
     html: Html = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a story that was interrupted.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted story.")] = False,
 ) -> None:
     """Measure the steps from eager PyTorch to a served graph.
 
-    Each step is proven, and all are measured in turn, again and again, so that a noisy machine favors none.
-    Ctrl-C keeps what was measured.
+    Each step is proven, and all are measured in turn repeatedly, so that noise affects them equally.
+    Ctrl-C keeps the measurements.
 
     Exit code 1 when the outputs of a step changed more than the numeric policy allows.
     """
@@ -62,12 +64,12 @@ def story(
         from graphkiln.story.runner import StoryRunner
         from graphkiln.story.variants import StoryRequest, find_trained_weights, this_platform
     except ImportError as error:
-        raise EngineUnavailable(f"a story needs libraries that are not installed: {error}", extra="story") from error
+        raise EngineUnavailable(f"a story requires a library that is not installed: {error}", extra="story") from error
     if weights is not None and not weights.is_file():
-        raise ConversionError(f"there are no weights at {weights}", hint="name a .pth, .pt or .safetensors file")
+        raise ConversionError(f"there is no file {weights}", hint="give a .pth, .pt or .safetensors file")
     weights = weights or find_trained_weights(model, image_size)
     if weights is None:
-        say("random weights decide nothing: same answers cannot be judged (scripts/train-story trains decisive ones)")
+        say("random weights: agreement of top-1 answers cannot be judged (scripts/train-story trains usable weights)")
     request = StoryRequest(
         source=model,
         image_size=image_size,
@@ -86,9 +88,9 @@ def story(
             except KeyboardInterrupt:
                 interrupted = True
         except OSError as error:
-            hint = "make room, or set XDG_CACHE_HOME to another folder"
+            hint = "free disk space, or set XDG_CACHE_HOME to another folder"
             reason = error.strerror or error
-            raise MeasurementError(f"cannot keep the story in {request.folder}: {reason}", hint=hint) from error
+            raise MeasurementError(f"cannot write to {request.folder}: {reason}", hint=hint) from error
     document = runner.document()
     if html:
         from graphkiln.story.report import render_page
@@ -101,7 +103,7 @@ def story(
 
         print_tables(document)
     if interrupted:
-        say("interrupted; the same command with --resume goes on from here")
+        say("interrupted; run the same command with --resume to continue")
         raise typer.Exit(_INTERRUPTED)
     raise typer.Exit(0 if runner.proven else 1)
 
@@ -120,7 +122,7 @@ def _parse_preprocess(preprocess: str | None) -> dict[str, Any] | None:
 
 @contextmanager
 def _progress_report() -> Iterator[ProgressReport]:
-    """A progress bar on a terminal, else a line for each activity and each figure."""
+    """Show a progress bar on a terminal, otherwise print a line for each activity and figure."""
     console = stderr_console()
     if not console:
         yield _print_line

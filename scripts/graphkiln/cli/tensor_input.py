@@ -1,4 +1,4 @@
-"""`--input`: tensors from files, from standard input, or written out on the command line."""
+"""`--input`: tensors from files, from standard input, or as JSON on the command line."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ if TYPE_CHECKING:
 
 _STDIN = "-"
 _LIMIT = 4 * GIB
-# Of numpy's arrays.
+# Limit of numpy.
 _MOST_DIMENSIONS = 32
 _EXPECTED = {
     DType.BOOL: "true or false",
-    DType.BYTES: 'texts in quotes, such as "a"',
+    DType.BYTES: 'strings in quotes, such as "a"',
     **dict.fromkeys((DType.FP16, DType.BF16, DType.FP32, DType.FP64), "numbers"),
 }
-_OF_IMAGES = "graphkiln classify, detect, segment and embed take images; for a tensor, write one with numpy.save"
-_OF_OTHERS = "write one with numpy.save"
+_IMAGE_HINT = "graphkiln classify, detect, segment and embed take images; write tensors with numpy.save"
+_FILE_HINT = "write tensors with numpy.save"
 
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A tensor as JSON: lists in lists, numbers, texts; its type is that of the model's input."""
+    """A tensor as JSON (nested lists, numbers, strings), with the data type of the model's input."""
 
     value: Any
 
@@ -45,10 +45,10 @@ Given: TypeAlias = "Mapping[str, AnyArray | Literal]"
 
 
 def parse_inputs(texts: Sequence[str]) -> Given:
-    """Read the values of `--input`: NAME=FILE, NAME=JSON, or FILE.npz with an array for each input.
+    """Parse the values of `--input`: NAME=FILE, NAME=JSON, or FILE.npz with one array per input.
 
     Raises:
-        InvalidInput: A value has another form, or names an input twice.
+        InvalidInput: A value is invalid, or an input is given twice.
     """
     given: dict[str, AnyArray | Literal] = {}
     for text in texts:
@@ -60,10 +60,10 @@ def parse_inputs(texts: Sequence[str]) -> Given:
 
 
 def to_feeds(given: Given, model: Model) -> dict[str, AnyArray]:
-    """Make arrays of the values of `parse_inputs`; literals take types and shapes of the model's metadata.
+    """Convert the output of `parse_inputs` to arrays; literals get the data types and shapes of the model's metadata.
 
     Raises:
-        InvalidInput: A literal does not fit its input, or there is no such input.
+        InvalidInput: A literal does not fit its input, or the model has no such input.
         ClientError: The metadata cannot be read.
     """
     if not any(isinstance(value, Literal) for value in given.values()):
@@ -73,10 +73,10 @@ def to_feeds(given: Given, model: Model) -> dict[str, AnyArray]:
 
 
 def to_array(name: str, literal: Literal, rows: Mapping[str, Mapping[str, Any]]) -> AnyArray:
-    """The tensor of an input's literal; leading dimensions that may be 1 need no brackets.
+    """Convert a literal to a tensor; leading dimensions of 1 may be omitted.
 
     Raises:
-        InvalidInput: It does not fit the input's type or shape, or there is no such input.
+        InvalidInput: The literal does not fit the data type or shape, or the model has no such input.
     """
     if name not in rows:
         raise InvalidInput(f"the model has no input '{name}'", hint=did_you_mean(name, rows))
@@ -89,7 +89,7 @@ def to_array(name: str, literal: Literal, rows: Mapping[str, Mapping[str, Any]])
         size in (-1, given) for size, given in zip(declared, padded, strict=True)
     )
     if not fits:
-        raise InvalidInput(f"input '{name}' has the shape {shape}, the model expects {declared} (-1: any size)")
+        raise InvalidInput(f"input '{name}' has shape {shape}, but the model expects {declared} (-1: any size)")
     return _cast(elements, dtype, name).reshape(padded)
 
 
@@ -110,18 +110,18 @@ def _parse(text: str) -> Given:
 def _is_file(value: str) -> bool:
     try:
         return Path(value).is_file()
-    except OSError:  # longer than any path
+    except OSError:  # too long for a path
         return False
 
 
 def _parse_json(text: str) -> Literal | None:
-    """A literal; None for what is no JSON."""
+    """Parse a literal; return None for other text."""
     try:
         return Literal(json.loads(text))
     except RecursionError:
         raise InvalidInput(f"{text[:20]}...: brackets are nested too deeply") from None
     except ValueError:
-        if text[0] in '["{':  # no file begins like this
+        if text[0] in '["{':  # hardly a file name
             raise InvalidInput(f"{text[:80]} is not JSON", hint="""for example --input 'TEXT=["a", "b"]'""") from None
         return None
 
@@ -133,12 +133,12 @@ def _read_file(file: str) -> AnyArray:
     except OSError as error:
         raise InvalidInput(
             f"cannot read {file}: {error.strerror or error}",
-            hint="" if Path(file).suffix else "texts are written in quotes: --input 'NAME=\"text\"'",
+            hint="" if Path(file).suffix else "strings need quotes: --input 'NAME=\"text\"'",
         ) from error
     except ManifestError as error:
         raise InvalidInput(
-            f"{file} is not an .npy file of numbers or texts: {error.message}",
-            hint=error.hint or (_OF_IMAGES if Path(file).suffix.lower() in SUFFIXES else _OF_OTHERS),
+            f"{file} is not an .npy file of numbers or strings: {error.message}",
+            hint=error.hint or (_IMAGE_HINT if Path(file).suffix.lower() in SUFFIXES else _FILE_HINT),
         ) from error
 
 
@@ -146,18 +146,18 @@ def read_archive(file: str | Path) -> dict[str, AnyArray]:
     """Read the arrays of an .npz file.
 
     Raises:
-        InvalidInput: There is no such file, or it holds something else than numbers and texts.
+        InvalidInput: The file does not exist, or contains other data than numbers and strings.
     """
     if not Path(file).is_file():
         raise InvalidInput(f"there is no file {file}")
     try:
         return dict(read_npz(Path(file)))
     except ManifestError as error:
-        raise InvalidInput(f"{file} is not an .npz file of numbers or texts: {error.message}") from error
+        raise InvalidInput(f"{file} is not an .npz file of numbers or strings: {error.message}") from error
 
 
 def _elements(value: Any, what: str) -> tuple[list[int], list[Any]]:
-    """Shape and elements of nested lists."""
+    """Return the shape and the elements of nested lists."""
     depth, inner = 0, value
     while isinstance(inner, list):
         depth, inner = depth + 1, inner[0] if inner else None
@@ -166,7 +166,7 @@ def _elements(value: Any, what: str) -> tuple[list[int], list[Any]]:
     array = np.array(value, np.object_)
     elements = array.ravel().tolist()
     if any(isinstance(element, list) for element in elements):
-        raise InvalidInput(f"{what}: lists of one level must be of one length")
+        raise InvalidInput(f"{what}: lists at the same level must have the same length")
     return list(array.shape), elements
 
 
@@ -182,26 +182,26 @@ def _check_element(element: Any, dtype: DType, name: str) -> None:
 
 
 def _cast(elements: list[Any], dtype: DType, name: str) -> AnyArray:
-    """A flat array; a number out of the type's range is an error."""
+    """Create a flat array; raise for a number out of range."""
     if dtype is DType.BYTES:
         return np.array([element.encode() for element in elements], np.object_)
     if dtype is DType.BOOL:
         return np.array(elements, np.bool_)
     array = _to_floats(elements, dtype) if dtype.is_float else _to_integers(elements, dtype)
     if array is None:
-        raise InvalidInput(f"input '{name}' is {dtype}: a number is out of its range")
+        raise InvalidInput(f"input '{name}' is {dtype}: a number is out of range")
     return array
 
 
 def _to_integers(elements: list[int], dtype: DType) -> AnyArray | None:
-    """None where one is out of range."""
+    """Convert integers; return None if one is out of range."""
     limits = np.iinfo(dtype.numpy.name)
     in_range = all(limits.min <= element <= limits.max for element in elements)
     return np.array(elements, dtype.numpy) if in_range else None
 
 
 def _to_floats(elements: list[float], dtype: DType) -> AnyArray | None:
-    """None where one would become infinite."""
+    """Convert floats; return None if one would become infinite."""
     try:
         wide = np.array(elements, np.float64)
     except OverflowError:

@@ -1,1 +1,1 @@
-"""Checks for what would go wrong if this machine served models; each runs by itself."""
+"""Independent checks for problems with serving models on this machine."""

@@ -1,4 +1,4 @@
-"""Engines that can run here, each probed in a process: a broken runtime may take its process along."""
+"""Check of the engines, each probed in a child process, because a broken runtime may crash it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkiln.doctor.examination import Fact, Finding, Level, Request
 from graphkiln.doctor.serving import installed_versions
 
 _GROUP = "graphkiln.engines"
-_DEFAULT = "onnxruntime"  # without this one nothing can be served
+_DEFAULT = "onnxruntime"  # required for serving
 _DISTRIBUTIONS = {"onnxruntime": ("onnxruntime", "onnxruntime-gpu"), "tensorrt": ("tensorrt", "onnxruntime-gpu")}
 _TIMEOUT_S = 15
 _PROBE = """
@@ -35,14 +35,14 @@ except GraphkilnError as error:
 
 
 def check_engines(_: Request) -> Iterator[Finding]:
-    """Every engine that is registered, installed or not."""
-    # The registry would import numpy, which may be what is broken.
+    """Check all registered engines, installed or not."""
+    # not by the registry: it imports numpy, which may be broken
     names = sorted(entry.name for entry in entry_points(group=_GROUP))
     if not names:
         yield Finding(
             subject="engines",
             level=Level.ERROR,
-            message="none is registered: the entry points of graphkiln are not installed",
+            message="no engine is registered: the entry points of graphkiln are not installed",
             hint="pip install --force-reinstall 'graphkiln[serve]'",
         )
     processes = {name: start_probe(name) for name in names}
@@ -52,47 +52,47 @@ def check_engines(_: Request) -> Iterator[Finding]:
 
 
 def start_probe(name: str) -> subprocess.Popen[str]:
-    """Start the process that probes an engine."""
+    """Start a child process that probes an engine."""
     return subprocess.Popen(
         [sys.executable, "-P", "-c", _PROBE, name], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 
 def read_probe(process: subprocess.Popen[str]) -> tuple[dict[str, str], str]:
-    """Read the result of such a process.
+    """Read the result of a child process.
 
     Returns:
-        Device -> why the engine cannot run on it, empty where it can; and why nothing at all is known, or empty.
+        Device -> reason why the engine cannot run on it ("" if it can), and the reason for a missing result or "".
     """
     with process:
         try:
             printed, complaint = process.communicate(timeout=_TIMEOUT_S)
         except subprocess.TimeoutExpired:
             process.kill()
-            return {}, f"hangs when it is loaded ({_TIMEOUT_S} s)"
+            return {}, f"hangs when loaded ({_TIMEOUT_S} s)"
     if process.returncode < 0:
         number = -process.returncode
         known = {each.value: each.name for each in signal.Signals}
-        return {}, f"ends its process when it is loaded ({known.get(number, f'signal {number}')})"
+        return {}, f"crashes its process when loaded ({known.get(number, f'signal {number}')})"
     try:
         found = json.loads(printed.splitlines()[-1])
         return dict(found.get("devices", {})), str(found.get("reason", ""))
     except (ValueError, IndexError, AttributeError):
-        return {}, (complaint.strip().splitlines() or ["no output that can be read"])[-1]
+        return {}, (complaint.strip().splitlines() or ["no output"])[-1]
 
 
 def find_engine(name: str, version: str, devices: Mapping[str, str], reason: str) -> Finding:
-    """One engine, with the version of its runtime and the result of `read_probe`."""
+    """Create the finding about an engine from the version of its runtime and the result of `read_probe`."""
     usable = [device for device, why in devices.items() if not why]
     missing = reason or "; ".join(why for why in devices.values() if why)
     message = f"{version} on {', '.join(usable)}".strip()
     level, hint = Level.OK, ""
     if not usable:
-        message = f"cannot be used: {missing or 'it knows no device of this machine'}"
+        message = f"cannot be used: {missing or 'no supported device'}"
         if name == _DEFAULT:
             level = Level.ERROR
-            hint = "pip install --force-reinstall 'graphkiln[serve]': without ONNX Runtime nothing is served"
+            hint = "pip install --force-reinstall 'graphkiln[serve]': serving requires ONNX Runtime"
         elif reason and "not installed" not in reason:
-            level, hint = Level.WARNING, "install it again, or do not request it"
+            level, hint = Level.WARNING, "reinstall it, or do not request it"
     facts: dict[str, Fact] = {"version": version, "devices": usable, "reason": missing}
     return Finding(subject=name, level=level, message=message, hint=hint, facts=facts)

@@ -1,4 +1,4 @@
-"""The examination of `doctor`: what checks take and give, the table of them, and their run."""
+"""The examination of `doctor`: requests, findings, the list of checks, and their run."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_backend.storage.address import RemoteAddress
 if TYPE_CHECKING:
     from graphkiln_backend.graph.errors import GraphkilnError
 
-SCHEMA = 1  # version of the JSON document: it grows when a key changes its meaning or goes, not when one is added
+SCHEMA = 1  # version of the JSON document; increases if a key is removed or changes its meaning
 
 Fact = str | int | float | bool | None | list[str]
 
@@ -35,11 +35,11 @@ class Finding:
 
     Attributes:
         check: Name of the check.
-        subject: The thing examined.
+        subject: Examined item.
         level: Severity.
-        message: The observation.
-        hint: What to do about it; empty where there is nothing to do.
-        facts: The figures behind the message, by name; sizes in bytes.
+        message: Observation.
+        hint: How to fix the problem; "" if there is none.
+        facts: Figures by name; sizes in bytes.
     """
 
     check: str = ""
@@ -53,35 +53,35 @@ class Finding:
 def graded(
     subject: str, message: str, *, hint: str, warning: object = False, error: object = False, **facts: Fact
 ) -> Finding:
-    """A finding of the level whose condition holds; its hint counts where one does."""
+    """Create a finding with the level whose condition is true; the hint is dropped for level `ok`."""
     level = Level.ERROR if error else Level.WARNING if warning else Level.OK
     return Finding(subject=subject, level=level, message=message, hint="" if level is Level.OK else hint, facts=facts)
 
 
 def refused(subject: str, error: GraphkilnError, level: Level = Level.ERROR) -> Finding:
-    """The finding that graphkiln itself refuses something."""
+    """Create a finding from an error of graphkiln."""
     return Finding(subject=subject, level=level, message=error.message, hint=error.hint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Examination:
-    """All findings, in the order of the checks, and how many seconds they took."""
+    """All findings in the order of the checks, and the duration of the run in seconds."""
 
     findings: tuple[Finding, ...]
     seconds: float = 0.0
 
     @property
     def level(self) -> Level:
-        """The worst level."""
+        """Highest severity of the findings."""
         levels = {finding.level for finding in self.findings}
         return next((level for level in reversed(Level) if level in levels), Level.OK)
 
     def count(self, level: Level) -> int:
-        """Number of findings of a level."""
+        """Count findings of a level."""
         return sum(finding.level is level for finding in self.findings)
 
     def to_document(self) -> dict[str, object]:
-        """The JSON document; its keys are stable within `SCHEMA`."""
+        """Return the JSON document; its keys are stable within `SCHEMA`."""
         return {
             "schema": SCHEMA,
             "level": self.level,
@@ -92,13 +92,13 @@ class Examination:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """The options of `serve` to examine.
+    """Options of `serve` to examine.
 
     Attributes:
-        stores: Model stores on this machine.
-        remote: Remote ones.
-        cache: The option `--cache`: a folder, `off`, or empty.
-        host: Address of services whose address the arguments do not give; empty for the default.
+        stores: Local model stores.
+        remote: Remote model stores.
+        cache: Value of `--cache`: a folder, `off`, or "".
+        host: Default listening address; "" for that of `serve`.
         arguments: Flags for tritonserver.
     """
 
@@ -110,18 +110,18 @@ class Request:
 
 
 def format_size(count: float) -> str:
-    """Format a number of bytes for people, in powers of 1024."""
-    for unit in ("B", "kB", "MB"):
+    """Format a number of bytes with a binary unit."""
+    for unit in ("B", "KiB", "MiB"):
         if count < 1024:
             return f"{count:.0f} {unit}"
         count /= 1024
-    return f"{count:.1f} GB"
+    return f"{count:.1f} GiB"
 
 
-# The table of checks, all run at once: one that fails or hangs is a finding and stops no other.
+# Checks run concurrently; a failed or hanging check is a finding and does not affect the others.
 
 Check = Callable[[Request], Iterable[Finding]]
-# Name and place of each check, imported when it runs, so that a broken package breaks no other check.
+# Name and function of each check, imported when it runs, so that a broken package does not affect other checks.
 CHECKS: Sequence[tuple[str, str]] = (
     ("machine", "graphkiln.doctor.machine:check_processor"),
     ("machine", "graphkiln.doctor.machine:check_memory"),
@@ -140,13 +140,13 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("models", "graphkiln.doctor.models:check_models"),
     ("models", "graphkiln.doctor.models:check_remote_stores"),
 )
-DEADLINE_S = 20.0  # far longer than all checks take: only a hang, such as a dead network file system, is given up
+DEADLINE_S = 20.0  # much longer than the checks take; for hanging network file systems and the like
 
 
 def examine(
     request: Request, checks: Sequence[tuple[str, str]] = CHECKS, deadline_s: float = DEADLINE_S
 ) -> Examination:
-    """Run checks, and give up those that have not ended after `deadline_s` seconds."""
+    """Run checks, and abandon those that have not ended after `deadline_s` seconds."""
     begun = time.monotonic()
     found: list[list[Finding]] = [[] for _ in checks]
     threads = [
@@ -158,21 +158,21 @@ def examine(
     for thread, findings in zip(threads, found, strict=True):
         thread.join(max(0.0, begun + deadline_s - time.monotonic()))
         if thread.is_alive():
-            hint = "something that it reads hangs: a network folder, or a driver?"
+            hint = "a network folder or a driver may hang"
             findings.append(_about_itself(f"did not end within {deadline_s:.0f} s", hint))
     named = [replace(each, check=name) for (name, _), findings in zip(checks, found, strict=True) for each in findings]
     return Examination(findings=tuple(named), seconds=time.monotonic() - begun)
 
 
 def _run(place: str, request: Request, findings: list[Finding]) -> None:
-    """Run a check; findings from before it fails or hangs count."""
+    """Run a check; findings before a failure count."""
     try:
         module, _, function = place.partition(":")
         check: Check = getattr(importlib.import_module(module), function)
         for finding in check(request):
             findings.append(finding)
-    except BaseException as error:  # noqa: BLE001 - doctor is for machines where anything may be broken
-        hint = "mend what the message names, and run doctor again"
+    except BaseException as error:  # noqa: BLE001 - anything may be broken on an examined machine
+        hint = "fix this error, and run doctor again"
         findings.append(_about_itself(f"failed: {type(error).__name__}: {error}", hint))
 
 

@@ -1,4 +1,4 @@
-"""Models of the stores: readable, whole, as their manifests describe them, and small enough for this machine."""
+"""Checks of the models in the stores: readable, intact, and small enough for this machine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.storage.address import RemoteAddress
 
-# Files of models that are larger together are not compared with their hashes, which would take too long.
+# Total size of models above which files are not hashed, which would take too long.
 _HASHED_BYTES = 2 << 30
 _AUTO = "auto"
 _UNFINISHED = ".graphkiln-*"
@@ -27,16 +27,16 @@ _BEING_WRITTEN_S = 3600
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Need:
-    """Needs of a model that is served.
+    """Resources that a served model needs.
 
     Attributes:
         model: Name.
-        engine: The engine that its configuration requests, or empty.
-        device: Device that it runs on.
-        has_fallback: True if its configuration names a fallback.
-        instances: Number of its instances, and of those that decode images for it.
-        shared_bytes: Shared memory for the largest batches of all.
-        graph_bytes: Size of the files of its newest version.
+        engine: Configured engine, or "".
+        device: Device of the instances.
+        has_fallback: A fallback is configured.
+        instances: Number of instances, including those of its image model.
+        shared_bytes: Shared memory for the largest batches of all instances.
+        graph_bytes: Size of the files of the newest version.
     """
 
     model: str = ""
@@ -49,14 +49,14 @@ class Need:
 
 
 def check_models(request: Request) -> Iterator[Finding]:
-    """Every store, every model, every version."""
+    """Check all versions of all models in all stores."""
     from graphkiln_backend.repository.stores import model_at, model_folders
     from graphkiln_backend.repository.version_folders import reason_to_pass_over
 
     needs = []
     for store in request.stores:
         if not store.is_dir():
-            missing = "is not a folder" if store.exists() else "is missing"
+            missing = "is not a folder" if store.exists() else "does not exist"
             yield Finding(
                 subject=str(store), level=Level.ERROR, message=f"the model store {missing}", hint="--model-store DIR"
             )
@@ -65,12 +65,12 @@ def check_models(request: Request) -> Iterator[Finding]:
         folders = [model] if (model := model_at(store)) else model_folders(store)
         others = {folder: reason for folder in folders if (reason := reason_to_pass_over(folder))}
         for folder, reason in others.items():
-            hint = "take it out of the store, or put a version into it"
-            yield Finding(subject=folder.name, level=Level.WARNING, message=f"passed over: {reason}", hint=hint)
+            hint = "remove it from the store, or add a version"
+            yield Finding(subject=folder.name, level=Level.WARNING, message=f"ignored: {reason}", hint=hint)
         models = [folder for folder in folders if folder not in others]
         is_small = sum(map(size_of, models)) <= _HASHED_BYTES
         if not models:
-            yield Finding(subject=str(store), level=Level.WARNING, message="the model store holds no model")
+            yield Finding(subject=str(store), level=Level.WARNING, message="the model store contains no model")
         for model in models:
             found, need = examine_model(model, compare_hashes=is_small)
             needs += [need] if need else []
@@ -81,41 +81,41 @@ def check_models(request: Request) -> Iterator[Finding]:
 
 
 def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], Need | None]:
-    """Examine the configuration and the versions of a model's folder.
+    """Examine the configuration and the versions of a model.
 
     Args:
-        model: The folder.
-        compare_hashes: Read all of its files.
+        model: Folder of the model.
+        compare_hashes: Read and hash all files.
 
     Returns:
-        The findings, and the needs where the configuration can be read.
+        The findings, and the needs if the configuration is readable.
     """
     try:
         versions = versions_of(model)
     except OSError as error:
-        gone = isinstance(error, FileNotFoundError)  # a link that leads nowhere
-        hint = "mend the link, or take it out" if gone else f"chmod -R a+rX {model}, or serve as its owner"
+        gone = isinstance(error, FileNotFoundError)  # a broken link
+        hint = "fix or remove the link" if gone else f"chmod -R a+rX {model}, or serve as its owner"
         return [_broken(model.name, error, hint)], None
     found = [find_version(version, compare_hashes=compare_hashes) for version in versions]
     if found and all(finding.level is Level.OK for finding in found):
         found = [_summary(model, found)]
     try:
         need = need_of(model)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with it is the finding
-        hint = getattr(error, "hint", "") or "mend config.pbtxt, or convert the model again"
+    except Exception as error:  # noqa: BLE001 - any error is a finding
+        hint = getattr(error, "hint", "") or "fix config.pbtxt, or convert the model again"
         return [*found, _broken(model.name, error, hint)], None
     return found, need
 
 
 def versions_of(model: Path) -> list[Path]:
-    """The version folders of a model, the oldest first."""
+    """Return the version folders of a model, oldest first."""
     from graphkiln_backend.repository.version_folders import version_folders
 
     return list(version_folders(model.iterdir()).values())
 
 
 def find_version(version: Path, *, compare_hashes: bool) -> Finding:
-    """Compare the files of a version with its manifest, and with their hashes where `compare_hashes`."""
+    """Check the files of a version against its manifest, including hashes if `compare_hashes`."""
     from graphkiln_backend.repository.importers import find_foreign_graph
     from graphkiln_backend.repository.version import has_own_graph, read_version, read_version_signature
 
@@ -124,23 +124,23 @@ def find_version(version: Path, *, compare_hashes: bool) -> Finding:
         foreign = None if has_own_graph(version) else find_foreign_graph(version)
         if foreign:
             return Finding(
-                subject=subject, message=f"saved by {foreign.importer.framework}, converted at its first start"
+                subject=subject, message=f"saved by {foreign.importer.framework}, will be converted at its first start"
             )
         if not compare_hashes:
             read_version_signature(version)
             hint = f"graphkiln verify {version} compares all files"
-            return Finding(subject=subject, message="large: its files were not compared with their hashes", hint=hint)
+            return Finding(subject=subject, message="large: the files were not hashed", hint=hint)
         read = read_version(version)
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with it is the finding
+    except Exception as error:  # noqa: BLE001 - any error is a finding
         return _broken(subject, error, getattr(error, "hint", "") or "convert it again, or remove the version folder")
     return Finding(subject=subject, message="whole, golden samples" if read.golden else "whole, no golden samples")
 
 
 def need_of(model: Path) -> Need:
-    """The needs of a model's folder.
+    """Return the needs of a model.
 
     Raises:
-        GraphkilnError: Its configuration or its graph cannot be read, or it is spread over devices that are not here.
+        GraphkilnError: The configuration or the graph is invalid, or devices of `parallel` do not exist.
     """
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.settings import Settings
@@ -172,7 +172,7 @@ def need_of(model: Path) -> Need:
 
 
 def _check_devices(settings: Settings, config: ModelConfig) -> None:
-    """Refuse a model that is spread over more cores or GPUs than this machine has."""
+    """Check that the devices of `parallel` exist."""
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.parallel.spreading import Machine
     from graphkiln_backend.system.resources import usable_core_numbers
@@ -184,7 +184,7 @@ def _check_devices(settings: Settings, config: ModelConfig) -> None:
 
 
 def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
-    """Models whose configurations request an engine that cannot run them here."""
+    """Find models that request an engine which cannot run them on this machine."""
     requested = {need.engine for need in needs} - {"", _AUTO}
     probes = {name: start_probe(name) for name in sorted(requested)}
     found = {name: read_probe(process) for name, process in probes.items()}
@@ -197,12 +197,12 @@ def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
                 f"requests {need.engine} on {need.device}, which cannot be used: {missing}",
                 error=not need.has_fallback,
                 warning=True,
-                hint=f"graphkiln explain STORE/{need.model} shows what else could run it",
+                hint=f"graphkiln explain STORE/{need.model} shows alternatives",
             )
 
 
 def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
-    """Compare the needs of all models with memory, threads and open files of this machine."""
+    """Compare the needs of all models with the memory, threads and open files of this machine."""
     from graphkiln_backend.server.limits import INSTANCE_BYTES, check_files, check_threads, free_memory
     from graphkiln_backend.server.shared_memory import free_shared_memory
 
@@ -224,7 +224,7 @@ def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
         f"the graphs are {format_size(graphs)}, the instances beside them {format_size(processes)}, "
         f"{format_size(available)} of memory are available",
         warning=graphs + processes > available,
-        hint="serve fewer models here, or fewer instances: instance_group { count: 1 }",
+        hint="serve fewer models or fewer instances: instance_group { count: 1 }",
         graph_bytes=graphs,
         instance_bytes=processes,
         available_bytes=available,
@@ -237,13 +237,13 @@ def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
 
 
 def find_unfinished(store: Path, now_s: float) -> Iterator[Finding]:
-    """Unfinished versions of conversions, at a time in seconds of the epoch; only the store's owner removes them."""
+    """Find unfinished versions of conversions; only the owner of the store should remove them."""
     for path in sorted((*store.glob(_UNFINISHED), *store.glob(f"*/{_UNFINISHED}"))):
         age_s = now_s - path.stat().st_mtime
         old = age_s > _BEING_WRITTEN_S
         yield graded(
             str(path.relative_to(store)),
-            "half a version, left by a conversion that died" if old else "a conversion is writing a version",
+            "an unfinished version of a killed conversion" if old else "a conversion is writing a version",
             warning=old,
             hint=f"rm -r '{path}'",
             path=str(path),
@@ -252,7 +252,7 @@ def find_unfinished(store: Path, now_s: float) -> Iterator[Finding]:
 
 
 def size_of(folder: Path) -> int:
-    """Size of all files below a folder in bytes, without following links."""
+    """Return the size of all files below a folder in bytes, without following links."""
     return sum((Path(parent) / name).lstat().st_size for parent, _, names in os.walk(folder) for name in names)
 
 
@@ -270,11 +270,11 @@ def _summary(model: Path, found: Sequence[Finding]) -> Finding:
 
 def _broken(subject: str, error: Exception, hint: str) -> Finding:
     message = str(getattr(error, "message", "") or f"{type(error).__name__}: {error}")
-    return Finding(subject=subject, level=Level.ERROR, message=f"would not be live: {message}", hint=hint)
+    return Finding(subject=subject, level=Level.ERROR, message=f"would not be served: {message}", hint=hint)
 
 
 def check_remote_stores(request: Request) -> Iterator[Finding]:
-    """Remote stores: can each be listed from here, with these credentials? A single model is fetched and examined."""
+    """Check that remote stores can be listed; fetch and examine a single model."""
     from graphkiln_backend.storage.address import RemoteStoreError
     from graphkiln_backend.storage.files import RemoteFiles
 
@@ -293,7 +293,7 @@ def check_remote_stores(request: Request) -> Iterator[Finding]:
         found = f"{len(models)} models, {len(listing)} files, {format_size(size)}"
         yield graded(
             str(address),
-            found if models else "the model store holds no model",
+            found if models else "the model store contains no model",
             warning=not models,
             hint="",
             models=models,
@@ -303,7 +303,7 @@ def check_remote_stores(request: Request) -> Iterator[Finding]:
 
 
 def is_one_model(listing: Collection[str]) -> bool:
-    """Return true if the paths below an address are those of a model or a version, rather than of a store."""
+    """Return true if the paths below an address belong to a model or version instead of a store."""
     from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
     from graphkiln_backend.repository.version_folders import is_version
 
@@ -324,6 +324,6 @@ def _find_model(address: RemoteAddress) -> Iterator[Finding]:
     yield Finding(
         subject=str(address),
         level=Level.WARNING,
-        message="a model, not a store of models: only its newest version was examined",
-        hint=f"serve takes the store that holds it: {address.split()[0]}",
+        message="a model instead of a store: only its newest version was examined",
+        hint=f"serve takes the store of the model: {address.split()[0]}",
     )

@@ -1,4 +1,4 @@
-"""What `serve` starts: Python and its packages, tritonserver, HAProxy in front of it, and the ports of both."""
+"""Checks of Python packages, tritonserver, HAProxy and ports."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _OWN = "graphkiln"
 _SERVING = "serve"
 _WHEEL = "nvidia-pytriton"
 SHOWN = (_OWN, "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "openvino", _WHEEL, "tritonclient")
-# Distributions with the same files: of two, the last that was installed wins, silently.
+# Distributions that contain the same files: the one installed last overwrites the other.
 _EXCLUSIVE = (("onnxruntime", "onnxruntime-gpu"),)
 
 
 def check_packages(_: Request) -> Iterator[Finding]:
-    """Python, versions, conflicts."""
+    """Check Python, package versions and conflicts."""
     versions = installed_versions(SHOWN)
     python = platform.python_version()
     message = f"{platform.python_implementation()} {python}"
@@ -37,7 +37,7 @@ def check_packages(_: Request) -> Iterator[Finding]:
 
 
 def installed_versions(names: Sequence[str]) -> dict[str, str]:
-    """Versions of those distributions that are installed."""
+    """Return the versions of the installed distributions among `names`."""
     found = {}
     for name in names:
         try:
@@ -48,19 +48,19 @@ def installed_versions(names: Sequence[str]) -> dict[str, str]:
 
 
 def find_conflicts(versions: Mapping[str, str]) -> Iterator[Finding]:
-    """Distributions that may not be installed together."""
+    """Find distributions that conflict."""
     for names in _EXCLUSIVE:
         if all(name in versions for name in names):
             yield Finding(
                 subject=" and ".join(names),
                 level=Level.WARNING,
-                message="overwrite each other: which one is imported is chance",
-                hint=f"pip uninstall {' '.join(names)}, then install the one that you want",
+                message="overwrite each other's files",
+                hint=f"pip uninstall {' '.join(names)}, then install one of them",
             )
 
 
 def find_unmet(name: str, extra: str = "") -> Iterator[Finding]:
-    """Unmet requirements of a distribution, and of one of its extras."""
+    """Find unmet requirements of a distribution and optionally of one of its extras."""
     from packaging.requirements import Requirement
 
     try:
@@ -73,7 +73,7 @@ def find_unmet(name: str, extra: str = "") -> Iterator[Finding]:
             continue
         found = installed_versions([requirement.name]).get(requirement.name)
         if found is None and (requirement.name == _WHEEL or _is_replaced(requirement.name)):
-            continue  # a Triton container has its own server, which `check_triton` looks for
+            continue  # Triton containers have another server, which `check_triton` finds
         if found is None or not requirement.specifier.contains(found, prereleases=True):
             yield graded(
                 name,
@@ -93,7 +93,7 @@ def _is_replaced(name: str) -> bool:
 
 
 def check_triton(request: Request) -> Iterator[Finding]:
-    """The tritonserver: there, starting, knowing the flags; its known vulnerabilities."""
+    """Check that tritonserver exists, starts and supports the flags; report known vulnerabilities."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.advisories import CURRENT, assess
     from graphkiln_backend.server.flags import TritonFlags
@@ -117,14 +117,14 @@ def check_triton(request: Request) -> Iterator[Finding]:
 
 
 def check_edge(request: Request) -> Iterator[Finding]:
-    """HAProxy, which is in front where other machines reach the server."""
+    """Check HAProxy, which is used if other machines can reach the server."""
     from graphkiln_backend.server.edge_plan import find_haproxy
 
     program, flags = find_haproxy(), _read_flags(request)
     public = [address.protocol for address in flags.listen_addresses() if address.is_public]
     yield graded(
         "edge",
-        str(program or "HAProxy is not installed: other machines would reach tritonserver itself, and TLS is refused"),
+        str(program or "HAProxy is not installed: tritonserver itself would be public, and TLS is not available"),
         warning=public and program is None,
         hint="apt-get install haproxy",
         program=str(program or ""),
@@ -135,7 +135,7 @@ SERVICES = ("http", "grpc", "metrics")
 
 
 def check_ports(request: Request) -> Iterator[Finding]:
-    """Each port."""
+    """Check each port."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.flags import check_distinct, check_free
 
@@ -148,7 +148,7 @@ def check_ports(request: Request) -> Iterator[Finding]:
             yield refused(service, error)
             continue
         if address is None:
-            yield Finding(subject=service, message="switched off")
+            yield Finding(subject=service, message="disabled")
             continue
         message, hint, holder = "free", "", ""
         try:
@@ -156,14 +156,14 @@ def check_ports(request: Request) -> Iterator[Finding]:
             check_free(service, address)
         except ServerSetupError as error:
             holder = find_holder(address.port)
-            message, hint = f"{error.message}{f', held by {holder}' if holder else ''}", error.hint
+            message, hint = f"{error.message}{f' by {holder}' if holder else ''}", error.hint
         subject, free = f"{address.protocol} port {address.port}", message == "free"
         yield graded(subject, message, error=not free, hint=hint, port=address.port, free=free, holder=holder)
         taken.append(address)
 
 
 def _read_flags(request: Request) -> TritonFlags:
-    """The user's flags; the defaults where they cannot be read, which the check of tritonserver reports."""
+    """Parse the user's flags; use defaults if they are invalid, which `check_triton` reports."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.flags import DEFAULT_HOST, TritonFlags
     from graphkiln_backend.server.installation import find_installation
@@ -175,7 +175,7 @@ def _read_flags(request: Request) -> TritonFlags:
 
 
 def find_holder(port: int) -> str:
-    """The program that listens on a port, or empty where this user may not know."""
+    """Return the program that listens on a port, or "" if it is unknown to this user."""
     import psutil
 
     with suppress(psutil.Error, OSError):

@@ -1,4 +1,4 @@
-"""Folders on this machine: temporary files, shared memory, leftovers of dead runs, the artifact cache."""
+"""Checks of temporary files, shared memory, leftovers of dead runs, and the artifact cache."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from pathlib import Path
 
 from graphkiln.doctor.examination import Finding, Level, Request, format_size, graded, refused
 
-_RUN_BYTES = 64 << 20  # A run folder holds copies of Triton's Python backend (20 MB), and what instances share
+_RUN_BYTES = 64 << 20  # for copies of Triton's Python backend (20 MiB) and files shared by instances
 _SHARED_MEMORY_BYTES = 256 << 20
 _LITTLE_BYTES = 1 << 30
 
 
 def check_temporary_folder(_: Request) -> Iterator[Finding]:
-    """The folder for run folders."""
+    """Check the folder for temporary files."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.run_folder import temporary_parent
     from graphkiln_backend.system.owned_folder import OwnedFolder
@@ -32,14 +32,14 @@ def check_temporary_folder(_: Request) -> Iterator[Finding]:
         "temporary folder",
         f"{parent}, {format_size(free_bytes)} free",
         warning=free_bytes < _RUN_BYTES,
-        hint="make room there, or set TMPDIR to another folder",
+        hint="free disk space, or set TMPDIR to another folder",
         folder=str(parent),
         free_bytes=free_bytes,
     )
 
 
 def check_shared_memory(_: Request) -> Iterator[Finding]:
-    """The folder of shared memory; `check_models` compares it with the models' needs."""
+    """Check the folder of shared memory; `check_models` compares it with the models' needs."""
     from graphkiln_backend.graph.errors import ServerSetupError
     from graphkiln_backend.server.shared_memory import SHARED_MEMORY, free_shared_memory
 
@@ -53,13 +53,13 @@ def check_shared_memory(_: Request) -> Iterator[Finding]:
 
 
 def find_shared_memory(folder: Path, free_bytes: int, total_bytes: int, *, can_write: bool) -> Finding:
-    """Free and total bytes of the folder of shared memory."""
+    """Describe the free and total bytes of shared memory."""
     unusable = not can_write or free_bytes < 1 << 20
-    hint = "mount a tmpfs there that can be written" if unusable else "large batches may not fit"
+    hint = "mount a writable tmpfs there" if unusable else "large batches may not fit"
     return graded(
         "shared memory",
         f"{folder}, {format_size(free_bytes)} of {format_size(total_bytes)} free"
-        f"{'' if can_write else ', cannot be written'}",
+        f"{'' if can_write else ', not writable'}",
         error=unusable,
         warning=free_bytes < _SHARED_MEMORY_BYTES,
         hint=f"{hint}; in a container: docker run --shm-size=1g",
@@ -70,26 +70,26 @@ def find_shared_memory(folder: Path, free_bytes: int, total_bytes: int, *, can_w
 
 
 def check_leftovers(_: Request) -> Iterator[Finding]:
-    """Leftovers of dead runs, and the living runs."""
+    """Find leftovers of dead runs, and active runs."""
     from graphkiln_backend.server.leftovers import find_leftovers, living_runs
 
     found = find_leftovers()
     names = [str(path) for path in (*found.folders, *found.region_owners)]
     yield graded(
         "dead runs",
-        f"left {', '.join(names)}" if names else "left nothing",
+        f"left {', '.join(names)}" if names else "no leftovers",
         warning=names,
-        hint="the next `graphkiln serve` of this user removes it",
+        hint="removed by the next `graphkiln serve` of this user",
         paths=names,
     )
     runs = [str(path) for path in living_runs()]
     yield Finding(
-        subject="living runs", message=", ".join(runs) or "none of this user is to be seen", facts={"paths": runs}
+        subject="living runs", message=", ".join(runs) or "no visible runs of this user", facts={"paths": runs}
     )
 
 
 def check_cache(request: Request) -> Iterator[Finding]:
-    """The artifact cache that `serve` would use: trusted, writable, how large, with which unfinished entries."""
+    """Check that the artifact cache of `serve` is trusted and writable; report its size and unfinished entries."""
     from graphkiln_backend.cache.settings import find_cache_distrust, find_unusable, user_cache_folder
     from graphkiln_backend.graph.errors import CacheError
 
@@ -104,9 +104,9 @@ def check_cache(request: Request) -> Iterator[Finding]:
     reason = find_unusable(folder) if folder.exists() else find_cache_distrust(folder)
     yield graded(
         "artifact cache",
-        reason or f"{folder}{', trusted' if folder.exists() else ' is made at the first start'}",
+        reason or f"{folder}{', trusted' if folder.exists() else ' will be created at the first start'}",
         warning=reason,
-        hint="serve works without it and lowers again at each start; choose another folder: --cache DIR",
+        hint="without it, models are lowered again at each start; choose another folder: --cache DIR",
         folder=str(folder),
         usable=reason is None,
     )
@@ -124,11 +124,11 @@ def _find_content(folder: Path) -> Iterator[Finding]:
         "cache size",
         f"{len(sizes)} entries, {format_size(sum(sizes))}; {format_size(free_bytes)} free on its disk",
         warning=free_bytes < _LITTLE_BYTES,
-        hint="make room: graphkiln cache prune",
+        hint="free disk space: graphkiln cache prune",
         entries=len(sizes),
         bytes=sum(sizes),
         free_bytes=free_bytes,
     )
     names = sorted(path.name for path in (folder / "partial").glob("*"))
-    left = f"{', '.join(names)}: being built, or left by a dead build; the next start removes the latter"
+    left = f"{', '.join(names)}: active, or removed at the next start if the build is dead"
     yield Finding(subject="unfinished entries", message=left if names else "none", facts={"names": names})

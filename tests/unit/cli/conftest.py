@@ -1,4 +1,4 @@
-"""Runs the command in this process."""
+"""Run the command in this process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln.cli.main import main
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Iterator[RunVerb]:
-    """Runs `graphkiln WORDS`, 80 columns wide."""
+    """Run `graphkiln WORDS` with 80 columns."""
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("NO_COLOR", "1")
     monkeypatch.delenv("GRAPHKILN_URL", raising=False)
@@ -39,7 +39,7 @@ def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> 
 
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
-    """What every verb connects to."""
+    """A fake client for all verbs."""
     fake = FakeClient()
 
     def connect(options: ConnectionOptions) -> FakeClient:

@@ -1,4 +1,4 @@
-"""`graphkiln bench`: loads, inputs, what the server reports, and mistakes; the load itself is a stand-in."""
+"""`graphkiln bench` with a fake load generator: loads, inputs, tables, reports and mistakes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def measurement(**fields: Any) -> Measurement:
 
 
 class Loads:
-    """Stands in for the load generator, and notes how it was called."""
+    """A fake load generator that records its calls."""
 
     def __init__(self) -> None:
         self.calls: list[Load] = []
@@ -68,7 +68,7 @@ def test_options_reach_the_load(run: RunVerb, loads: Loads) -> None:
 
 @pytest.fixture
 def arrivals(run: RunVerb, loads: Loads) -> Callable[..., tuple[Load, list[float]]]:
-    """The load of a run with an open loop, and when its requests are due."""
+    """Run an open loop; return its load and due times."""
 
     def run_bench(*words: object) -> tuple[Load, list[float]]:
         assert run("bench", "--model", "m", *words).code == 0
@@ -80,7 +80,7 @@ def arrivals(run: RunVerb, loads: Loads) -> Callable[..., tuple[Load, list[float
 
 
 @pytest.mark.usefixtures("client")
-def test_a_rate_is_an_open_loop(arrivals: Any) -> None:
+def test_rate_is_an_open_loop(arrivals: Any) -> None:
     load, even = arrivals("--rate", 4, "--arrivals", "constant", "--duration", 1, "--warmup", 0.5)
     assert (load.callers, even) == (256, [0, 0.25, 0.5, 0.75, 1, 1.25])
     _, random = arrivals("--rate", 100)
@@ -91,35 +91,32 @@ def test_a_rate_is_an_open_loop(arrivals: Any) -> None:
 
 
 @pytest.mark.usefixtures("client")
-def test_a_trace_lasts_as_long_as_it_was_recorded(arrivals: Any, tmp_path: Path) -> None:
+def test_trace_has_its_recorded_duration(arrivals: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("10\n11\n12\n")
     load, due = arrivals("--trace", trace)
     assert load.seconds == pytest.approx(2, abs=0.01)
     assert due[-3:] == [1, 2, 3]
     assert load.seconds + load.warmup_s > due[-1]
-    assert due[:-3] == pytest.approx([0, 0.667], abs=0.01)  # at its mean rate
+    assert due[:-3] == pytest.approx([0, 0.667], abs=0.01)  # the warm-up, at the mean rate
     assert arrivals("--trace", trace, "--warmup", 0, "--duration", 1.5)[1] == [0, 1]
 
 
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        *(
-            (f"--concurrency {text}", "expected numbers of at least 1")
-            for text in ("0", "1,0", "two", "1,,2", "1,4097")
-        ),
-        ("--concurrency 2 --rate 5", "--concurrency and --rate are different loads"),
-        ("--rate 5 --trace none.csv", "different loads"),
+        *((f"--concurrency {text}", "expected numbers from 1") for text in ("0", "1,0", "two", "1,,2", "1,4097")),
+        ("--concurrency 2 --rate 5", "--concurrency and --rate are mutually exclusive"),
+        ("--rate 5 --trace none.csv", "mutually exclusive"),
         ("--burst 5", "add --rate"),
         ("--arrivals constant --concurrency 2", "add --rate"),
-        ("--rate 5 --burst 5 --arrivals constant", "--burst goes without --arrivals"),
-        ("--rate inf", "inf requests a second for 11 s"),
-        ("--rate 1e9 --duration 1", "requests a second for 2 s would not end"),
-        ("--rate 1 --duration inf", "1 requests a second for inf s"),
+        ("--rate 5 --burst 5 --arrivals constant", "--burst and --arrivals"),
+        ("--rate inf", "inf requests per second for 11 s"),
+        ("--rate 1e9 --duration 1", "requests per second for 2 s is out of range"),
+        ("--rate 1 --duration inf", "1 requests per second for inf s"),
         ("--duration 1e10", "a run of 1e+10 s"),
         ("--duration nan", "duration"),
-        ("--trace endless.csv", "1e+300 s would not end"),
+        ("--trace endless.csv", "1e+300 s is out of range"),
         ("--rate 0.01 --duration 1", "no request is due in"),
         ("--rate 5 --burst 1000000", "no request is due in"),
         ("--samples x.npz --input random", "--samples and --input"),
@@ -139,14 +136,14 @@ def test_mistakes(
 
 
 class TestInputs:
-    def test_samples_go_to_the_load(self, run: RunVerb, client: FakeClient, loads: Loads, tmp_path: Path) -> None:
+    def test_samples_are_sent(self, run: RunVerb, client: FakeClient, loads: Loads, tmp_path: Path) -> None:
         np.savez(tmp_path / "s.npz", X=np.arange(12, dtype=np.float32).reshape(3, 2, 2))
         assert run("bench", "--model", "m", "--samples", tmp_path / "s.npz").code == 0
         assert [feeds["X"].shape for feeds in loads.samples[0]] == [(1, 2, 2)] * 3
-        assert len(client.fake_model.fed) == 1  # the first one is tried before the load
+        assert len(client.fake_model.fed) == 1  # the first one is checked before the load
         assert client.open == 0
 
-    def test_an_error_of_the_model_comes_before_the_load(self, run: RunVerb, loads: Loads, client: FakeClient) -> None:
+    def test_error_of_the_model_precedes_the_load(self, run: RunVerb, loads: Loads, client: FakeClient) -> None:
         client.fake_model.error = ServerError("no such tensor")
         finished = run("bench", "--model", "m")
         assert (finished.code, finished.err) == (1, "graphkiln: no such tensor\n")
@@ -159,16 +156,16 @@ class TestTables:
         return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
 
     @pytest.mark.usefixtures("client", "loads")
-    def test_client_and_server_of_the_same_time(self, run: RunVerb) -> None:
+    def test_tables_of_client_and_server(self, run: RunVerb) -> None:
         out = run("bench", "--model", "m").out
         client, server = self.cells(out)
-        assert "sent by graphkiln in 3 processes, which took up to" in " ".join(out.split())
+        assert "sent by graphkiln in 3 processes, using up to" in " ".join(out.split())
         assert client == ["1", "100.0 ± 3.0", "1.50", "2.00", "3.25", "4.00", "0.25"]
         assert server == ["1", "10", "20", "300", "40", "5.0", "-"]  # means of one request, and the batch
-        assert "±: 95% of the rate, by ten windows of time" in " ".join(out.split())
+        assert "±: 95% interval of the rate" in " ".join(out.split())
 
     @pytest.mark.usefixtures("client")
-    def test_errors_and_unsent_requests_have_columns_and_a_code(self, run: RunVerb, loads: Loads) -> None:
+    def test_errors_and_unsent_requests(self, run: RunVerb, loads: Loads) -> None:
         loads.results = [measurement(), measurement(errors={"Overloaded": 3, "ServerError": 1}, unsent=7)]
         finished = run("bench", "--model", "m", "--concurrency", "1,2")
         assert finished.code == 1
@@ -177,42 +174,38 @@ class TestTables:
         assert first[-2:] == ["0", "0"]
         assert second[-1] == "7"
         errors = "".join(row[-2] for row in rows[rows.index(second) :] if len(row) == 9)
-        assert errors.replace(" ", "") == "3Overloaded1ServerError"  # folded, not cut short
+        assert errors.replace(" ", "") == "3Overloaded1ServerError"  # folded, not truncated
 
     @pytest.mark.usefixtures("client")
-    def test_a_run_without_any_answer(self, run: RunVerb, loads: Loads) -> None:
+    def test_run_without_answers(self, run: RunVerb, loads: Loads) -> None:
         loads.results = [measurement(latency_ms={}, per_second=0.0, per_second_range=(0.0, 0.0), answered=0)]
         (client, _) = self.cells(run("bench", "--model", "m").out)
         assert client[1:6] == ["0.0 ± 0.0", "-", "-", "-", "-"]
 
     @pytest.mark.usefixtures("client")
     @pytest.mark.parametrize(
-        ("due", "answered", "told"), [(200, 195, False), (200, 150, True), (9, 5, False), (0, 9, False)]
+        ("due", "answered", "is_noted"), [(200, 195, False), (200, 150, True), (9, 5, False), (0, 9, False)]
     )
-    def test_a_rate_that_was_not_reached_is_told(
-        self, run: RunVerb, loads: Loads, due: int, answered: int, told: bool
-    ) -> None:
+    def test_missed_rate_is_noted(self, run: RunVerb, loads: Loads, due: int, answered: int, is_noted: bool) -> None:
         loads.results = [measurement(due=due, answered=answered)]
         out = " ".join(run("bench", "--model", "m", "--rate", "100").out.split())
-        words = f"100/s: {due / 2:.1f} requests a second were due, and {answered / 2:.1f} answered"
-        assert (words in out) is told
+
+        assert (f"only {answered / 2:.1f} of {due / 2:.1f} requests per second" in out) is is_noted
 
     @pytest.mark.usefixtures("client")
     @pytest.mark.parametrize(
         ("answered", "few"), [(1, "p50, p90, p99, p99.9"), (99, "p99, p99.9"), (100, "p99.9"), (1000, ""), (0, "")]
     )
-    def test_percentiles_of_too_few_requests_are_told(
-        self, run: RunVerb, loads: Loads, answered: int, few: str
-    ) -> None:
+    def test_percentiles_of_few_requests_are_noted(self, run: RunVerb, loads: Loads, answered: int, few: str) -> None:
         loads.results = [measurement(answered=answered)]
         out = " ".join(run("bench", "--model", "m").out.split())
-        told = f"1: requests answered: {answered}; so few that {few} {'are' if ',' in few else 'is'} the slowest alone"
-        assert (told in out) is bool(few)
-        assert ("so few" in out) is bool(few)
+
+        assert (f"1: {few} of only {answered} answered requests" in out) is bool(few)
+        assert ("the slowest request" in out) is bool(few)
 
     @pytest.mark.usefixtures("loads")
     @pytest.mark.parametrize("how", ["started again", "gone"])
-    def test_a_server_that_does_not_last_costs_no_measurement(
+    def test_server_that_ends_during_the_run(
         self, run: RunVerb, client: FakeClient, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
     ) -> None:
         first = FakeModel(counted=1000).statistics()
@@ -230,12 +223,12 @@ class TestTables:
         measured, served = self.cells(finished.out)
         assert measured[2] == "1.50"
         assert served == ["1", "-", "-", "-", "-", "-", "-"]
-        assert "the server was started again, or is gone" in " ".join(finished.out.split())
+        assert "the server was restarted or is gone" in " ".join(finished.out.split())
         assert finished.code == 0
         assert page.stat().st_size
 
     @pytest.mark.usefixtures("client")
-    def test_fit_80_columns(self, run: RunVerb, loads: Loads) -> None:
+    def test_tables_fit_80_columns(self, run: RunVerb, loads: Loads) -> None:
         loads.results = [
             measurement(
                 per_second=123456.7,
@@ -249,7 +242,7 @@ class TestTables:
         assert max(map(len, out.splitlines())) <= 80
 
     @pytest.mark.usefixtures("client")
-    def test_json_is_a_list_of_runs(self, run: RunVerb, loads: Loads) -> None:
+    def test_json(self, run: RunVerb, loads: Loads) -> None:
         loads.results = [measurement(), measurement(errors={"ServerError": 1})]
         finished = run("bench", "--model", "m", "--concurrency", "1,2", "--json")
         first, second = json.loads(finished.out)
@@ -266,7 +259,7 @@ class TestTables:
 
 
 @pytest.mark.usefixtures("client")
-def test_the_page_has_the_same_figures_in_charts_with_their_tables(run: RunVerb, loads: Loads, tmp_path: Path) -> None:
+def test_html_report(run: RunVerb, loads: Loads, tmp_path: Path) -> None:
     loads.results = [measurement(per_second=300.0), measurement(latency_ms={}, errors={"ServerError": 3})]
     run("bench", "--model", "m", "--concurrency", "1,4", "--html", tmp_path / "page.html")
     page = (tmp_path / "page.html").read_text()
@@ -277,7 +270,7 @@ def test_the_page_has_the_same_figures_in_charts_with_their_tables(run: RunVerb,
     assert "To repeat it" in page
 
 
-# Inputs: random, given, or samples of which each request has another.
+# Inputs: random, given, or samples.
 
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 2, 2)
 
@@ -287,19 +280,16 @@ def read(path: Path, size: int = 1) -> list[Any]:
     return [feeds["X"] for feeds in read_samples(model, path, size)]
 
 
-def test_each_row_of_an_archive_is_a_request(tmp_path: Path) -> None:
+def test_rows_of_an_archive_are_requests(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", X=ROWS)
     found = read(tmp_path / "s.npz")
     np.testing.assert_array_equal(np.concatenate(found), ROWS)
+
     assert {array.shape for array in found} == {(1, 2, 2)}
-
-
-def test_or_several_rows_are(tmp_path: Path) -> None:
-    np.savez(tmp_path / "s.npz", X=ROWS)
     assert [array.shape for array in read(tmp_path / "s.npz", 2)] == [(2, 2, 2)] * 2
 
 
-def test_golden_samples_give_their_inputs(tmp_path: Path, repository: Path) -> None:
+def test_golden_samples(tmp_path: Path, repository: Path) -> None:
     np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "source/Y": ROWS, "graph/Y": ROWS})
     for path in (tmp_path, tmp_path / "golden.npz"):
         assert len(read(path)) == 5
@@ -308,14 +298,14 @@ def test_golden_samples_give_their_inputs(tmp_path: Path, repository: Path) -> N
     assert {name: array.shape for name, array in digits[0].items()} == {"INPUT_0": (1, 1, 32, 32)}
 
 
-def test_a_sample_of_a_model_without_batches_is_a_request_as_it_is(tmp_path: Path) -> None:
+def test_samples_of_a_model_without_batches(tmp_path: Path) -> None:
     np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "graph/Y": ROWS})
     model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
     found = [feeds["X"] for feeds in read_samples(model, tmp_path, 1)]
     np.testing.assert_array_equal(np.stack(found), ROWS)
 
 
-def test_a_folder_holds_images_and_requests(tmp_path: Path) -> None:
+def test_folder_of_images_and_archives(tmp_path: Path) -> None:
     for name in (".DS_Store", "._b.png"):
         (tmp_path / name).write_bytes(b"no image")
     Image.new("L", (4, 4), 255).save(tmp_path / "b.png")
@@ -328,20 +318,20 @@ def test_a_folder_holds_images_and_requests(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arrays", "size", "words"),
     [
-        ({"X": ROWS, "Z": ROWS[:2]}, 1, r"do not have a row for each sample: X \[5, 2, 2\], Z \[2, 2, 2\]"),
-        ({"X": ROWS}, 6, "holds 5 samples, a request takes 6"),
+        ({"X": ROWS, "Z": ROWS[:2]}, 1, r"row for each sample, got X \[5, 2, 2\], Z \[2, 2, 2\]"),
+        ({"X": ROWS}, 6, "5 samples are fewer than --batch-size 6"),
         ({"X": ROWS[:0]}, 1, "is empty"),
         ({"X": np.float32(1)}, 1, "is empty"),
-        ({}, 1, "do not have a row"),
+        ({}, 1, "a row for each sample"),
     ],
 )
-def test_archives_without_samples(tmp_path: Path, arrays: dict[str, Any], size: int, words: str) -> None:
+def test_invalid_archives(tmp_path: Path, arrays: dict[str, Any], size: int, words: str) -> None:
     np.savez(tmp_path / "s.npz", **arrays)
     with pytest.raises(InvalidInput, match=words):
         read(tmp_path / "s.npz", size)
 
 
-def test_paths_without_samples(tmp_path: Path) -> None:
+def test_invalid_paths(tmp_path: Path) -> None:
     (tmp_path / "bad.npz").write_text("no archive")
     (tmp_path / "empty").mkdir()
     (tmp_path / "texts").mkdir()
@@ -351,7 +341,7 @@ def test_paths_without_samples(tmp_path: Path) -> None:
             read(tmp_path / name)
 
 
-def test_random_inputs_are_the_same_every_time() -> None:
+def test_random_inputs_are_reproducible() -> None:
     rows = [
         ("F", "FP16", [-1, 3]),
         ("I", "INT64", [-1]),
@@ -375,7 +365,7 @@ def test_random_inputs_are_the_same_every_time() -> None:
 
 
 @pytest.mark.parametrize(("declared", "shape"), [([-1, 3, 2, 2], (1, 3, 2, 2)), ([3, 2, 2], (3, 2, 2))])
-def test_an_image_takes_the_preprocessing_of_the_model(tmp_path: Path, declared: list[int], shape: Any) -> None:
+def test_image_is_preprocessed(tmp_path: Path, declared: list[int], shape: Any) -> None:
     Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
     model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": declared}])
     fed = read_feeds(model, [str(tmp_path / "red.png")], 1)["X"]
@@ -392,8 +382,7 @@ def test_tensors_from_files(tmp_path: Path) -> None:
     assert list(read_feeds(model, [f"A={tmp_path / 'a.npy'}", f"B={tmp_path / 'a.npy'}"], 1)) == ["A", "B"]
 
 
-def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) -> None:
-    """It got a tensor, or the word `text`, and refused each request."""
+def test_image_model_gets_encoded_images(tmp_path: Path) -> None:
     Image.new("L", (4, 4), 255).save(tmp_path / "a.png")
     content = (tmp_path / "a.png").read_bytes()
     config = {"parameters": {"tensor_model": {"string_value": "m"}}}
@@ -402,7 +391,7 @@ def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) ->
         model: Any = FakeModel(name="m.images", inputs=inputs, config=config)
         for feeds in (read_feeds(model, [str(tmp_path / "a.png")], 1), *read_samples(model, tmp_path, 1)):
             assert (feeds["IMAGE"].shape, feeds["IMAGE"].ravel().tolist()) == (expected, [content])
-        with pytest.raises(InvalidInput, match=r"'m\.images' takes encoded images \(give some: --input IMAGE"):
+        with pytest.raises(InvalidInput, match=r"'m\.images' requires encoded images"):
             read_feeds(model, ["random"], 1)
         with pytest.raises(InvalidInput, match=r"cannot read .*b\.png: No such file"):
             read_feeds(model, [str(tmp_path / "b.png")], 1)
@@ -412,16 +401,15 @@ def test_the_model_beside_another_one_gets_images_as_they_are(tmp_path: Path) ->
         (tmp_path / "b.png").unlink()
 
 
-def test_a_batch_size_without_effect_is_a_mistake(tmp_path: Path) -> None:
-    """It would measure single rows without a word."""
+def test_batch_size_without_effect_is_refused(tmp_path: Path) -> None:
     whole: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
     assert read_feeds(whole, ["random"], 1)["X"].shape == (2, 2)
-    with pytest.raises(InvalidInput, match=r"takes no batches.*--batch-size 8"):
+    with pytest.raises(InvalidInput, match=r"batches.*--batch-size 8"):
         read_feeds(whole, ["random"], 8)
     np.savez(tmp_path / "a.npz", X=ROWS)
-    with pytest.raises(InvalidInput, match="takes no batches"):
+    with pytest.raises(InvalidInput, match="does not support batches"):
         read_samples(whole, tmp_path / "a.npz", 2)
-    with pytest.raises(InvalidInput, match="--batch-size counts rows"):
+    with pytest.raises(InvalidInput, match="--batch-size applies"):
         read_feeds(whole, [f"X={tmp_path / 'a.npz'}"], 2)
     assert len(read(tmp_path)) == 1
     with pytest.raises(InvalidInput, match=r"--batch-size 2: each file of .* is a request"):

@@ -1,4 +1,4 @@
-"""`graphkiln classify`: a table, JSON or CSV; images that fail do not stop the others."""
+"""`graphkiln classify`: table, JSON, CSV and failed images."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_client import Classification
 
 @pytest.fixture
 def images(tmp_path: Path) -> Path:
-    """A folder of three images and a text, which are not decoded here."""
+    """A folder of three image files and a text file."""
     folder = tmp_path / "images"
     folder.mkdir()
     for name in ("b.png", "a.jpg", "c.JPEG", "notes.txt"):
@@ -29,17 +29,13 @@ def sources(out: str) -> list[str]:
 
 
 class TestImages:
-    def test_of_files_and_folders_in_order_and_nothing_else(
-        self, run: RunVerb, client: FakeClient, images: Path
-    ) -> None:
+    def test_files_and_folders_in_order(self, run: RunVerb, client: FakeClient, images: Path) -> None:
         finished = run("classify", images / "c.JPEG", images, "--model", "digits", "--json")
         assert finished.code == 0
         assert sources(finished.out) == ["c.JPEG", "a.jpg", "b.png", "c.JPEG"]
         assert client.open == 0
 
-    def test_options_reach_the_model(
-        self, run: RunVerb, client: FakeClient, images: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_options(self, run: RunVerb, client: FakeClient, images: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         seen = {}
         classify_many = client.fake_model.classify_many
 
@@ -54,12 +50,12 @@ class TestImages:
         assert {key: seen[key] for key in ("top_k", "softmax", "batch_size", "concurrency", "on_error")} == {
             "top_k": 2, "softmax": True, "batch_size": 4, "concurrency": 3, "on_error": "return",
         }  # fmt: skip
-        assert seen["progress"] is None  # nobody watches
+        assert seen["progress"] is None  # stderr is not a terminal
 
 
 @pytest.mark.parametrize("verb", ["classify", "detect", "segment", "embed"])
 @pytest.mark.parametrize(("flags", "form"), [((), "auto"), (("--encoded",), "encoded"), (("--tensor",), "tensor")])
-def test_flags_decide_how_images_travel(
+def test_form_of_images(
     run: RunVerb, client: FakeClient, images: Path, *, verb: str, flags: tuple[str, ...], form: str
 ) -> None:
     client.fake_model.error = InvalidInput("not answered here")
@@ -74,7 +70,7 @@ class TestTable:
         rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
         assert rows == [["a.jpg", "class 0", "0", "0.9000", "1.2 ms"], ["", "class 1", "1", "0.4500", ""]]
 
-    def test_several_outputs_and_positions_have_columns(self, run: RunVerb, client: FakeClient, images: Path) -> None:
+    def test_several_outputs_and_positions(self, run: RunVerb, client: FakeClient, images: Path) -> None:
         client.fake_model.result_outputs = {
             "kind": (Classification(index=0, label="", score=1.0),),
             "map": (Classification(index=7, label="road", score=0.5, position=(2, 3)),),
@@ -86,7 +82,7 @@ class TestTable:
         assert rows[0][1:5] == ["kind", "()", "-", "0"]
         assert rows[1][1:5] == ["map", "(2, 3)", "road", "7"]
 
-    def test_names_are_text_not_markup(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
+    def test_names_are_not_markup(self, run: RunVerb, client: FakeClient, tmp_path: Path) -> None:
         client.fake_model.result_outputs = {"Y": (Classification(index=0, label="[red]cat[/]", score=1.0),)}
         (tmp_path / "[bold].png").write_bytes(b"")
         out = run("classify", tmp_path / "[bold].png", "--model", "digits").out
@@ -102,7 +98,7 @@ class TestTable:
 
 class TestJson:
     @pytest.mark.usefixtures("client")
-    def test_one_object_for_each_image(self, run: RunVerb, images: Path) -> None:
+    def test_json_has_one_object_per_image(self, run: RunVerb, images: Path) -> None:
         (row, *_) = json.loads(run("classify", images, "--model", "digits", "--top-k", "1", "--json").out)
         assert row["model"] == "digits"
         assert row["classifications"] == [{"index": 0, "label": "class 0", "score": 0.9}]
@@ -113,7 +109,7 @@ class TestCsv:
         return list(csv.DictReader(io.StringIO(out)))
 
     @pytest.mark.usefixtures("client")
-    def test_one_row_for_each_label(self, run: RunVerb, images: Path) -> None:
+    def test_csv_has_one_row_per_label(self, run: RunVerb, images: Path) -> None:
         rows = self.rows(run("classify", images, "--model", "digits", "--top-k", "2", "--csv").out)
         assert len(rows) == 6
         assert [row["rank"] for row in rows] == ["1", "2"] * 3
@@ -122,7 +118,7 @@ class TestCsv:
             "rank": "2", "index": "1", "label": "class 1", "score": "0.45",
         }  # fmt: skip
 
-    def test_ranks_are_counted_at_each_position(self, run: RunVerb, client: FakeClient, images: Path) -> None:
+    def test_ranks_per_position(self, run: RunVerb, client: FakeClient, images: Path) -> None:
         client.fake_model.result_outputs = {
             "map": tuple(
                 Classification(index=index, label="a,b", score=1.0, position=position)
@@ -141,14 +137,14 @@ class TestCsv:
 
 
 class TestFailures:
-    def test_of_one_image_do_not_stop_the_others(self, run: RunVerb, client: FakeClient, images: Path) -> None:
+    def test_one_failed_image(self, run: RunVerb, client: FakeClient, images: Path) -> None:
         client.fake_model.error, client.fake_model.failing = InvalidInput("cannot be decoded"), ("b.png",)
         finished = run("classify", images, "--model", "digits", "--json")
         assert finished.code == 1
         assert sources(finished.out) == ["a.jpg", "c.JPEG"]
         assert finished.err == f"graphkiln: {images / 'b.png'}: cannot be decoded\n"
 
-    def test_of_all_for_one_reason_are_said_once(self, run: RunVerb, client: FakeClient, images: Path) -> None:
+    def test_same_error_for_all_images(self, run: RunVerb, client: FakeClient, images: Path) -> None:
         client.fake_model.error = ServerError("out of memory")
         finished = run("classify", images, "--model", "digits")
         assert (finished.code, finished.out, finished.err) == (1, "", "graphkiln: out of memory\n")

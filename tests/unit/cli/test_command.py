@@ -1,4 +1,4 @@
-"""The first moments of the command."""
+"""The entry point of the command: signals, encoding and streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ pytestmark = pytest.mark.alone
 
 @pytest.fixture
 def _stopped_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The command gets a signal before it does anything."""
+    """The command receives SIGTERM immediately."""
     module = ModuleType("graphkiln.cli.main")
     module.main = lambda: os.kill(os.getpid(), signal.SIGTERM)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "graphkiln.cli.main", module)
 
 
 @pytest.mark.usefixtures("_stopped_at_once")
-def test_a_server_ends_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serve_ends_cleanly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["graphkiln", "serve", "--model-store", "x"])
     with pytest.raises(SystemExit) as ended:
         main()
@@ -33,7 +33,7 @@ def test_a_server_ends_in_good_order(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("_stopped_at_once")
-def test_other_verbs_end_as_programs_do(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_verbs_do_not_handle_sigterm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["graphkiln", "convert", "serve"])
     caught: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: caught.append(number))
@@ -44,7 +44,7 @@ def test_other_verbs_end_as_programs_do(monkeypatch: pytest.MonkeyPatch) -> None
     assert caught == [signal.SIGTERM]
 
 
-def test_ctrl_c_while_the_verbs_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c_during_import(monkeypatch: pytest.MonkeyPatch) -> None:
     module = ModuleType("graphkiln.cli.main")
     module.__getattr__ = lambda _: os.kill(os.getpid(), signal.SIGINT)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "graphkiln.cli.main", module)
@@ -54,7 +54,7 @@ def test_ctrl_c_while_the_verbs_are_imported(monkeypatch: pytest.MonkeyPatch) ->
     assert ended.value.code == 130
 
 
-def test_a_name_of_a_file_that_is_not_ascii_where_python_reads_it_as_ascii(tmp_path: Path) -> None:
+def test_non_ascii_file_name_in_ascii_locale(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
     command = [sys.executable, "-m", "graphkiln.cli", "inspect", str(tmp_path / "mödel")]
     ended = subprocess.run(command, env=environment, capture_output=True, check=False, timeout=60)
@@ -62,16 +62,16 @@ def test_a_name_of_a_file_that_is_not_ascii_where_python_reads_it_as_ascii(tmp_p
     assert "mödel" in ended.stderr.decode()
 
 
-def test_signals_are_heard_whatever_the_parent_did(tmp_path: Path) -> None:
-    """Whoever started us ignores the ends of children, and has blocked the signals that end us."""
+def test_inherited_signal_settings_are_reset(tmp_path: Path) -> None:
+    """The parent process ignores SIGCHLD and blocks SIGTERM."""
     program = (
         "import os, signal, subprocess, sys\n"
         "if sys.argv[1:]:\n"
         "    signal.signal(signal.SIGCHLD, signal.SIG_IGN)\n"
         "    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})\n"
         "    os.execv(sys.executable, [sys.executable, '-c', sys.argv[1]])\n"
-        "from graphkiln.cli.command import hear_signals\n"
-        "hear_signals()\n"
+        "from graphkiln.cli.command import reset_signals\n"
+        "reset_signals()\n"
         "child = subprocess.run(['sh', '-c', 'kill -9 $$'])\n"
         "print(child.returncode, flush=True)\n"
         "os.kill(os.getpid(), signal.SIGTERM)\n"
@@ -82,8 +82,8 @@ def test_signals_are_heard_whatever_the_parent_did(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
-def test_streams_that_are_closed_lead_nowhere(tmp_path: Path, closed: str) -> None:
-    """What is opened next does not get their numbers, and what is started has them, too."""
+def test_closed_streams_are_redirected(tmp_path: Path, closed: str) -> None:
+    """Files do not get their descriptors, and children inherit them."""
     program = (
         "import subprocess, sys; from pathlib import Path; from graphkiln.cli.command import open_closed_streams\n"
         "open_closed_streams()\n"

@@ -1,4 +1,4 @@
-"""The client that the options of the command line make."""
+"""Connection options of the command line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkiln.cli.connection import ConnectionOptions
 
 
 def connect(url: str, **options: Any) -> None:
-    """Connects, and closes the connection again."""
+    """Connect and disconnect."""
     client = ConnectionOptions(url=url, **options).connect()
     if client is not None:
         client.close()
@@ -21,13 +21,13 @@ def connect(url: str, **options: Any) -> None:
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Arguments of every client that is made."""
+    """Arguments of all created clients."""
     calls: list[dict[str, Any]] = []
     monkeypatch.setattr(graphkiln_client, "Client", lambda url, **options: calls.append({"url": url, **options}))
     return calls
 
 
-def test_options_are_arguments_of_the_client(made: list[dict[str, Any]], tmp_path: Path) -> None:
+def test_arguments_of_the_client(made: list[dict[str, Any]], tmp_path: Path) -> None:
     connect("http://h:1")
     nothing = {"headers": {}, "ca_file": None, "client_cert": None, "client_key": None, "admin_key": ""}
     assert made.pop() == {"url": "http://h:1", "timeout_s": 30.0, **nothing}
@@ -42,7 +42,7 @@ def test_options_are_arguments_of_the_client(made: list[dict[str, Any]], tmp_pat
 @pytest.mark.parametrize(
     "verb", ["bench", "classify", "detect", "embed", "segment", "health", "infer", "load", "models", "unload"]
 )
-def test_every_verb_that_talks_to_a_server_offers_them(run: RunVerb, verb: str) -> None:
+def test_verbs_with_connection_options(run: RunVerb, verb: str) -> None:
     shown = run(verb, "--help").out
     for option in ("--url", "--header", "--ca-file", "--client-cert", "--client-key"):
         assert option in shown

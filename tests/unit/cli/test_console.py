@@ -1,4 +1,4 @@
-"""Records of the packages as lines on stderr, tables and documents on stdout, reports as files."""
+"""Log records on stderr, tables and documents on stdout, reports in files."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ import pytest
 from graphkiln.cli.console import (
     check_html,
     command_line,
+    escape_undecodable,
     facts,
     log_to_stderr,
     print_csv,
     print_json,
     print_table,
-    take_any_name,
 )
 from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
 
@@ -35,7 +35,7 @@ def _loggers_as_before() -> Iterator[None]:
     logger.level, logger.handlers = level, handlers
 
 
-def test_records_are_lines_like_any_other(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_records_are_lines(capsys: pytest.CaptureFixture[str]) -> None:
     log_to_stderr()
     logging.getLogger("graphkiln.cache").info("built %s in %.1f s", "m/1", 2)
     logging.getLogger("graphkiln.server").warning("100%")
@@ -43,18 +43,19 @@ def test_records_are_lines_like_any_other(capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("name", ["onnx_ir.passes", "onnxscript.version_converter", "onnxscript.optimizer"])
-def test_libraries_that_log_what_they_do_without_are_silent(name: str) -> None:
-    said = f"""if True:
+def test_libraries_are_silent(name: str) -> None:
+
+    program = f"""if True:
         import logging
         from graphkiln.cli.console import log_to_stderr
         log_to_stderr()
         logging.getLogger({name!r}).warning("version conversion is not supported")
     """
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr == ""
 
 
-def test_twice_shows_nothing_twice_and_the_root_logger_stays(capsys: pytest.CaptureFixture[str]) -> None:
+def test_logging_twice_and_root_logger(capsys: pytest.CaptureFixture[str]) -> None:
     before = list(logging.getLogger().handlers)
     log_to_stderr()
     log_to_stderr()
@@ -63,7 +64,7 @@ def test_twice_shows_nothing_twice_and_the_root_logger_stays(capsys: pytest.Capt
     assert logging.getLogger().handlers == before
 
 
-def test_a_log_on_a_full_disk_is_no_reason_to_end() -> None:
+def test_log_on_a_full_disk() -> None:
     program = (
         "import logging; from graphkiln.cli.console import log_to_stderr; log_to_stderr(); "
         "logging.getLogger('graphkiln.server').warning('lost'); print('alive')"
@@ -73,7 +74,7 @@ def test_a_log_on_a_full_disk_is_no_reason_to_end() -> None:
     assert ended.stdout == b"alive\n"
 
 
-def test_a_result_that_nobody_reads_is_an_error_once_and_none_at_the_end() -> None:
+def test_failed_output_raises_once() -> None:
     program = (
         "from graphkiln.cli.console import print_result\n"
         "try:\n    print_result('lost')\nexcept OSError:\n    print_result('also')\n"
@@ -83,10 +84,10 @@ def test_a_result_that_nobody_reads_is_an_error_once_and_none_at_the_end() -> No
     assert (ended.returncode, ended.stderr) == (0, b"")
 
 
-def test_names_of_files_that_are_no_text_are_written_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_undecodable_file_names_are_escaped(monkeypatch: pytest.MonkeyPatch) -> None:
     written = io.BytesIO()
     monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(written, encoding="utf-8"))
-    take_any_name()
+    escape_undecodable()
     print(os.fsdecode(b"caf\xc3\xa9-\xff"), flush=True)
     assert written.getvalue() == "café-\\udcff\n".encode()
 
@@ -101,10 +102,10 @@ def test_tables_csv_and_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert json.loads(capsys.readouterr().out) == {"score": None}
 
 
-# `--html`: refused before anything is measured, written once.
+# `--html`.
 
 
-def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_invalid_report_paths(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     check_html(None)
     check_html(tmp_path / "report.html")
     with pytest.raises(InvalidInput, match="there is no folder"):
@@ -112,17 +113,17 @@ def test_a_report_that_cannot_be_written_is_refused(tmp_path: Path, monkeypatch:
     with pytest.raises(InvalidInput, match="is a folder"):
         check_html(tmp_path)
     monkeypatch.setattr("os.access", lambda path, *_, **__: Path(path) != tmp_path)
-    with pytest.raises(InvalidInput, match="cannot be written"):
+    with pytest.raises(InvalidInput, match="not writable"):
         check_html(tmp_path / "report.html")
 
 
-def test_a_missing_library_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_library_names_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "jinja2", None)
     with pytest.raises(EngineUnavailable, match=r"graphkiln\[report\]"):
         check_html(tmp_path / "report.html")
 
 
-def test_what_a_report_ends_with(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_command_line_and_facts(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["graphkiln", "bench", "--model", "a b"])
     assert command_line() == "graphkiln bench --model 'a b'"
     monkeypatch.setattr(sys, "argv", ["graphkiln", "bench", "--url", "http://me:s3cret@h:1"])

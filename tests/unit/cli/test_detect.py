@@ -1,4 +1,4 @@
-"""`graphkiln detect`: a table, JSON or CSV, and drawings."""
+"""`graphkiln detect`: table, JSON, CSV and drawings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def images(tmp_path: Path, client: FakeClient) -> Path:
     return tmp_path
 
 
-def test_a_table(run: RunVerb, images: Path) -> None:
+def test_table(run: RunVerb, images: Path) -> None:
     out = run("detect", images, "--model", "m").out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
     assert rows[0] == ["a.png", "[red]cat[/]", "0.7500", "8.0", "4.0", "24.0", "16.0"]
@@ -49,13 +49,13 @@ def test_csv(run: RunVerb, images: Path) -> None:
     assert [(row["rank"], row["index"], row["x2"]) for row in rows] == [("1", "3", "24"), ("2", "5", "32")]
 
 
-def test_options_reach_the_model(run: RunVerb, client: FakeClient, images: Path) -> None:
+def test_options(run: RunVerb, client: FakeClient, images: Path) -> None:
     run("detect", images, "--model", "m", "--version", "9", "--threshold", "0.25", "--batch-size", "3")
     assert client.models_opened == [("m", "9")]
     assert (client.fake_model.options["score_threshold"], client.fake_model.options["batch_size"]) == (0.25, 3)
 
 
-def test_a_drawing_of_each(run: RunVerb, images: Path) -> None:
+def test_drawings_of_several_images(run: RunVerb, images: Path) -> None:
     assert run("detect", images, "--model", "m", "--draw", images / "out").code == 0
     drawn = np.asarray(Image.open(images / "out" / "a.png"))
     assert drawn.shape == (20, 32, 3)
@@ -63,14 +63,14 @@ def test_a_drawing_of_each(run: RunVerb, images: Path) -> None:
     assert not np.asarray(Image.open(images / "out" / "b.png")).any()
 
 
-def test_one_file_for_one_image(run: RunVerb, images: Path) -> None:
+def test_drawing_of_one_image(run: RunVerb, images: Path) -> None:
     assert run("detect", images / "a.png", "--model", "m", "--draw", images / "x.jpg").code == 0
     assert (images / "x.jpg").read_bytes().startswith(b"\xff\xd8")
     finished = run("detect", images, "--model", "m", "--draw", images / "x.png")
-    assert (finished.code, "give a folder" in finished.err) == (2, True)
+    assert (finished.code, "name a folder" in finished.err) == (2, True)
 
 
-def test_an_image_that_fails_does_not_stop_the_others(run: RunVerb, client: FakeClient, images: Path) -> None:
+def test_one_failed_image(run: RunVerb, client: FakeClient, images: Path) -> None:
     del client.fake_model.answers["b.png"]
     client.fake_model.error = InvalidInput("damaged")
     finished = run("detect", images, "--model", "m", "--json")
@@ -79,7 +79,7 @@ def test_an_image_that_fails_does_not_stop_the_others(run: RunVerb, client: Fake
     assert len(json.loads(finished.out)) == 1
 
 
-def test_images_of_one_name_are_drawn_apart(run: RunVerb, images: Path) -> None:
+def test_drawings_of_images_with_the_same_name(run: RunVerb, images: Path) -> None:
     (images / "more").mkdir()
     Image.new("RGB", (32, 20)).save(images / "more" / "a.png")
     assert run("detect", images, "--model", "m", "--draw", images / "out").code == 0
@@ -87,14 +87,14 @@ def test_images_of_one_name_are_drawn_apart(run: RunVerb, images: Path) -> None:
     assert drawn == ["a.png.png", "b.png.png", "more/a.png.png"]
 
 
-def test_the_images_themselves_are_never_drawn_over(run: RunVerb, images: Path) -> None:
+def test_images_are_not_overwritten(run: RunVerb, images: Path) -> None:
     before = (images / "a.png").read_bytes()
     finished = run("detect", images, "--model", "m", "--draw", images)
-    assert (finished.code, "would take the place of" in finished.err) == (2, True)
+    assert (finished.code, "would overwrite" in finished.err) == (2, True)
     assert (images / "a.png").read_bytes() == before
 
 
-def test_names_that_are_no_text_do_not_end_the_table_of_results(run: RunVerb, images: Path, client: FakeClient) -> None:
+def test_undecodable_file_name_in_csv(run: RunVerb, images: Path, client: FakeClient) -> None:
     odd = images / os.fsdecode(b"odd-\xff,\n.png")
     (images / "a.png").rename(odd)
     client.fake_model.answers[odd.name] = FOUND

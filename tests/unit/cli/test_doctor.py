@@ -1,4 +1,4 @@
-"""`graphkiln doctor`: a table that fits, a document for programs, an exit code."""
+"""`graphkiln doctor`: table, JSON document and exit code."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln.doctor.examination import Examination, Finding, Level, Request
 
 @pytest.fixture
 def found(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
-    """What the checks find, for a test to fill; the request stands in front."""
+    """Fake findings after one that contains the request."""
     findings: list[Finding] = []
 
     def examine(request: Request) -> Examination:
@@ -27,15 +27,15 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     return findings
 
 
-def test_a_healthy_machine(run: RunVerb, found: list[Finding]) -> None:
+def test_no_problems(run: RunVerb, found: list[Finding]) -> None:
     found.append(Finding(check="ports", subject="HTTP port 8000", message="free"))
     finished = run("doctor")
     assert finished.code == 0
     assert "HTTP port 8000: free" in finished.out
-    assert "nothing here would stop" in finished.out
+    assert "would start" in finished.out
 
 
-def test_warnings_do_not_fail(run: RunVerb, found: list[Finding]) -> None:
+def test_warnings_are_exit_code_0(run: RunVerb, found: list[Finding]) -> None:
     found.append(Finding(check="cache", subject="x", level=Level.WARNING, message="is odd", hint="look at it"))
     finished = run("doctor")
     assert finished.code == 0
@@ -43,7 +43,7 @@ def test_warnings_do_not_fail(run: RunVerb, found: list[Finding]) -> None:
     assert "errors: 0, warnings: 1" in finished.out
 
 
-def test_errors_do(run: RunVerb, found: list[Finding]) -> None:
+def test_errors_are_exit_code_1(run: RunVerb, found: list[Finding]) -> None:
     found.append(Finding(check="ports", subject="x", level=Level.ERROR, message="[bold]in use[/bold]"))
     finished = run("doctor")
     assert finished.code == 1
@@ -51,7 +51,7 @@ def test_errors_do(run: RunVerb, found: list[Finding]) -> None:
     assert "errors: 1, warnings: 0" in finished.out
 
 
-def test_it_fits_into_80_columns_whatever_is_said(run: RunVerb, found: list[Finding]) -> None:
+def test_table_fits_80_columns(run: RunVerb, found: list[Finding]) -> None:
     found.append(Finding(check="models", subject="/a" * 100, level=Level.ERROR, message="wörd " * 50, hint="h" * 200))
     lines = run("doctor").out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -67,17 +67,16 @@ def test_json(run: RunVerb, found: list[Finding]) -> None:
     assert document["findings"][1]["facts"] == {"port": 1}
 
 
-def test_what_is_given_is_examined(run: RunVerb, found: list[Finding], tmp_path: Path) -> None:
+def test_options(run: RunVerb, found: list[Finding], tmp_path: Path) -> None:
     assert found == []
-    said = run("doctor", "--json", "--model-store", tmp_path, "--cache", "off", "--http-port=9", "--grpc-port=8").out
-    message = json.loads(said)["findings"][0]["message"]
+
+    printed = run("doctor", "--json", "--model-store", tmp_path, "--cache", "off", "--http-port=9", "--grpc-port=8").out
+    message = json.loads(printed)["findings"][0]["message"]
     assert "cache='off', host='127.0.0.1', arguments=('--http-port=9', '--grpc-port=8')" in message
     assert str(tmp_path) in message
 
 
-def test_the_default_store_is_looked_through_where_it_is_there(
-    run: RunVerb, found: list[Finding], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_default_store(run: RunVerb, found: list[Finding], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == []
     monkeypatch.chdir(tmp_path)
     assert json.loads(run("doctor", "--json").out)["findings"][0]["subject"] == "[]"
@@ -85,8 +84,8 @@ def test_the_default_store_is_looked_through_where_it_is_there(
     assert json.loads(run("doctor", "--json").out)["findings"][0]["subject"] == "['model_repository']"
 
 
-def test_a_machine_where_much_is_broken(tmp_path: Path, digits: Path) -> None:
-    """No temporary folder, a cache of others, a model of nobody: each is said, none is a traceback."""
+def test_broken_machine(tmp_path: Path, digits: Path) -> None:
+    """An untrusted cache, an empty graph and a broken package are findings without tracebacks."""
     shutil.copytree(digits, tmp_path / "store" / "digits")
     (tmp_path / "store" / "digits" / "1" / "model.onnx").write_bytes(b"")
     (tmp_path / "cache").mkdir()

@@ -1,4 +1,4 @@
-"""Drawings: what is found is seen, at any size of the image."""
+"""Drawings of detections and segments."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def drawn(size: tuple[int, int], *found: Detection) -> Any:
     return np.asarray(draw_detections(Image.new("RGB", size), found)).astype(int)
 
 
-@pytest.mark.parametrize("width", [320, 4000])
-def test_lines_and_labels_grow_with_the_image(width: int) -> None:
+@pytest.mark.parametrize("width", [320, 1280])
+def test_lines_and_labels_scale_with_the_image(width: int) -> None:
     unit = width // 320
     pixels = drawn((width, width), detection(40 * unit, 80 * unit, 200 * unit, 240 * unit))
     color = np.array(color_of(1))
@@ -35,14 +35,14 @@ def test_lines_and_labels_grow_with_the_image(width: int) -> None:
     assert 8 * unit <= plate <= 20 * unit
 
 
-def test_the_box_ends_where_it_says() -> None:
+def test_edges_of_a_box() -> None:
     pixels = drawn((320, 320), detection(40, 80, 200, 240))
     rows, columns = np.nonzero(pixels[90:].any(axis=-1))
     assert (rows.max() + 91, columns.min(), columns.max() + 1) == (240, 40, 200)
 
 
 @pytest.mark.parametrize(("size", "count"), [((1, 1), 1), ((1, 900), 1), ((900, 1), 1), ((64, 64), 0), ((64, 64), 300)])
-def test_images_of_a_pixel_and_many_detections(size: tuple[int, int], count: int) -> None:
+def test_tiny_images_and_many_detections(size: tuple[int, int], count: int) -> None:
     pixels = drawn(size, *[detection(i % 60, i % 50, i % 60 + 4, i % 50 + 4, index=i) for i in range(count)])
     assert pixels.shape == (size[1], size[0], 3)
     assert pixels.any() == (count > 0)
@@ -56,12 +56,12 @@ def test_masks_and_keypoints() -> None:
     assert (pixels[120, 150] == 255).all()
 
 
-def test_letters_that_the_font_lacks_are_no_boxes() -> None:
+def test_missing_characters_are_replaced() -> None:
     one, other = (drawn((320, 320), detection(10, 50, 90, 90, label=label)) for label in ("größe", "gro?e"))
     np.testing.assert_array_equal(one, other)
 
 
-def test_segments_are_tinted_and_named() -> None:
+def test_segments_with_legend() -> None:
     classes = np.zeros((320, 320), np.uint8)
     classes[160:] = 2
     image = SegmentedImage(classes=classes, labels=("__background__", "b", "c"), unseen=255)
@@ -73,8 +73,7 @@ def test_segments_are_tinted_and_named() -> None:
 
 
 @pytest.mark.parametrize(("labels", "tinted"), [((), False), (("Background",), False), (("road",), True)])
-def test_the_first_class_is_the_background_unless_it_has_the_name_of_a_thing(labels: Any, tinted: bool) -> None:
-    """Streets were not tinted, whose first class is the road."""
+def test_background_class(labels: Any, tinted: bool) -> None:
     image = SegmentedImage(classes=np.zeros((320, 320), np.uint8), labels=labels, unseen=255)
     assert np.asarray(draw_segments(Image.new("RGB", (320, 320)), image)).any() == tinted
 
@@ -101,7 +100,7 @@ def with_a_transparent_palette() -> Image.Image:
     ],
     ids=lambda image: image.mode,
 )
-def test_images_of_any_kind_are_drawn_on_as_models_see_them(image: Image.Image) -> None:
+def test_images_of_any_mode(image: Image.Image) -> None:
     pixels = np.asarray(draw_detections(image, []))
     gray = 255 if image.mode == "1" else 128
     assert pixels.shape == (40, 60, 3)
@@ -111,12 +110,12 @@ def test_images_of_any_kind_are_drawn_on_as_models_see_them(image: Image.Image) 
 
 
 @pytest.mark.parametrize("place", [float("nan"), float("inf")])
-def test_what_is_nowhere_is_not_drawn(place: float) -> None:
+def test_infinite_coordinates_are_not_drawn(place: float) -> None:
     assert not drawn((64, 64), detection(0, place, 8, 8)).any()
     pixels = drawn((64, 64), detection(30, 30, 40, 40, keypoints=np.array([[place, 5, 1], [5, 5, 1]])))
     assert (pixels[5, 5] == 255).all()
 
 
-def test_a_label_without_any_letter_of_the_font_is_the_number_of_its_class() -> None:
+def test_undrawable_label_is_the_class_number() -> None:
     one, other = (drawn((320, 320), detection(10, 50, 90, 90, label=label)) for label in ("猫", ""))
     np.testing.assert_array_equal(one, other)

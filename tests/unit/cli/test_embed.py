@@ -1,4 +1,4 @@
-"""`graphkiln embed`: a table, JSON, CSV or a Parquet file, which is written whole or not at all."""
+"""`graphkiln embed`: table, JSON, CSV and atomically written Parquet files."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def embed(run: RunVerb, photos: Path) -> Any:
     return run_embed
 
 
-def test_what_is_printed(run: RunVerb, photos: Path, client: FakeClient) -> None:
+def test_table_json_and_csv(run: RunVerb, photos: Path, client: FakeClient) -> None:
     client.fake_model.answers["c.png"] = np.array([3, 4, 0, 0, 0], np.float32)
     image = photos / "c.png"
     table = run("embed", image, "--model", "m").out
@@ -66,8 +66,8 @@ def test_what_is_printed(run: RunVerb, photos: Path, client: FakeClient) -> None
     assert (row["source"], row["v1"], row["v4"]) == (str(image), "4.0", "0.0")
 
 
-def test_rows_are_sorted_by_path_and_each_image_has_one(embed: Any, client: FakeClient, photos: Path) -> None:
-    """As another reader of Parquet sees it; all requests go to the version that the file names."""
+def test_parquet_rows_are_distinct_and_sorted(embed: Any, client: FakeClient, photos: Path) -> None:
+    """All requests go to the version in the metadata."""
     finished = embed(photos / "c.png", photos / "b", photos)
     assert (finished.code, finished.out) == (0, "")
     assert "4 vectors of 3 features, of lengths from 0 to 5.196, by 'm' version 2" in finished.err
@@ -83,13 +83,13 @@ def test_rows_are_sorted_by_path_and_each_image_has_one(embed: Any, client: Fake
     assert client.open == 0
 
 
-def test_rows_are_written_in_pieces_and_names_need_not_be_utf_8(
+def test_row_groups_and_undecodable_names(
     embed: Any, photos: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd = os.fsdecode(b"\xff.png")
     (photos / odd).write_bytes(b"")
     client.fake_model.answers[odd] = np.zeros(3, np.float32)
-    monkeypatch.setattr(verb, "_PIECE_BYTES", 2 * 3 * 4)  # two vectors
+    monkeypatch.setattr(verb, "_ROW_GROUP_BYTES", 2 * 3 * 4)  # two vectors
     assert embed().code == 0
     assert pq.ParquetFile(OUT).num_row_groups == 3
     assert pq.read_table(OUT).column("source").to_pylist()[-1] == "photos/\\xff.png"
@@ -97,23 +97,21 @@ def test_rows_are_written_in_pieces_and_names_need_not_be_utf_8(
 
 @pytest.mark.parametrize("form", [["--out", OUT], ["--json"], ["--csv"]])
 @pytest.mark.parametrize(("flags", "normalize"), [((), None), (("--normalize",), True)])
-def test_the_length_is_as_asked_for(
+def test_normalize_option(
     run: RunVerb, client: FakeClient, photos: Path, *, form: list[str], flags: Any, normalize: Any
 ) -> None:
     assert run("embed", photos, "--model", "m", *form, *flags).code == 0
     assert client.fake_model.options["normalize"] is normalize
 
 
-@pytest.mark.parametrize(
-    ("value", "words"), [(3**-0.5, "of length 1, by"), (float("nan"), "none of which is finite, by")]
-)
-def test_normalized_vectors_are_reported(embed: Any, client: FakeClient, value: float, words: str) -> None:
+@pytest.mark.parametrize(("value", "words"), [(3**-0.5, "of length 1, by"), (float("nan"), "none finite, by")])
+def test_lengths_are_reported(embed: Any, client: FakeClient, value: float, words: str) -> None:
     for vector in client.fake_model.answers.values():
         vector[:] = value
     assert f"4 vectors of 3 features, {words} 'm'" in embed().err
 
 
-def test_images_that_fail_are_listed_and_the_others_written(embed: Any, client: FakeClient) -> None:
+def test_failed_images_are_listed(embed: Any, client: FakeClient) -> None:
     del client.fake_model.answers["10.png"]
     client.fake_model.error = InvalidInput("damaged")
     finished = embed()
@@ -123,7 +121,9 @@ def test_images_that_fail_are_listed_and_the_others_written(embed: Any, client: 
 
 
 @pytest.mark.parametrize("errors", [["bad"] * 4, ["bad", "worse", "bad", "bad"]])
-def test_where_all_fail_nothing_is_written(embed: Any, client: FakeClient, tmp_path: Path, errors: list[str]) -> None:
+def test_nothing_is_written_if_all_images_fail(
+    embed: Any, client: FakeClient, tmp_path: Path, errors: list[str]
+) -> None:
     names = sorted(client.fake_model.answers)
     client.fake_model.answers = {name: InvalidInput(error) for name, error in zip(names, errors, strict=True)}
     (tmp_path / OUT).write_bytes(b"PAR1 old")
@@ -139,12 +139,12 @@ def test_where_all_fail_nothing_is_written(embed: Any, client: FakeClient, tmp_p
     [
         (KeyboardInterrupt(), 130),
         (ModelNotFound("gone"), 2),
-        (None, 1),  # replaced meanwhile
+        (None, 1),  # replaced during the run
         *(pytest.param(number, 128 + number, marks=pytest.mark.alone) for number in (signal.SIGTERM, signal.SIGHUP)),
     ],
 )
 @pytest.mark.usefixtures("hangup_ends")
-def test_what_ends_it_early_leaves_no_file(
+def test_interrupted_run_leaves_no_file(
     embed: Any, client: FakeClient, monkeypatch: pytest.MonkeyPatch, *, error: Any, code: int
 ) -> None:
     def embed_many(images: list[Path], **_: Any) -> Iterator[Any]:
@@ -159,7 +159,7 @@ def test_what_ends_it_early_leaves_no_file(
     monkeypatch.setattr(client.fake_model, "embed_many", embed_many, raising=False)
     finished = embed()
     assert finished.code == code
-    assert error or "was replaced while it embedded" in finished.err
+    assert error or "was replaced" in finished.err
     assert [path.name for path in Path().iterdir()] == ["photos"]
 
 
@@ -167,11 +167,11 @@ def test_what_ends_it_early_leaves_no_file(
     ("words", "message"),
     [
         (["--json", "--csv"], "choose one"),
-        (["--out", OUT, "--json"], "leave out --json"),
+        (["--out", OUT, "--json"], "--json"),
         (["--out", "none/v.parquet"], "No such file"),
         (["--out", "n" * 300], "cannot write"),
-        (["--out", "/dev/null"], "no file"),
-        (["--out", "photos"], "no file"),
+        (["--out", "/dev/null"], "not a regular file"),
+        (["--out", "photos"], "not a regular file"),
         (["--out", "v.csv"], "v.parquet"),
         (["--out", "v.NPY"], "v.parquet"),
         (["--out"], "requires an argument"),
@@ -184,36 +184,34 @@ def test_mistakes(run: RunVerb, photos: Path, client: FakeClient, words: list[st
 
 
 @pytest.mark.parametrize("size", [0, 4])
-def test_vectors_of_other_lengths(embed: Any, client: FakeClient, tmp_path: Path, size: int) -> None:
+def test_vectors_of_different_lengths(embed: Any, client: FakeClient, tmp_path: Path, size: int) -> None:
     client.fake_model.answers["c.png"] = np.zeros(size, np.float32)
     assert "features" in embed().err
     assert not (tmp_path / OUT).exists()
 
 
-def test_without_what_writes_parquet(embed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_pyarrow(embed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extra, "find_spec", lambda _: None)
     finished = embed()
     assert finished.code == 1
     assert "embed --out needs pyarrow" in finished.err
 
 
-def test_a_file_of_something_else_is_not_written_over_and_a_link_stays_one(
-    embed: Any, client: FakeClient, tmp_path: Path
-) -> None:
-    """`embed --out *.jpg`, which the shell makes a list of: the first image became Parquet."""
+def test_other_formats_are_not_overwritten_and_links_are_kept(embed: Any, client: FakeClient, tmp_path: Path) -> None:
+    """A shell expands `embed --out *.jpg` to several images."""
     for content, code in ((b"\xff\xd8\xff an image", 2), (b"PAR1 of before", 0), (b"", 0)):
         (tmp_path / "target").write_bytes(content)
         (tmp_path / OUT).unlink(missing_ok=True)
         (tmp_path / OUT).symlink_to("target")
         finished = embed()
         assert finished.code == code
-        assert ("there is a file that is no Parquet" in finished.err) == (code == 2)
+        assert ("not a Parquet file" in finished.err) == (code == 2)
         assert ((tmp_path / "target").read_bytes() == content) == (code == 2)
         assert (tmp_path / OUT).is_symlink()
     assert len(client.connected) == 2
 
 
-def test_the_newest_version_is_pinned_with_its_contract() -> None:
+def test_newest_version_is_identified() -> None:
     client, contract = FakeClient(), Contract(preprocess=Preprocess(resize=4, crop=(4, 4)))
     assert identify(cast(Any, client), "m", "")[1] == Origin(model="m", version="", contract="")  # not published
     client.fake_model.versions = ["9", "10"]

@@ -1,4 +1,4 @@
-"""`graphkiln explain`: settings with their origins, every choice, and what really ran."""
+"""`graphkiln explain`: settings with origins, the plan, and the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def explain(*arguments: str | Path) -> Result:
 
 
 def row(result: Result, setting: str) -> list[str]:
-    """The cells of a setting's row."""
+    """Return the cells of a setting's row."""
     line = next(line for line in result.stdout.splitlines() if re.match(rf"│ {setting} ", line))
     return [cell.strip() for cell in line.strip("│").split("│")]
 
@@ -42,18 +42,20 @@ def add_parameters(model: Path, **parameters: str) -> None:
 
 
 class TestSettings:
-    def test_every_value_with_its_origin(self, model: Path) -> None:
+    def test_values_and_origins(self, model: Path) -> None:
         add_parameters(model, engine="openvino", fallback="openvino:fp32, onnxruntime", self_test="off", streams="2")
         result = explain(model, "--plan-only", "--set", "threads=3", "--set", "precision=fp16")
         assert row(result, "engine") == ["engine", "openvino", "parameters.engine"]
         assert row(result, "precision") == ["precision", "fp16", "--set"]
         assert row(result, "threads") == ["threads", "3", "--set"]
         assert row(result, "self_test") == ["self_test", "off", "parameters.self_test"]
-        assert row(result, "fallback")[1].startswith("openvino:fp32, onnxrun")
+
+        assert row(result, "fallback")[1].startswith("openvino:fp32")
+        assert all(len(line) <= 80 for line in result.stdout.splitlines() if line.startswith(("│", "┃")))
 
 
 class TestConversion:
-    def test_what_it_said_is_told_again(self, model: Path) -> None:
+    def test_notes_of_the_conversion(self, model: Path) -> None:
         path = model / "1" / "manifest.json"
         note = "rate of int8 to that of fp32: 0.50x with onnxruntime"
         conversion = Conversion(
@@ -65,14 +67,14 @@ class TestConversion:
 
 
 class TestPlan:
-    def test_every_session_and_every_rejection(self, model: Path) -> None:
+    def test_sessions_and_rejections(self, model: Path) -> None:
         add_parameters(model, xrt="oneflow")
         result = explain(model, "--plan-only", "--set", "engine=openvino", "--set", "fallback=onnxruntime")
         assert "1. openvino on cpu, " in result.stdout
         assert "2. onnxruntime on cpu, " in result.stdout
         assert "rejected: engine onnxruntime of parameters.xrt: --set requests openvino" in result.stdout
 
-    def test_alone_builds_nothing(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_plan_only_builds_nothing(self, model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object) -> None:
             pytest.fail("a session is built")
 
@@ -83,14 +85,14 @@ class TestPlan:
 
 
 class TestResult:
-    def test_what_serves_what_ran_and_what_was_proven(self, model: Path) -> None:
+    def test_result_placement_and_proof(self, model: Path) -> None:
         lines = explain(model, "--set", "threads=1").stdout.splitlines()
         assert "serves: onnxruntime on cpu" in lines
         assert any(re.fullmatch(r"ran: \d+ nodes on CPUExecutionProvider; products: 5 in fp32", line) for line in lines)
         assert any(re.fullmatch(r"self-test: fp32 on onnxruntime: .* - PASS", line) for line in lines)
 
-    def test_auto_says_what_a_lower_precision_brings_here(self, model: Path) -> None:
-        """Digits are small: whatever serves, the measurement is shown."""
+    def test_auto_compares_precisions(self, model: Path) -> None:
+        """The measurement is shown for any choice."""
         result = explain(model, "--set", "engine=auto", "--set", "precision=bf16")
         assert result.exit_code == 0, result.exception
         assert re.search(r"^because: requested by --set, .*; the fastest here, ", result.stdout, re.MULTILINE) or (
@@ -99,22 +101,22 @@ class TestResult:
         measured = "bf16 was measured " in result.stdout
         assert measured or "this CPU has no instructions for bf16" in result.stdout
 
-    def test_a_fallback_is_told_with_the_reason(self, model: Path) -> None:
+    def test_fallback_has_a_reason(self, model: Path) -> None:
         result = explain(model, "--set", "engine=tensorrt", "--set", "fallback=onnxruntime")
         assert "rejected: tensorrt on cpu: tensorrt serves gpu:N, not cpu" in result.stdout
         assert "serves: onnxruntime on cpu" in result.stdout
 
-    def test_a_note_says_what_was_left_out(self, model: Path) -> None:
+    def test_note_about_a_skipped_self_test(self, model: Path) -> None:
         result = explain(model, "--set", "self_test=off")
         assert "self-test: none" in result.stdout
         assert "note: self_test: off: the golden samples were not replayed" in result.stdout
 
-    def test_a_graph_that_does_not_run_on_zeros(self, tmp_path: Path) -> None:
+    def test_graph_that_does_not_run_on_zeros(self, tmp_path: Path) -> None:
         folder = add_unrunnable(tmp_path / "store")
         (folder.parent / "config.pbtxt").write_text("max_batch_size: 0")
         result = explain(folder)
         assert result.exit_code == 0, result.exception
-        assert "ran: not known: the graph has no golden samples and does not run on zeros" in result.stdout
+        assert "ran: unknown: no golden samples, and the graph does not run on zeros" in result.stdout
 
 
 def test_mistakes(model: Path, tmp_path: Path) -> None:
@@ -127,7 +129,7 @@ def test_mistakes(model: Path, tmp_path: Path) -> None:
     assert "onnxruntime on cpu: " in result.exception.attempts[0]
 
 
-def test_all_of_it_as_json(model: Path) -> None:
+def test_json(model: Path) -> None:
     planned = json.loads(explain(model, "--plan-only", "--json", "--set", "threads=1").stdout)
     assert planned["settings"]["threads"] == {"value": "1", "origin": "--set"}
     assert planned["settings"]["engine"] == {"value": "the default", "origin": None}
@@ -139,16 +141,18 @@ def test_all_of_it_as_json(model: Path) -> None:
 
 
 class TestImages:
-    def test_who_decodes_them_and_how(self, model: Path) -> None:
+    def test_image_model(self, model: Path) -> None:
         assert "images" not in explain(model, "--plan-only").stdout
         add_parameters(model, accept_images="true")
-        told = explain(model, "--plan-only").stdout
-        assert re.search(r"^images: JPEG, PNG, .* by digits\.images, decoded in \d processes of \d+", told, re.M)
+
+        shown = explain(model, "--plan-only").stdout
+        assert re.search(r"^images: JPEG, PNG, .* by digits\.images, decoded in \d processes of \d+", shown, re.M)
         document = json.loads(explain(model, "--plan-only", "--json").stdout)
         assert document["images"].startswith("JPEG, PNG, ")
 
-    def test_why_none_are_taken(self, tmp_path: Path) -> None:
+    def test_reason_for_no_image_model(self, tmp_path: Path) -> None:
         zoo.add(tmp_path / "store", "cats", zoo.scale(("batch", 3)), "")
         add_parameters(tmp_path / "store" / "cats", accept_images="true")
-        told = explain(tmp_path / "store" / "cats", "--plan-only").stdout
-        assert "images: none are taken: parameters: accept_images of 'cats': nothing says how an image becomes" in told
+
+        shown = explain(tmp_path / "store" / "cats", "--plan-only").stdout
+        assert "images: none are taken: parameters: accept_images of 'cats': nothing says how an image becomes" in shown

@@ -1,4 +1,4 @@
-"""What the verbs that take images share."""
+"""Shared parts of the verbs for images."""
 
 from __future__ import annotations
 
@@ -21,33 +21,32 @@ from graphkiln_backend.graph.errors import InvalidInput
 A, B = Path("a.png"), Path("b.png")
 
 
-def test_a_failure_names_its_image_once_and_moves_no_cursor(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failure_names_its_image_once_without_control_characters(capsys: pytest.CaptureFixture[str]) -> None:
     for error in (InvalidInput("a.png cannot be decoded"), InvalidInput("bad \x1b[2J")):
         with pytest.raises(typer.Exit):
             report_failures([(A, error)])
     assert capsys.readouterr().err == "graphkiln: a.png cannot be decoded\ngraphkiln: a.png: bad \\x1b[2J\n"
 
 
-def test_a_way_back_in_a_name_does_not_lead_out_of_the_folder(tmp_path: Path) -> None:
+def test_parent_folder_in_a_name_stays_inside(tmp_path: Path) -> None:
     images = [tmp_path / "day" / "1.png", tmp_path / "day" / ".." / "night" / "1.png"]
     assert [*drawing_paths(images, Path("out")).values()] == [Path("out/day/1.png.png"), Path("out/night/1.png.png")]
 
 
-def test_a_folder_whose_name_has_a_dot_is_a_folder(tmp_path: Path) -> None:
+def test_drawing_folder_with_a_suffix(tmp_path: Path) -> None:
     (tmp_path / "out.d").mkdir()
     check_formats([A, B], tmp_path / "out.d", as_json=False, as_csv=False)
     assert drawing_paths([A], tmp_path / "out.d") == {A: tmp_path / "out.d" / "a.png"}
 
 
-def test_a_file_or_a_folder_may_be_named_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusual_file_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("-", "https.png"):
         Path(name).touch()
         check_place(Path(name))
 
 
-def test_images_of_other_formats_in_a_folder_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Of a hundred images of a phone, the three that were JPEG were answered, and nothing was said."""
+def test_images_of_other_formats_are_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for name in ("a.jpg", "b.HEIC", "c/d.avif", "notes.txt", "._e.heic"):
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).touch()
@@ -63,8 +62,8 @@ def test_images_of_other_formats_in_a_folder_are_told_of(tmp_path: Path, capsys:
 
 
 @pytest.mark.parametrize(("name", "size"), [("x.webp", (16384, 1)), ("x.jpg", (1, 65501)), ("x.gif", (65536, 1))])
-def test_a_drawing_that_its_format_cannot_hold_is_refused(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
-    with pytest.raises(InvalidInput, match=rf"{name}: its format cannot hold {size[0]}x{size[1]} pixels \(name it"):
+def test_drawing_too_large_for_its_format(tmp_path: Path, name: str, size: tuple[int, int]) -> None:
+    with pytest.raises(InvalidInput, match=rf"{name}: {size[0]}x{size[1]} pixels"):
         save_drawing(Image.new("RGB", size), tmp_path / name)
     (tmp_path / "folder.png").mkdir()
     with pytest.raises(OSError, match="Is a directory"):

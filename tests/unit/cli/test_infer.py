@@ -1,4 +1,4 @@
-"""`graphkiln infer`: tensors from files, outputs onto the screen or into files."""
+"""`graphkiln infer`: inputs, and outputs on the terminal or in files."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ def sample(tmp_path: Path) -> Path:
 
 
 class TestOutputs:
-    def test_are_printed_with_type_and_shape(self, run: RunVerb, client: FakeClient, sample: Path) -> None:
+    def test_printed_outputs(self, run: RunVerb, client: FakeClient, sample: Path) -> None:
         finished = run("infer", "--model", "digits", "--input", f"X={sample}")
         assert (finished.code, finished.out) == (0, "Y: float32[1, 2]\n[[ 1.5 -2. ]]\n")
         (feeds,) = client.fake_model.fed
         assert feeds["X"].shape == (1, 2, 2)
 
-    def test_of_the_requested_version_and_names(self, run: RunVerb, client: FakeClient, sample: Path) -> None:
+    def test_version_and_names_of_outputs(self, run: RunVerb, client: FakeClient, sample: Path) -> None:
         words = ("--model", "m", "--version", "3", "--output", "Y", "--output", "Z", "--timeout", "7")
         run("infer", *words, "--input", f"X={sample}")
         assert client.models_opened == [("m", "3")]
@@ -44,14 +44,12 @@ class TestOutputs:
             (np.array([[1, 2]], np.int8), [[1, 2]]),
         ],
     )
-    def test_as_json_of_any_shape_and_bytes(
-        self, run: RunVerb, client: FakeClient, sample: Path, array: np.ndarray, data: object
-    ) -> None:
+    def test_json(self, run: RunVerb, client: FakeClient, sample: Path, array: np.ndarray, data: object) -> None:
         client.fake_model.outputs = {"Y": array}
         document = json.loads(run("infer", "--model", "m", "--input", f"X={sample}", "--json").out)
         assert document["Y"] == {"dtype": str(array.dtype), "shape": list(array.shape), "data": data}
 
-    def test_into_files(self, run: RunVerb, client: FakeClient, sample: Path, tmp_path: Path) -> None:
+    def test_files(self, run: RunVerb, client: FakeClient, sample: Path, tmp_path: Path) -> None:
         client.fake_model.outputs = {
             "a/b": np.ones((1, 2), np.float16),
             "text": np.array([b"yes", b"no"], np.object_),
@@ -63,20 +61,20 @@ class TestOutputs:
         assert np.load(folder / "text.npy", allow_pickle=False).tolist() == [b"yes", b"no"]
 
     @pytest.mark.usefixtures("client")
-    def test_into_files_and_as_json(self, run: RunVerb, sample: Path, tmp_path: Path) -> None:
+    def test_files_and_json(self, run: RunVerb, sample: Path, tmp_path: Path) -> None:
         finished = run("infer", "--model", "m", "--input", f"X={sample}", "--json", "--output-dir", tmp_path / "out")
         path, _, document = finished.out.partition("\n")
         assert path.endswith("Y.npy")
         assert json.loads(document)["Y"]["data"] == [[1.5, -2.0]]
 
     @pytest.mark.usefixtures("client")
-    def test_into_a_folder_that_is_a_file(self, run: RunVerb, sample: Path) -> None:
+    def test_output_folder_is_a_file(self, run: RunVerb, sample: Path) -> None:
         finished = run("infer", "--model", "m", "--input", f"X={sample}", "--output-dir", sample)
         assert finished.code == 2
         assert f"cannot write to {sample}: File exists" in finished.err
 
 
-def test_an_error_of_the_server_is_one_line(run: RunVerb, client: FakeClient, sample: Path) -> None:
+def test_error_of_the_server_is_one_line(run: RunVerb, client: FakeClient, sample: Path) -> None:
     client.fake_model.error = ServerError("X: expected [-1,1,2,2]")
     finished = run("infer", "--model", "m", "--input", f"X={sample}")
     assert finished.code == 1
@@ -84,20 +82,18 @@ def test_an_error_of_the_server_is_one_line(run: RunVerb, client: FakeClient, sa
     assert client.open == 0
 
 
-def test_literals_are_sent_as_the_model_declares(run: RunVerb, client: FakeClient) -> None:
+def test_literals_get_the_declared_type(run: RunVerb, client: FakeClient) -> None:
     assert run("infer", "--model", "m", "--input", "X=[[1, 2], [3, 4.5]]").code == 0
     (feeds,) = client.fake_model.fed
     assert (feeds["X"].dtype, feeds["X"].tolist()) == (np.float32, [[[1.0, 2.0], [3.0, 4.5]]])
     finished = run("infer", "--model", "m", "--input", "X=[[1, 2]]")
     assert finished.code == 2
-    assert "input 'X' has the shape [1, 2], the model expects [-1, 2, 2]" in finished.err
+    assert "input 'X' has shape [1, 2], but the model expects [-1, 2, 2]" in finished.err
     assert len(client.fake_model.fed) == 1
 
 
-def test_a_request_that_the_server_refuses_says_what_the_model_takes(
-    run: RunVerb, client: FakeClient, sample: Path
-) -> None:
+def test_refused_request_lists_inputs_and_outputs(run: RunVerb, client: FakeClient, sample: Path) -> None:
     client.fake_model.error = InvalidInput("unexpected inference input 'Z'")
     finished = run("infer", "--model", "digits", "--input", f"Z={sample}")
     assert finished.code == 2
-    assert "it takes X FP32[-1, 2, 2] and returns Y FP32[1, 2]" in finished.err
+    assert "takes X FP32[-1, 2, 2] and returns Y FP32[1, 2]" in finished.err

@@ -1,4 +1,4 @@
-"""The command as a whole: its verbs, its help, its errors and exit codes, and what its start imports."""
+"""The command: verbs, help, errors, exit codes and imports."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ VERBS = (
 
 
 def registered() -> dict[str, str]:
-    """First lines of the verbs' docstrings, by verb."""
+    """Return the first line of the docstring of each verb."""
     return {
         verb.name or verb.callback.__name__: str(verb.callback.__doc__).splitlines()[0]
         for verb in command.app.registered_commands
@@ -33,27 +33,27 @@ def registered() -> dict[str, str]:
 
 
 class TestHelp:
-    def test_lists_every_verb_in_one_line(self, run: RunVerb) -> None:
+    def test_help_lists_all_verbs(self, run: RunVerb) -> None:
         finished = run("--help")
         assert finished.code == 0
         listed = finished.out.partition("Commands:\n")[2].splitlines()
         assert finished.out.startswith("Usage: graphkiln [OPTIONS] COMMAND")
         assert [line.split()[0] for line in listed] == list(VERBS)
         too_long = [line for line in listed if line.endswith("...")]
-        assert not too_long, "the first line of a docstring does not fit the list"
+        assert not too_long, "too long for one line"
 
     @pytest.mark.parametrize("verb", VERBS)
-    def test_of_a_verb_says_what_it_does(self, run: RunVerb, verb: str) -> None:
+    def test_help_of_a_verb(self, run: RunVerb, verb: str) -> None:
         finished = run(verb, "--help")
         assert finished.code == 0
         assert registered().get(verb, "List, prune and verify").rstrip(".") in " ".join(finished.out.split())
         assert max(map(len, finished.out.splitlines())) <= 80
 
-    def test_without_a_verb_is_the_help(self, run: RunVerb) -> None:
+    def test_no_verb_shows_help(self, run: RunVerb) -> None:
         finished = run()
         assert "Commands:" in finished.out + finished.err
 
-    def test_imports_neither_rich_nor_what_computes(self) -> None:
+    def test_help_has_no_heavy_imports(self) -> None:
         """`graphkiln --help` answers in under 0.3 s."""
         program = (
             "import sys; sys.argv = ['graphkiln', '--help']\n"
@@ -70,7 +70,7 @@ class TestHelp:
         assert not heavy & set(loaded.split())
 
 
-def test_a_command_imports_its_own_verb_alone() -> None:
+def test_command_imports_only_its_verb() -> None:
     program = (
         "import sys; sys.argv = ['graphkiln', 'health', '--help']\n"
         "from graphkiln.cli.main import VERBS, main\n"
@@ -91,12 +91,12 @@ def test_a_command_imports_its_own_verb_alone() -> None:
         (ServerError("\x1b[2Jgone\r\nsecond"), 1, "graphkiln: \\x1b[2Jgone\\r\nsecond\n"),
         (PermissionError(13, "Permission denied", "/a/b"), 1, "graphkiln: /a/b: Permission denied\n"),
         (OSError("no words"), 1, "graphkiln: no words\n"),
-        (FileNotFoundError(2, "No such file"), 1, "graphkiln: the working folder is no longer there: "),
+        (FileNotFoundError(2, "No such file"), 1, "graphkiln: the working folder was deleted: "),
         (MemoryError(), 1, "graphkiln: there is not enough memory\n"),
         (MemoryError("for 8 TiB"), 1, "graphkiln: there is not enough memory: for 8 TiB\n"),
     ],
 )
-def test_an_error_is_one_line_and_a_code(
+def test_error_is_one_line_and_exit_code(
     run: RunVerb, monkeypatch: pytest.MonkeyPatch, error: Exception, code: int, line: str
 ) -> None:
     def fail(**_: object) -> None:
@@ -108,7 +108,7 @@ def test_an_error_is_one_line_and_a_code(
     assert finished.err.startswith(line)
 
 
-def test_bugs_are_not_hidden_and_records_of_packages_are_shown(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bugs_raise_and_log_records_are_shown(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(**_: object) -> None:
         logging.getLogger("graphkiln.cache").info("built")
         raise ZeroDivisionError("a bug")
@@ -121,9 +121,7 @@ def test_bugs_are_not_hidden_and_records_of_packages_are_shown(run: RunVerb, mon
 
 
 @pytest.mark.parametrize(("given", "kept"), [(None, "NONE"), ("debug", "debug")])
-def test_grpc_logs_nothing_unless_it_is_asked_to(
-    run: RunVerb, monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str
-) -> None:
+def test_grpc_verbosity(run: RunVerb, monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str) -> None:
     seen: list[str | None] = []
     monkeypatch.setenv("GRPC_VERBOSITY", given or "removed at once")
     if given is None:
@@ -133,7 +131,7 @@ def test_grpc_logs_nothing_unless_it_is_asked_to(
     assert seen == [kept]
 
 
-def test_python_m_is_the_same_command() -> None:
+def test_python_m() -> None:
     finished = subprocess.run(
         [sys.executable, "-m", "graphkiln.cli", "cache", "list", "--cache", "off"],
         capture_output=True,
@@ -144,8 +142,8 @@ def test_python_m_is_the_same_command() -> None:
     assert finished.stderr.startswith("graphkiln: the cache is off")
 
 
-def test_warnings_of_pillow_for_programmers_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A warning about an image of 100 million pixels, with the path of its code. In tests it is an error."""
+def test_warnings_of_pillow_are_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Warnings are errors in tests."""
 
     def warn(**_: object) -> None:
         warnings.warn_explicit("large", UserWarning, "Image.py", 1, module="PIL.Image")
@@ -154,16 +152,16 @@ def test_warnings_of_pillow_for_programmers_are_hidden(monkeypatch: pytest.Monke
     command.main()
 
 
-def test_the_version(run: RunVerb) -> None:
+def test_version(run: RunVerb) -> None:
     finished = run("--version")
     assert (finished.code, finished.out) == (0, f"graphkiln {metadata.version('graphkiln')}\n")
 
 
 @pytest.mark.parametrize(
-    ("reader", "said"), [("full", "graphkiln: [Errno 28] No space left on device\n"), ("gone", "")]
+    ("reader", "error"), [("full", "graphkiln: [Errno 28] No space left on device\n"), ("gone", "")]
 )
-def test_output_that_cannot_be_written_at_the_end(reader: str, said: str) -> None:
-    """Python's own way is a code of 120, and two lines about an exception that is ignored."""
+def test_failed_output_at_exit(reader: str, error: str) -> None:
+    """By default, Python exits with code 120 and prints an ignored exception."""
     program = (
         "from graphkiln.cli import main as command\n"
         "command.application = lambda _: lambda **_: print('lost')\n"
@@ -180,4 +178,4 @@ def test_output_that_cannot_be_written_at_the_end(reader: str, said: str) -> Non
             check=False,
             timeout=60,
         )
-    assert (ended.returncode, ended.stderr) == (1, said)
+    assert (ended.returncode, ended.stderr) == (1, error)

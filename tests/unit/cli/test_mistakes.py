@@ -1,4 +1,4 @@
-"""Each command with a mistake in it: one line says what to do, before anything is written or any server is asked."""
+"""Invalid commands: one line on stderr, before any output or request."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SEVERAL = "detect image.jpg other.jpg --model m --draw"
 
 @pytest.fixture
 def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Path) -> Path:
-    """A folder with some files; `models` is a store, as far as it goes."""
+    """A folder with some files and a store, `models`."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for folder in ("empty", "keys", "models"):
@@ -56,8 +56,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Path) -> Path:
         (f"classify iVBORw0KGgo{'A' * 4000} --model m", "base64 text"),
         ("classify <svg/> --model m", "SVG"),
         (f"{SEVERAL} x.png", "one file for 2 images"),
-        ("detect image.jpg --model m --draw x.txt", "not a format of images"),
-        ("detect image.jpg --model m --draw image.jpg", "take the place of"),
+        ("detect image.jpg --model m --draw x.txt", "unknown image format"),
+        ("detect image.jpg --model m --draw image.jpg", "would overwrite"),
         # tensors
         (f"{INFER} --input X=none.npy", "cannot read none.npy"),
         (f"{INFER} --input X", "expected NAME=FILE"),
@@ -65,7 +65,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Path) -> Path:
         (f"{INFER} --input X=empty", "Is a directory"),
         (f"{INFER} --input X=image.jpg", "it is empty"),
         (f"{INFER} --input X=x.npy", "numpy.save"),
-        (f"{INFER} --input X=hello", "texts are written in quotes"),
+        (f"{INFER} --input X=hello", "strings need quotes"),
         (f"{INFER} --input none.npz", "none.npz"),
         (f"{INFER} --input X=[1] --input X=[2]", "twice"),
         (f"{INFER} --input X=[1", "not JSON"),
@@ -99,7 +99,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Path) -> Path:
         ("cache prune --cache off", "the cache is off"),
         ("cache prune --cache empty --to much", "'much' is not a size"),
         # stories
-        ("story --model m --weights none.pth", "there are no weights at none.pth"),
+        ("story --model m --weights none.pth", "there is no file none.pth"),
         ("story --model m --preprocess {resize}", "--preprocess is not JSON"),
         ("story --model m --preprocess [1]", "must be an object"),
         ("story --model m --html nowhere/report.html", "there is no folder nowhere"),
@@ -107,16 +107,16 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Path) -> Path:
         ("story --model m --seconds 0", "--seconds"),
     ],
 )  # fmt: skip
-def test_a_mistake_is_named_before_any_work(run: RunVerb, here: Path, words: str, message: str) -> None:
+def test_mistake_is_reported_before_any_work(run: RunVerb, here: Path, words: str, message: str) -> None:
     before = sorted(here.iterdir())
     finished = run(*words.split(" "))
     assert finished.code in (1, 2)
     assert finished.out == ""
     assert message.lower() in " ".join(finished.err.split()).lower()
-    assert len(finished.err) < 1000, "what was given is not repeated at length"
+    assert len(finished.err) < 1000, "long arguments are abbreviated"
     assert sorted(here.iterdir()) == before
 
 
-def test_a_header_is_never_repeated_in_an_error(run: RunVerb) -> None:
-    """It may be a secret."""
+def test_header_is_not_repeated_in_an_error(run: RunVerb) -> None:
+    """A header may be a secret."""
     assert "topsecret" not in run("models", "--header", "topsecret").err

@@ -1,4 +1,4 @@
-"""Paths that mean a version."""
+"""Paths of versions, local and remote."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def model(tmp_path: Path) -> Path:
     return tmp_path / "m"
 
 
-def test_a_version_its_graph_or_the_newest_of_a_model(model: Path) -> None:
+def test_version_folder(model: Path) -> None:
     assert version_folder(model / "2") == model / "2"
     assert version_folder(model / "2" / "model.onnx") == model / "2"
     assert version_folder(model) == model / "10"
 
 
-# The verbs that read take a model from a remote store, and leave nothing of it behind.
+# Verbs with remote models, which leave no temporary files.
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(s3_server: str, bucket: Any, version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A store on S3 with the model `m`; temporary folders must be gone when a test ends."""
+    """A store on S3 with the model `m`; checks that no temporary folders are left."""
     model = version.parent
     for path in (path for path in model.rglob("*") if path.is_file()):
         bucket.put_object(Key=f"store/m/{path.relative_to(model)}", Body=path.read_bytes())
@@ -66,7 +66,7 @@ def test_verify_explain_and_lower(store: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verb", ["verify", "explain", "lower", "inspect"])
-def test_every_verb_fetches_what_is_not_here(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_remote_paths_are_fetched(verb: str, monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(address: RemoteAddress, _: Path) -> Path:
         raise RepositoryError(f"{address} is not there")
 
@@ -75,7 +75,7 @@ def test_every_verb_fetches_what_is_not_here(verb: str, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_graph_is_converted(store: str, s3_server: str, bucket: Any, tmp_path: Path) -> None:
+def test_convert_remote_graph(store: str, s3_server: str, bucket: Any, tmp_path: Path) -> None:
     bucket.put_object(Key="graphs/tiny.onnx", Body=write_source(tmp_path).read_bytes())
     source = f"s3://{s3_server}/models/graphs/tiny.onnx"
     finished = run("convert", source, "--model-store", tmp_path / "out", "--json")
@@ -94,6 +94,6 @@ def test_doctor_examines_one_model(store: str) -> None:
     assert "serve takes the store" in found[f"{store}/m"].hint
 
 
-def test_a_path_of_this_machine_stays_as_it_is(tmp_path: Path) -> None:
+def test_local_path_is_unchanged(tmp_path: Path) -> None:
     with local_path(str(tmp_path)) as path:
         assert path == tmp_path

@@ -1,4 +1,4 @@
-"""`graphkiln segment`: a table, JSON or CSV, and drawings."""
+"""`graphkiln segment`: table, JSON, CSV and drawings."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def image(tmp_path: Path, client: FakeClient) -> Path:
     return tmp_path / "a.png"
 
 
-def test_a_table(run: RunVerb, image: Path) -> None:
+def test_table(run: RunVerb, image: Path) -> None:
     out = run("segment", image, "--model", "m").out
     rows = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
     assert rows == [["a.png", "background", "0", "75.0 %"], ["", "sky", "1", "25.0 %"]]
 
 
-def test_json_holds_run_lengths(run: RunVerb, image: Path) -> None:
+def test_json_has_run_lengths(run: RunVerb, image: Path) -> None:
     (row,) = json.loads(run("segment", image, "--model", "m", "--json").out)
     assert (row["height"], row["width"]) == (20, 40)
     assert row["segments"][1] == {
@@ -49,17 +49,16 @@ def test_csv(run: RunVerb, image: Path) -> None:
     assert [(row["label"], row["share"]) for row in rows] == [("background", "0.75"), ("sky", "0.25")]
 
 
-def test_a_drawing(run: RunVerb, image: Path) -> None:
+def test_drawing(run: RunVerb, image: Path) -> None:
     assert run("segment", image, "--model", "m", "--draw", image.parent / "x.png").code == 0
     drawn = np.asarray(Image.open(image.parent / "x.png"))
     assert drawn[18, 35].any()
     assert not drawn[18, 5].any()  # the background is not tinted
 
 
-def test_class_maps_are_not_kept(
+def test_class_maps_are_not_accumulated(
     run: RunVerb, image: Path, client: FakeClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a folder of photos they filled the memory: 12 MB of each."""
     made: list[weakref.ref[Any]] = []
 
     def segment_many(images: list[Path], **_: Any) -> Iterator[SegmentedImage]:

@@ -1,4 +1,4 @@
-"""`--input`: tensors from files, and tensors that are written out."""
+"""`--input`: tensors from files and as JSON."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def sample(tmp_path: Path) -> Path:
 
 
 def read(text: str) -> tuple[str, Any]:
-    """The only tensor of a word."""
+    """Parse a single tensor."""
     ((name, value),) = parse_inputs([text]).items()
     return name, value
 
@@ -44,7 +44,7 @@ class TestFiles:
         assert name == "X"
         np.testing.assert_array_equal(array, np.arange(4, dtype=np.float32).reshape(1, 2, 2))
 
-    def test_a_dash_is_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_dash_is_standard_input(self, monkeypatch: pytest.MonkeyPatch) -> None:
         file = io.BytesIO()
         np.save(file, np.array([b"ab", b"c"]))
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(file.getvalue())))
@@ -52,15 +52,15 @@ class TestFiles:
 
     def test_pickled_objects_are_refused(self, tmp_path: Path) -> None:
         np.save(tmp_path / "x.npy", np.array([{}], object), allow_pickle=True)
-        with pytest.raises(InvalidInput, match=r"is not an \.npy file of numbers or texts"):
+        with pytest.raises(InvalidInput, match=r"is not an \.npy file of numbers or strings"):
             read(f"X={tmp_path / 'x.npy'}")
 
-    def test_an_archive_of_several_arrays(self, tmp_path: Path) -> None:
+    def test_archive_for_one_input_is_refused(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "x.npz", a=np.zeros(1))
         with pytest.raises(InvalidInput, match=r"holds several arrays.*one \.npy file for each input"):
             read(f"X={tmp_path / 'x.npz'}")
 
-    def test_an_archive_by_itself_gives_every_input(self, tmp_path: Path) -> None:
+    def test_archive_for_all_inputs(self, tmp_path: Path) -> None:
         np.savez(tmp_path / "x.npz", a=np.zeros(1), b=np.ones(2))
         assert {name: len(array) for name, array in parse_inputs([str(tmp_path / "x.npz")]).items()} == {"a": 1, "b": 2}
         with pytest.raises(InvalidInput, match="gives 'b' twice"):
@@ -81,10 +81,10 @@ class TestLiterals:
             ("x=[]", []),
         ],
     )
-    def test_are_json(self, text: str, value: Any) -> None:
+    def test_json(self, text: str, value: Any) -> None:
         assert read(text) == ("x", Literal(value))
 
-    def test_a_file_of_that_name_goes_first(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_existing_file_takes_precedence(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.chdir(tmp_path)
         np.save(tmp_path / "3.npy", np.zeros(2))
         (tmp_path / "3.npy").rename(tmp_path / "3")
@@ -97,12 +97,12 @@ class TestLiterals:
             made(json.loads("[" * 40 + "1" + "]" * 40), DType.FP32, -1)
 
     @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype not in (DType.BYTES, DType.BOOL)])
-    def test_numbers_of_every_type(self, dtype: DType) -> None:
+    def test_numeric_types(self, dtype: DType) -> None:
         array = made([[1, 2, 3]], dtype, -1, 3)
         assert array.dtype == dtype.numpy
         assert array.tolist() == [[1, 2, 3]]
 
-    def test_texts_and_truth(self) -> None:
+    def test_strings_and_booleans(self) -> None:
         assert made(["a", "\u00e4"], DType.BYTES, -1).tolist() == [b"a", "\u00e4".encode()]
         assert made([True, False], DType.BOOL, 2).tolist() == [True, False]
 
@@ -119,7 +119,7 @@ class TestLiterals:
             ([[], []], (-1, -1), (2, 0)),
         ],
     )
-    def test_leading_brackets_may_be_left_out(
+    def test_leading_dimensions_may_be_omitted(
         self, value: Any, declared: tuple[int, ...], shape: tuple[int, ...]
     ) -> None:
         assert made(value, DType.INT32, *declared).shape == shape
@@ -127,13 +127,13 @@ class TestLiterals:
     @pytest.mark.parametrize(
         ("value", "declared"), [(3, (2,)), ([1, 2], (-1, 3)), ([[1, 2, 3]], (3,)), ([1], (2, 1)), ([], (-1, 2))]
     )
-    def test_another_shape(self, value: Any, declared: tuple[int, ...]) -> None:
-        with pytest.raises(InvalidInput, match=r"input 'x' has the shape \[.*\], the model expects \["):
+    def test_wrong_shape(self, value: Any, declared: tuple[int, ...]) -> None:
+        with pytest.raises(InvalidInput, match=r"input 'x' has shape \[.*\], but the model expects \["):
             made(value, DType.INT32, *declared)
 
-    @pytest.mark.parametrize("value", [[[1], [1, 2]], [1, [2]], [[1], 2], [[[1]], [1]]])
+    @pytest.mark.parametrize("value", [[[1], [1, 2]], [1, [2]], [[[1]], [1]]])
     def test_ragged_lists(self, value: Any) -> None:
-        with pytest.raises(InvalidInput, match="lists of one level must be of one length"):
+        with pytest.raises(InvalidInput, match="same length"):
             made(value, DType.INT32, -1, -1)
 
     @pytest.mark.parametrize(
@@ -143,25 +143,25 @@ class TestLiterals:
             (True, DType.INT32, "expected integers, got true"),
             ("1", DType.FP32, 'expected numbers, got "1"'),
             (None, DType.FP32, "expected numbers, got null"),
-            ({}, DType.BYTES, "expected texts in quotes"),
+            ({}, DType.BYTES, "expected strings in quotes"),
             (1, DType.BOOL, "expected true or false, got 1"),
-            (1, DType.BYTES, "expected texts in quotes"),
-            (256, DType.UINT8, "out of its range"),
-            (-1, DType.UINT64, "out of its range"),
-            (2**63, DType.INT64, "out of its range"),
-            (10**400, DType.FP64, "out of its range"),
-            (1e300, DType.FP32, "out of its range"),
-            (1e6, DType.FP16, "out of its range"),
-            (1e39, DType.BF16, "out of its range"),
+            (1, DType.BYTES, "expected strings in quotes"),
+            (256, DType.UINT8, "out of range"),
+            (-1, DType.UINT64, "out of range"),
+            (2**63, DType.INT64, "out of range"),
+            (10**400, DType.FP64, "out of range"),
+            (1e300, DType.FP32, "out of range"),
+            (1e6, DType.FP16, "out of range"),
+            (1e39, DType.BF16, "out of range"),
         ],
     )
-    def test_another_type(self, value: Any, dtype: DType, words: str) -> None:
+    def test_wrong_type(self, value: Any, dtype: DType, words: str) -> None:
         with pytest.raises(InvalidInput, match=words):
             made(value, dtype, -1)
 
-    def test_infinity_is_a_number(self) -> None:
+    def test_infinity(self) -> None:
         assert made([float("inf"), 1], DType.BF16, -1).dtype == ml_dtypes.bfloat16
 
-    def test_another_name(self) -> None:
+    def test_unknown_input(self) -> None:
         with pytest.raises(InvalidInput, match=r"no input 'y'.*known: x"):
             to_array("y", Literal(1), rows(DType.FP32, -1))

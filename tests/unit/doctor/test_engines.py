@@ -1,4 +1,4 @@
-"""Engines: there, missing, broken."""
+"""Checks of available, missing and broken engines."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ NO_RUNTIME = "engine 'openvino' is known but its runtime is not installed (pip i
     [
         ("openvino", {"cpu": "", "gpu:0": "no"}, "", Level.OK, "2026.4 on cpu"),
         ("openvino", {}, NO_RUNTIME, Level.OK, "graphkiln[openvino]"),
-        ("openvino", {}, "ends its process when it is loaded (SIGILL)", Level.WARNING, "SIGILL"),
+        ("openvino", {}, "crashes its process (SIGILL)", Level.WARNING, "SIGILL"),
         ("onnxruntime", {}, "its runtime is not installed", Level.ERROR, "graphkiln[serve]"),
         ("tensorrt", {"cpu": "tensorrt serves gpu:N, not cpu"}, "", Level.OK, "gpu:N"),
-        ("tensorrt", {}, "", Level.OK, "no device"),
+        ("tensorrt", {}, "", Level.OK, "no supported device"),
     ],
 )
-def test_engines_that_run_or_not(name: str, devices: dict[str, str], *, reason: str, level: Level, words: str) -> None:
+def test_findings(name: str, devices: dict[str, str], *, reason: str, level: Level, words: str) -> None:
     found = find_engine(name, "2026.4", devices, reason)
     assert found.level is level
     assert words in f"{found.message} {found.hint}"
 
 
-def test_all_engines_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_engines_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = {each.subject: each for each in check_engines(Request())}
     assert set(found) == {"onnxruntime", "openvino", "tensorrt"}
     assert found["onnxruntime"].facts["devices"] == ["cpu"]
@@ -57,21 +57,21 @@ def test_probes_of_this_machine() -> None:
 @pytest.mark.parametrize(
     ("code", "words"),
     [
-        ("import os; os.kill(os.getpid(), 4)", "ends its process when it is loaded (SIGILL)"),
-        ("import os; os.kill(os.getpid(), 40)", "ends its process when it is loaded (signal 40)"),
+        ("import os; os.kill(os.getpid(), 4)", "crashes its process when loaded (SIGILL)"),
+        ("import os; os.kill(os.getpid(), 40)", "crashes its process when loaded (signal 40)"),
         ("raise OSError('libfoo.so: undefined symbol')", "OSError: libfoo.so: undefined symbol"),
         ("", "no output"),
         ("print('[]')", "no output"),
     ],
 )
-def test_a_runtime_that_takes_its_process_along_takes_no_more(code: str, words: str) -> None:
+def test_broken_runtimes(code: str, words: str) -> None:
     devices, reason = read_probe(run(code))
     assert devices == {}
     assert words in reason
 
 
-def test_one_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_runtime_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_TIMEOUT_S", 0.2)
     process = run("import time; time.sleep(60)")
-    assert read_probe(process) == ({}, "hangs when it is loaded (0.2 s)")
+    assert read_probe(process) == ({}, "hangs when loaded (0.2 s)")
     assert process.returncode == -9

@@ -1,4 +1,4 @@
-"""A check that fails or hangs stops no other; the JSON document for programs."""
+"""The run of checks, and its JSON document."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def check_badly(_: Request) -> Iterator[Finding]:
 
 
 def check_fatally(_: Request) -> list[Finding]:
-    sys.exit("whatever it imports wants to end the process")
+    sys.exit("an import ends the process")
 
 
 def check_for_ever(_: Request) -> list[Finding]:
@@ -41,7 +41,7 @@ def _importable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     RELEASE.set()
 
 
-def test_findings_carry_their_check_in_its_order() -> None:
+def test_findings_are_in_the_order_of_checks() -> None:
     found = examine(Request(cache="off"), [("b", f"{HERE}:check_well"), ("a", f"{HERE}:check_well")]).findings
     assert [(each.check, each.message) for each in found] == [("b", "is well, off"), ("a", "is well, off")]
 
@@ -54,7 +54,7 @@ def test_findings_carry_their_check_in_its_order() -> None:
         (f"{HERE}:no_such_function", "failed: AttributeError"),
     ],
 )
-def test_one_that_fails_is_a_finding_and_the_others_run(place: str, words: str) -> None:
+def test_failed_check_is_a_finding(place: str, words: str) -> None:
     failed, well = examine(Request(), [("bad", place), ("well", f"{HERE}:check_well")]).findings
     assert (failed.check, failed.level) == ("bad", Level.WARNING)
     assert failed.message.startswith(words)
@@ -62,28 +62,28 @@ def test_one_that_fails_is_a_finding_and_the_others_run(place: str, words: str) 
     assert well.level is Level.OK
 
 
-def test_what_was_found_before_a_failure_counts() -> None:
+def test_findings_before_a_failure_count() -> None:
     seen, failed = examine(Request(), [("bad", f"{HERE}:check_badly")]).findings
     assert (seen.check, seen.message) == ("bad", "seen")
     assert failed.message == "failed: RecursionError: too deep"
 
 
-def test_one_that_hangs_is_given_up() -> None:
+def test_hanging_check_times_out() -> None:
     checks = [("hangs", f"{HERE}:check_for_ever"), ("well", f"{HERE}:check_well")]
-    examination = examine(Request(), checks, deadline_s=1)
+    examination = examine(Request(), checks, deadline_s=0.2)
     assert [each.level for each in examination.findings] == [Level.WARNING, Level.OK]
-    assert examination.findings[0].message == "did not end within 1 s"
+    assert examination.findings[0].message == "did not end within 0 s"
     assert examination.seconds < 20
 
 
-def test_all_checks_can_be_imported_and_say_something() -> None:
+def test_all_checks_run() -> None:
     examination = examine(Request(cache="off"))
     assert {each.check for each in examination.findings} == {name for name, _ in CHECKS} - {"models"}
     assert [each for each in examination.findings if each.subject == "the check itself"] == []
 
 
 @pytest.mark.parametrize("worst", Level)
-def test_the_worst_level_counts_and_the_document_is_stable(worst: Level) -> None:
+def test_worst_level_and_json_document(worst: Level) -> None:
     assert Examination(findings=()).level is Level.OK
     kinds = list(Level)[: list(Level).index(worst) + 1]
     findings = [
@@ -105,7 +105,7 @@ def test_the_worst_level_counts_and_the_document_is_stable(worst: Level) -> None
 
 @pytest.mark.parametrize(
     ("count", "text"),
-    [(1023, "1023 B"), (1024, "1 kB"), (5 << 20, "5 MB"), (3 << 29, "1.5 GB"), (2 << 40, "2048.0 GB")],
+    [(1023, "1023 B"), (1024, "1 KiB"), (5 << 20, "5 MiB"), (3 << 29, "1.5 GiB")],
 )
 def test_sizes(count: int, text: str) -> None:
     assert format_size(count) == text

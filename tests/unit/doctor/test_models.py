@@ -1,4 +1,4 @@
-"""The models of a store, whole and broken."""
+"""Checks of models, local and remote."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def check(*stores: Path) -> dict[str, Finding]:
     return {found.subject: found for found in check_models(Request(stores=stores))}
 
 
-def test_a_model_that_is_whole(store: Path) -> None:
+def test_intact_model(store: Path) -> None:
     found = check(store)
     assert found["digits"].message == "version 1: whole, golden samples"
     assert {each.level for each in found.values()} == {Level.OK}
@@ -49,7 +49,7 @@ def test_a_model_that_is_whole(store: Path) -> None:
 @pytest.mark.parametrize(
     ("file", "words"), [("model.onnx", "SHA-256"), ("golden.npz", "SHA-256"), ("manifest.json", "manifest")]
 )
-def test_a_file_that_is_damaged(store: Path, file: str, words: str) -> None:
+def test_damaged_file(store: Path, file: str, words: str) -> None:
     path = store / "digits" / "1" / file
     path.write_bytes(path.read_bytes()[:-20])
     found = check(store)["digits 1"]
@@ -58,7 +58,7 @@ def test_a_file_that_is_damaged(store: Path, file: str, words: str) -> None:
     assert found.hint
 
 
-def test_a_version_that_is_broken_hides_no_other(store: Path) -> None:
+def test_broken_version_beside_an_intact_one(store: Path) -> None:
     shutil.copytree(store / "digits" / "1", store / "digits" / "2")
     (store / "digits" / "2" / "model.onnx").unlink()
     found = check(store)
@@ -71,12 +71,12 @@ def test_a_version_that_is_broken_hides_no_other(store: Path) -> None:
     [
         ("max_batch_sise: 8", "max_batch_sise"),
         ('parameters [ { key: "precision" value { string_value: "fp7" } } ]', "fp7"),
-        ('parameters { key: "parallel" value { string_value: "pipeline=9999" } }', "would not be live: pipeline=9999"),
-        ('parameters { key: "parallel" value { string_value: "data=3" } }', "would not be live: data=3"),
+        ('parameters { key: "parallel" value { string_value: "pipeline=9999" } }', "served: pipeline=9999"),
+        ('parameters { key: "parallel" value { string_value: "data=3" } }', "served: data=3"),
         ('parameters { key: "parallel" value { string_value: "data=1" } }', ""),
     ],
 )
-def test_a_configuration_that_cannot_be_served(store: Path, text: str, words: str) -> None:
+def test_invalid_configuration(store: Path, text: str, words: str) -> None:
     with (store / "digits" / "config.pbtxt").open("a") as config:
         config.write(f"\n{text}\n")
     found = check(store)["digits"]
@@ -88,7 +88,7 @@ def test_a_configuration_that_cannot_be_served(store: Path, text: str, words: st
     ("more", "level"),
     [("", Level.ERROR), (', { key: "fallback" value { string_value: "onnxruntime" } }', Level.WARNING)],
 )
-def test_an_engine_that_cannot_run_here(store: Path, more: str, level: Level) -> None:
+def test_unavailable_engine(store: Path, more: str, level: Level) -> None:
     config = store / "digits" / "config.pbtxt"
     wanted = f'parameters [ {{ key: "engine" value {{ string_value: "openvino" }} }}{more} ]'
     config.write_text(f"{config.read_text()}\n{wanted}\n")
@@ -102,7 +102,7 @@ def test_an_engine_that_cannot_run_here(store: Path, more: str, level: Level) ->
     assert "there is no gpu:7 here" in nowhere.message
 
 
-def test_a_model_without_a_version(store: Path) -> None:
+def test_model_without_version(store: Path) -> None:
     (store / "broken").mkdir()
     (store / "broken" / "config.pbtxt").touch()
     found = check(store)["broken"]
@@ -110,16 +110,15 @@ def test_a_model_without_a_version(store: Path) -> None:
     assert found.hint == "make broken/1/model.onnx"
 
 
-def test_a_folder_that_is_no_model(store: Path) -> None:
-    """As the server does, it passes over it."""
+def test_folder_without_model(store: Path) -> None:
+    """The server ignores such folders, too."""
     (store / "empty").mkdir()
     found = check(store)
     assert (found["digits"].level, found["empty"].level) == (Level.OK, Level.WARNING)
-    assert "passed over: it is empty" in found["empty"].message
+    assert "ignored: it is empty" in found["empty"].message
 
 
-def test_a_folder_that_cannot_be_read(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is a finding; the other models are looked at."""
+def test_unreadable_folder(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read = module.versions_of
     (store / "theirs" / "1").mkdir(parents=True)
     (store / "lost+found").mkdir()
@@ -136,7 +135,7 @@ def test_a_folder_that_cannot_be_read(store: Path, monkeypatch: pytest.MonkeyPat
     assert "lost+found" not in found
 
 
-def test_stores_that_are_none(tmp_path: Path) -> None:
+def test_invalid_stores(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "none").mkdir()
     found = check(tmp_path / "gone", tmp_path / "file", tmp_path / "none")
@@ -144,16 +143,14 @@ def test_stores_that_are_none(tmp_path: Path) -> None:
     assert list(check_models(Request())) == []
 
 
-def test_large_stores_are_not_compared_with_their_hashes(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_stores_are_not_hashed(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_HASHED_BYTES", 1000)
     found = check(store)["digits"]
-    assert "not compared" in found.message
+    assert "not hashed" in found.message
     assert "graphkiln verify" in found.hint
 
 
-def test_a_graph_of_another_framework_is_converted_at_its_first_start(
-    store: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_graph_of_another_framework(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     class Flow:
         framework = "OneFlow"
 
@@ -167,7 +164,7 @@ def test_a_graph_of_another_framework_is_converted_at_its_first_start(
 
 
 @pytest.mark.parametrize(("age_s", "level"), [(10, Level.OK), (2 * HOUR_S, Level.WARNING)])
-def test_half_a_version_is_named_and_left(store: Path, age_s: int, level: Level) -> None:
+def test_unfinished_version(store: Path, age_s: int, level: Level) -> None:
     half = store / "digits" / ".graphkiln-abc"
     half.mkdir()
     changed_s = half.stat().st_mtime - age_s
@@ -177,7 +174,7 @@ def test_half_a_version_is_named_and_left(store: Path, age_s: int, level: Level)
     assert half.is_dir()
 
 
-def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_insufficient_resources(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("graphkiln_backend.server.limits._allowed_by_groups", lambda: [(2048, "a larger limit")])
     monkeypatch.setattr("graphkiln_backend.server.limits._allowed_to_user", lambda: ())
     monkeypatch.setattr("graphkiln_backend.server.limits.resource.getrlimit", lambda _: (1024, 4096))
@@ -192,20 +189,20 @@ def test_what_does_not_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert threads.hint.startswith("a larger limit")
 
 
-def test_sizes_follow_no_link(tmp_path: Path) -> None:
+def test_size_does_not_follow_links(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "file").write_bytes(bytes(1000))
     (tmp_path / "link").symlink_to("/usr")
     assert size_of(tmp_path) < 1100
 
 
-def test_one_model_in_the_place_of_a_store(tmp_path: Path) -> None:
+def test_model_as_store(tmp_path: Path) -> None:
     (tmp_path / "m" / "1").mkdir(parents=True)
     subjects = [finding.subject for finding in check_models(Request(stores=(tmp_path / "m",)))]
     assert "m 1" in subjects
 
 
-def test_what_decodes_images_for_a_model_counts(store: Path) -> None:
+def test_needs_include_image_models(store: Path) -> None:
     plain = need_of(store / "digits")
     with (store / "digits" / "config.pbtxt").open("a") as config:
         config.write(ACCEPT_IMAGES_LINE)
@@ -223,8 +220,8 @@ assert ADDRESS
 @pytest.mark.parametrize(
     ("listing", "level", "words"),
     [
-        ({"a/1/model.onnx": RemoteFile("x", 2048), "b/1/x": RemoteFile("y", 0)}, Level.OK, "2 models, 2 files, 2 kB"),
-        ({"README.md": RemoteFile("x", 9)}, Level.WARNING, "holds no model"),
+        ({"a/1/model.onnx": RemoteFile("x", 2048), "b/1/x": RemoteFile("y", 0)}, Level.OK, "2 models, 2 files, 2 KiB"),
+        ({"README.md": RemoteFile("x", 9)}, Level.WARNING, "no model"),
         (RemoteStoreError("s3://bucket/store: access is denied", hint="AWS_PROFILE"), Level.ERROR, "access is denied"),
     ],
 )
@@ -253,5 +250,5 @@ def test_remote_stores(
         ([], False),
     ],
 )
-def test_a_model_is_not_a_store(listing: list[str], is_model: bool) -> None:
+def test_is_one_model(listing: list[str], is_model: bool) -> None:
     assert is_one_model(listing) is is_model

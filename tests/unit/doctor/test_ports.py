@@ -1,4 +1,4 @@
-"""Ports that are free, and the holders of the others."""
+"""Checks of ports."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ def arguments(http: int, *more: str) -> Request:
     return Request(arguments=(f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}", *more))
 
 
-def test_all_three_are_looked_at() -> None:
+def test_all_ports_are_checked() -> None:
     found = list(check_ports(arguments(free_ports(1)[0])))
     assert [each.level for each in found] == [Level.OK] * 3
     assert [each.subject.split()[0] for each in found] == ["HTTP", "gRPC", "metrics"]
 
 
-def test_one_that_is_in_use_names_its_holder_and_another() -> None:
+def test_port_in_use_names_its_process() -> None:
     with socket.socket() as holder:
         holder.bind(("0.0.0.0", 0))
         holder.listen()
         port = holder.getsockname()[1]
         found = next(iter(check_ports(arguments(port))))
         assert found.level is Level.ERROR
-        assert f"port {port} (HTTP) is in use, held by" in found.message
+        assert f"port {port} (HTTP) is in use by" in found.message
         assert f"(process {os.getpid()})" in found.message
         assert "--http-port=" in found.hint
         assert found.facts["free"] is False
 
 
-def test_a_holder_may_be_hidden_from_this_user(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hidden_process(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(_: str) -> None:
         raise psutil.AccessDenied
 
@@ -45,18 +45,18 @@ def test_a_holder_may_be_hidden_from_this_user(monkeypatch: pytest.MonkeyPatch) 
     assert find_holder(1) == ""
 
 
-def test_one_that_is_switched_off() -> None:
+def test_disabled_service() -> None:
     request = arguments(free_ports(1)[0], "--allow-metrics=false")
-    assert list(check_ports(request))[2].message == "switched off"
+    assert list(check_ports(request))[2].message == "disabled"
 
 
-def test_one_that_is_no_number() -> None:
+def test_invalid_port() -> None:
     found = next(iter(check_ports(Request(arguments=("--http-port=web",)))))
     assert (found.subject, found.level) == ("http", Level.ERROR)
     assert "'web'" in found.message
 
 
-def test_an_address_that_this_machine_does_not_have() -> None:
+def test_foreign_address() -> None:
     """Source: RFC 5737, addresses for documentation."""
     request = arguments(free_ports(1)[0])
     found = next(iter(check_ports(Request(host="192.0.2.1", arguments=request.arguments))))
@@ -64,12 +64,12 @@ def test_an_address_that_this_machine_does_not_have() -> None:
     assert "cannot listen on 192.0.2.1" in found.message
 
 
-def test_flags_that_cannot_be_read_leave_the_usual_ports() -> None:
+def test_invalid_flags_use_the_default_ports() -> None:
     found = list(check_ports(Request(arguments=("--no-such-flag",))))
     assert [each.facts["port"] for each in found] == [8000, 8001, 8002]
 
 
-def test_one_port_for_two_services() -> None:
+def test_same_port_for_two_services() -> None:
     (port,) = free_ports(1)
     found = list(check_ports(Request(arguments=(f"--http-port={port}", f"--metrics-port={port}"))))
     assert (found[0].level, found[2].level) == (Level.OK, Level.ERROR)

@@ -1,4 +1,4 @@
-"""Packages that are there, missing, or do not fit together; the tritonserver that would be started."""
+"""Checks of packages, tritonserver and HAProxy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Distribution:
 
 @pytest.fixture
 def installed(monkeypatch: pytest.MonkeyPatch) -> dict[str, Distribution]:
-    """What is installed, for a test to fill."""
+    """Fake installed distributions."""
     found: dict[str, Distribution] = {}
 
     def look_up(name: str) -> Distribution:
@@ -44,20 +44,20 @@ def unmet(name: str, extra: str = "") -> list[Finding]:
     return list(find_unmet(name, extra))
 
 
-def test_a_missing_package_is_left_out_and_needs_nothing(installed: dict[str, Distribution]) -> None:
+def test_missing_package(installed: dict[str, Distribution]) -> None:
     installed["numpy"] = Distribution("1.26.4", None)
     assert installed_versions(["numpy", "onnx"]) == {"numpy": "1.26.4"}
     assert unmet("graphkiln") == []
 
 
-def test_two_runtimes_in_the_same_files() -> None:
+def test_conflicting_runtimes() -> None:
     (found,) = find_conflicts({"onnxruntime": "1", "onnxruntime-gpu": "1", "onnx": "1"})
     assert found.level is Level.WARNING
     assert found.hint.startswith("pip uninstall onnxruntime onnxruntime-gpu")
     assert list(find_conflicts({"onnxruntime": "1"})) == []
 
 
-def test_a_requirement_that_is_not_met(installed: dict[str, Distribution]) -> None:
+def test_unmet_requirement(installed: dict[str, Distribution]) -> None:
     installed["nvidia-pytriton"] = Distribution("0.7.0", ["numpy<2", "wrapt>=1", 'x>1; extra == "test"'])
     installed["numpy"] = Distribution("2.1.0", None)
     numpy, wrapt = unmet("nvidia-pytriton")
@@ -66,13 +66,13 @@ def test_a_requirement_that_is_not_met(installed: dict[str, Distribution]) -> No
     assert wrapt.message == "needs wrapt>=1, found none"
 
 
-def test_requirements_of_an_extra_count_where_it_is_asked_for(installed: dict[str, Distribution]) -> None:
+def test_requirements_of_an_extra(installed: dict[str, Distribution]) -> None:
     installed["graphkiln"] = Distribution("0.1", ['onnx>=1.17; extra == "serve"', 'torch>2; extra == "convert"'])
     (found,) = unmet("graphkiln", "serve")
     assert (found.level, found.message) == (Level.ERROR, "needs onnx>=1.17, found none")
 
 
-def test_another_server_or_runtime_takes_the_place_of_a_requirement(installed: dict[str, Distribution]) -> None:
+def test_replaced_requirements(installed: dict[str, Distribution]) -> None:
     requires = ['nvidia-pytriton==0.7.0; extra == "serve"', 'onnxruntime>=1.22; extra == "serve"']
     installed["graphkiln"] = Distribution("0.1", requires)
     installed["onnxruntime-gpu"] = Distribution("1.23", None)
@@ -85,7 +85,7 @@ def test_this_environment() -> None:
     assert "onnxruntime" in found[1].facts
 
 
-def test_the_tritonserver_of_this_environment() -> None:
+def test_tritonserver() -> None:
     server, advisories = check_triton(Request())
     assert server.level is Level.OK
     assert server.message.startswith("Triton 2.51.0 (24.10), of nvidia-pytriton")
@@ -97,7 +97,7 @@ def test_the_tritonserver_of_this_environment() -> None:
     assert "--http-port" in found.hint
 
 
-def test_no_tritonserver_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_tritonserver(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> None:
         raise ServerSetupError("no tritonserver found", hint="pip install 'graphkiln[serve]'")
 
@@ -111,7 +111,7 @@ def test_no_tritonserver_is_an_error_with_the_fix(monkeypatch: pytest.MonkeyPatc
     ("host", "program", "level"),
     [("0.0.0.0", None, Level.WARNING), ("127.0.0.1", None, Level.OK), ("0.0.0.0", "/usr/sbin/haproxy", Level.OK)],
 )
-def test_other_machines_should_meet_haproxy(
+def test_haproxy_for_public_addresses(
     monkeypatch: pytest.MonkeyPatch, host: str, program: str | None, level: Level
 ) -> None:
     monkeypatch.setattr(edge_plan, "find_haproxy", lambda: program)

@@ -1,4 +1,4 @@
-"""Temporary folder, shared memory, leftovers of dead runs, and the cache; nothing is changed."""
+"""Checks of temporary folder, shared memory, leftovers and the cache, without changing them."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_folders_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     monkeypatch.setattr(run_folder, "OTHER_PARENTS", ())
     monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "gone")
@@ -46,7 +46,7 @@ def test_folders_that_are_not_there_are_errors(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.parametrize(("size", "level"), [(65 * MB, Level.OK), (63 * MB, Level.WARNING)])
-def test_little_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, level: Level) -> None:
+def test_low_disk_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, level: Level) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     free(monkeypatch, size)
     (found,) = check_temporary_folder(Request())
@@ -68,7 +68,7 @@ def test_shared_memory(size: int, can_write: bool, level: Level) -> None:
     assert bool(found.hint) == (level is not Level.OK)
 
 
-def test_leftovers_of_dead_runs_are_named_and_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leftovers_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leftovers, "_default_parents", lambda: {tmp_path})
     monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
     with OwnedFolder(tmp_path) as living, OwnedFolder(tmp_path) as dead:
@@ -80,22 +80,22 @@ def test_leftovers_of_dead_runs_are_named_and_left(tmp_path: Path, monkeypatch: 
         assert lives.facts["paths"] == [str(living.path)]
         assert dead.path.is_dir()
     left, lives = check_leftovers(Request())
-    assert (left.level, left.message) == (Level.OK, "left nothing")
+    assert (left.level, left.message) == (Level.OK, "no leftovers")
 
 
 def check(cache: Path | str) -> list[Finding]:
     return list(check_cache(Request(cache=str(cache))))
 
 
-def test_a_cache_that_is_off_or_not_there_yet(tmp_path: Path) -> None:
+def test_disabled_and_missing_cache(tmp_path: Path) -> None:
     (off,), (missing,) = check("off"), check(tmp_path / "cache")
     assert (off.level, off.message) == (Level.OK, "off: models are lowered again at each start")
     assert missing.level is Level.OK
-    assert "is made at the first start" in missing.message
+    assert "will be created" in missing.message
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_cache_that_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cache_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with ArtifactCache(tmp_path) as cache:
         cache.get("engine", "m/1", {"a": "b"}, lambda folder: (folder / "f").write_bytes(bytes(5000)) and None)
     trust, size, unfinished = check(tmp_path)
@@ -109,7 +109,7 @@ def test_a_cache_that_is_filled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert unfinished.facts["names"] == ["engine-1"]
 
 
-def test_a_cache_that_cannot_be_used_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unusable_cache_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Path:
         raise RuntimeError
 
