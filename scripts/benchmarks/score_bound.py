@@ -21,9 +21,9 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.lowering.proven_session import ProvenSession
+from graphkiln_backend.scoring.messages import Row
 from graphkiln_backend.scoring.model import read_model
 from graphkiln_backend.scoring.scorer import Scored, Scorer
-from graphkiln_backend.scoring.units import Row
 
 _UNITS = 2  # scored at a time, as a worker does
 

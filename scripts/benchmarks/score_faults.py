@@ -25,7 +25,7 @@ import pyarrow.parquet as pq
 from PIL import Image
 from ray_cluster import RayNodes, kill, processes_of, ray_nodes
 
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.messages import ScoreRequest
 
 UNITS = 200
 ROWS_PER_UNIT = 10

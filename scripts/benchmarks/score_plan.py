@@ -23,10 +23,10 @@ from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination, encode_result, object_name
+from graphkiln_backend.scoring.messages import InputRange, Unit
 from graphkiln_backend.scoring.plan import PlanTotals, read_plan, write_plan
 from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - its folder is made by tempfile
@@ -63,8 +63,8 @@ def _plan_listing(listing: Path) -> dict[str, Any]:
 
 def _resume(folder: Path) -> dict[str, Any]:
     """Finished units, each with a file of its own, are listed and left out of a plan; planning is not part of it."""
-    from graphkiln_backend.scoring.opening import open_destination
-    from graphkiln_backend.scoring.request import ScoreRequest
+    from graphkiln_backend.scoring.messages import ScoreRequest
+    from graphkiln_backend.scoring.plan import open_destination
 
     plan, results = folder / "resume.parquet", folder / "results"
     results.mkdir()

@@ -27,8 +27,7 @@ import psutil
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring.driver import score_data_set
-from graphkiln_backend.scoring.messages import StageTimes, UnitCommitted
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.messages import ScoreRequest, StageTimes, UnitCommitted
 
 # Of torchvision's weights.
 PREPROCESS = Preprocess(

@@ -28,7 +28,7 @@ from score_plan import VerifyTimes, measure_verify
 from score_runs import PREPROCESS, Reading, RunReport
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
-from graphkiln_backend.scoring.request import DEFAULT_ROWS_PER_UNIT
+from graphkiln_backend.scoring.messages import DEFAULT_ROWS_PER_UNIT
 from graphkiln_backend.system.resources import usable_cores
 
 OURS, PEER = "graphkiln score", "Ray Data"

@@ -8,9 +8,8 @@ import pytest
 from running import Server
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.scoring.messages import Row, ScoreRequest
 from graphkiln_backend.scoring.model import read_model
-from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.units import Row
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server

@@ -17,9 +17,8 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.scoring.driver import read_run_model
+from graphkiln_backend.scoring.messages import Row, ScoreRequest
 from graphkiln_backend.scoring.model import read_model
-from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.units import Row
 
 pytestmark = pytest.mark.slow
 

@@ -17,9 +17,8 @@ from pyarrow import parquet
 from running import StartServer, run_here
 
 from graphkiln_backend.cache.store import ArtifactCache
+from graphkiln_backend.scoring.messages import Row, ScoreRequest
 from graphkiln_backend.scoring.model import read_model
-from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.units import Row
 from graphkiln_client import AsyncClient, Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

@@ -1,4 +1,4 @@
-"""A fleet without machines: workers that die, nodes that leave, rows that kill, all from a seeded generator."""
+"""Simulated fleet: workers and nodes that die and rows that end workers, from a seeded generator."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from graphkiln_backend.scoring.messages import (
     Failed,
     Outcome,
     Ready,
+    Survived,
+    Unit,
     UnitReport,
     WorkerFacts,
 )
-from graphkiln_backend.scoring.schedule import MOST_STORE_FAILURES
-from graphkiln_backend.scoring.units import Unit
+from graphkiln_backend.scoring.schedule import MAX_STORE_FAILURES
 
 
 def unit(number: int, rows: int = 40) -> Unit:
@@ -32,14 +33,14 @@ def facts(node: str = "node") -> WorkerFacts:
 
 @dataclass
 class FakeFleet:
-    """Computes one attempt per `wait`, or has something happen.
+    """Computes one attempt, or simulates one fault, per `wait`.
 
     Args:
-        size: Workers at a time.
-        guilty: Positions of rows that end a worker, by the id of the unit.
-        faults: Probability that a worker or node ends at a `wait` for no fault of its rows.
-        failures: Probability that an attempt comes to nothing for another cause; not so often that a unit is given up.
-        seed: Of the generator.
+        size: Number of workers.
+        guilty: Positions of rows that end a worker, by unit id.
+        faults: Probability per `wait` that a worker or node ends without a guilty row.
+        failures: Probability that an attempt fails for another cause; too few to give up a unit.
+        seed: Seed of the generator.
     """
 
     size: int = 3
@@ -53,19 +54,19 @@ class FakeFleet:
 
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
-        self._work: dict[str, list[tuple[int, Attempt]]] = {}
+        self._work: dict[str, list[Attempt]] = {}
         self._born = 0
-        self._failures_left = MOST_STORE_FAILURES - 1
+        self._failures_left = MAX_STORE_FAILURES - 1
         self.most_in_flight = 0
 
     def clock(self) -> float:
         return self.now
 
-    def assign(self, worker: str, number: int, attempt: Attempt) -> None:
+    def assign(self, worker: str, attempt: Attempt) -> None:
         work = self._work[worker]
-        work.append((number, attempt))
+        work.append(attempt)
         if attempt.probe is not None:
-            assert len(work) == 1, "a probe shares its worker with nothing"
+            assert len(work) == 1, "a probe runs alone on its worker"
         self.most_in_flight = max(self.most_in_flight, len(work))
 
     def wait(self, timeout_s: float, _: float = 0.0) -> list[Outcome]:
@@ -79,33 +80,33 @@ class FakeFleet:
             name = self._random.choice(sorted(self._work))
             blame = self._random.choice([Blame.NODE, Blame.WORKER])
             committed = [each for each in self._work[name] if self._random.random() < 0.3]
-            for _, attempt in committed:
-                self._commit(attempt)
+            for attempt in committed:
+                if not attempt.probe and not self._touched(attempt):
+                    self._commit(attempt)
             return [self._end(name, blame)]
         busy = sorted(name for name, work in self._work.items() if work)
         return [self._compute(self._random.choice(busy))] if busy else []
 
     def _compute(self, name: str) -> Outcome:
-        number, attempt = self._random.choice(self._work[name])
+        attempt = self._random.choice(self._work[name])
         if self._failures_left and self._random.random() < self.failures:
             self._failures_left -= 1
-            self._work[name].remove((number, attempt))
+            self._work[name].remove(attempt)
             cause = self._random.choice([Cause.SOURCE, Cause.STORE])
-            return Failed(worker=name, attempt=number, cause=cause, reason="not now")
-        touched = self._touched(attempt)
-        if touched:
+            return Failed(worker=name, attempt=attempt.number, cause=cause, reason="not now")
+        if self._touched(attempt):
             return self._end(name, Blame.ROWS)
-        self._work[name].remove((number, attempt))
-        return Done(worker=name, attempt=number, report=None if attempt.probe else self._commit(attempt))
+        self._work[name].remove(attempt)
+        if attempt.probe:
+            return Survived(worker=name, attempt=attempt.number)
+        return Done(worker=name, attempt=attempt.number, report=self._commit(attempt))
 
     def _touched(self, attempt: Attempt) -> set[int]:
         rows = range(attempt.unit.rows)[attempt.probe.start : attempt.probe.stop] if attempt.probe else None
         guilty = self.guilty.get(attempt.unit.id, set()) - attempt.quarantined.keys()
         return guilty if rows is None else guilty & set(rows)
 
-    def _commit(self, attempt: Attempt) -> UnitReport | None:
-        if attempt.probe or self._touched(attempt):
-            return None
+    def _commit(self, attempt: Attempt) -> UnitReport:
         twin = self.commits[attempt.unit.id] > 0
         if not twin:
             self.commits[attempt.unit.id] += 1

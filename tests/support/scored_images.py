@@ -15,7 +15,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.scoring.units import Row
+from graphkiln_backend.scoring.messages import Row
 from graphkiln_backend.system.closing import Closeable
 
 SIDE = 4

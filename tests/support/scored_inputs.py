@@ -11,9 +11,9 @@ from typing import Any
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
+from graphkiln_backend.scoring.messages import Unit
 from graphkiln_backend.scoring.sources.base import Columns, Source
 from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.units import Unit
 
 CONFIGURATION = "model"
 

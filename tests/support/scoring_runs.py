@@ -11,7 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from PIL import Image
 
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.messages import ScoreRequest
+from graphkiln_backend.scoring.plan import open_destination
 
 REPOSITORY = Path(__file__).parents[2]
 PLANTED = REPOSITORY / "tests" / "planted"
@@ -52,3 +54,8 @@ def check_each_once(destination: Path, count: int) -> dict[str, str]:
     assert table.column("id").to_pylist() == [f"{number:05}.png" for number in range(count)]
     rows = zip(table.column("id").to_pylist(), table.column("error").to_pylist(), strict=True)
     return {name: error for name, error in rows if error is not None}
+
+
+def destination_at(text: str, ledger: str = "", format: str = "") -> Destination:  # noqa: A002 - the flag's name
+    """Open a destination."""
+    return open_destination(ScoreRequest(source="", model="", destination=text, ledger=ledger, format=format))

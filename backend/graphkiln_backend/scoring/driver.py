@@ -1,11 +1,11 @@
-"""A run: read the model, lock the destination, plan, score what is left, account for every row.
+"""A scoring run: read the model, lock the destination, plan, score what is left, account for every row.
 
-`graphkiln.scoring.running` calls `score_data_set`, after it has looked for mistakes in the request.
+`graphkiln.scoring.running` calls `score_data_set` after it has checked the request.
 
-A driver that is killed takes its workers along: they are actors of its Ray job. The next run waits until the lock has
-expired (`destinations.lock`; not for a process of this machine that is gone), removes scratch folders of dead runs
-(`scratch`), plans anew and skips the units that are committed (`plan`). A commit that is still under way then harms
-nothing: a result is written under the unit's id once, and the second of two attempts is refused.
+If a driver is killed, Ray ends its workers. The next run waits until the lock has expired (not for a dead process of
+the same machine, see `destinations.lock`), removes temporary folders of dead runs, writes a new plan and skips the
+units that are committed. A commit that is still in progress does no harm: a unit gets one result, and the destination
+refuses a second one.
 """
 
 from __future__ import annotations
@@ -20,67 +20,78 @@ from pathlib import Path
 from typing import Protocol
 
 from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
-from graphkiln_backend.scoring.errors import ClaimLost, RunInterrupted
-from graphkiln_backend.scoring.fleet import RayFleet
-from graphkiln_backend.scoring.messages import Attempt, Outcome, Report, RunFinished, RunPlanned
+from graphkiln_backend.scoring.errors import LockLost, RunInterrupted
+from graphkiln_backend.scoring.fleet import RayFleet, connect
+from graphkiln_backend.scoring.messages import (
+    Attempt,
+    InputRange,
+    Outcome,
+    Report,
+    RunFinished,
+    RunPlanned,
+    ScoreRequest,
+)
 from graphkiln_backend.scoring.model import read_model, with_local_model
-from graphkiln_backend.scoring.opening import open_destination, open_source
-from graphkiln_backend.scoring.plan import PLAN, account, read_plan, read_resume_state, settle_stale, write_plan
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.plan import (
+    PLAN,
+    check_complete,
+    open_destination,
+    open_source,
+    read_plan,
+    read_resume_state,
+    remove_stale,
+    write_plan,
+)
 from graphkiln_backend.scoring.schedule import Schedule
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
-from graphkiln_backend.scoring.units import InputRange
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_backend.system.signals import raising_once
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAIT_S = 0.5
 
-# Writes the notes that a run leaves beside its results, while the destination is still locked. Called with the error
-# that ends the run, or None where every row is accounted for.
+# Writes `_run.json` and `_errors.parquet` while the destination is locked. The last argument is the error that ends the
+# run, or None.
 WriteNotes = Callable[[Destination, Lock, BaseException | None], None]
 
 
 def score_data_set(
     request: ScoreRequest, report: Report = lambda _: None, write_notes: WriteNotes = lambda *_: None
 ) -> None:
-    """Score a data set. Returns only when every row of the input is accounted for in the destination.
+    """Score a data set. Returns once every row of the input has an answer or an error in the destination.
 
     Args:
-        request: What to score, with what, and where the answers go.
-        report: Called with what happens.
-        write_notes: Called once, when the destination was locked and unless another run took it over.
+        request: The run.
+        report: Called with each event.
+        write_notes: Called once at the end if the destination was locked, unless another run took the lock.
 
     Raises:
-        RunInterrupted: Ctrl-C or SIGTERM, in the main thread.
-        GraphkilnError: The run cannot be finished; the same request goes on. A mistake in the model raises before the
-            destination is touched.
+        RunInterrupted: SIGINT, SIGTERM or SIGHUP, in the main thread.
+        GraphkilnError: The run cannot be finished; the same request continues it. Errors of the model are raised before
+            the destination is touched.
     """
-    run_id = secrets.token_hex(4)
     remove_dead_scratch()
     with interruptible(), scratch_folder(Scratch.PLAN) as folder:
         model = read_run_model(request, folder.path)
         destination = open_destination(request)
         destination.prepare()
-        with destination.claim(run_id) as lock, _leaving_notes(destination, lock, write_notes):
-            _score(model, destination, lock, folder.path / PLAN, run_id=run_id, report=report)
+        with destination.lock(secrets.token_hex(4)) as lock, _writing_notes(destination, lock, write_notes):
+            _score(model, destination, lock, folder.path / PLAN, report)
     report(RunFinished())
 
 
-def _score(model: RunModel, destination: Destination, lock: Lock, plan: Path, *, run_id: str, report: Report) -> None:
-    """Plan, score what has no result yet, and check the destination."""
+def _score(model: RunModel, destination: Destination, lock: Lock, plan: Path, report: Report) -> None:
+    """Plan, score units without a result, and check the destination."""
     request, configuration = model.request, model.configuration
-    totals = write_plan(plan, _checked(open_source(request).ranges(request.rows_per_unit), lock), configuration)
-    state = read_resume_state(destination, plan)
-    settle_stale(destination, state.stale, configuration, replace=request.replace, check=lock.check)
+    totals = write_plan(plan, _while_locked(open_source(request).ranges(request.rows_per_unit), lock), configuration)
+    state = read_resume_state(destination.committed_ids(), plan)
+    remove_stale(destination, state.stale, configuration, replace=request.replace, check=lock.check)
     lock.check()
     destination.notes.replace(PLAN, plan)
     report(
         RunPlanned(
-            run_id=run_id,
             configuration=configuration,
             units=totals.units,
             rows=totals.rows,
@@ -95,31 +106,29 @@ def _score(model: RunModel, destination: Destination, lock: Lock, plan: Path, *,
     if state.done_units < totals.units:
         with (
             connect(request.address),
-            interruptible(),  # once more: Ray has put its own handler of SIGTERM in the place of ours
+            interruptible(),  # again, because Ray has replaced the handler of SIGTERM
             RayFleet(request, configuration, on_gpu=model.on_gpu, report=report) as fleet,
         ):
             drive(schedule, fleet, lock.check)
-    account(destination, plan, {each.unit_id: each.reason for each in schedule.failed})
+    check_complete(destination, plan, {each.unit_id: each.reason for each in schedule.failed})
     lock.check()
 
 
-class Fleet(Protocol):
-    """Workers, wherever they are: `RayFleet` on a cluster."""
+def _while_locked(ranges: Iterable[InputRange], lock: Lock) -> Iterator[InputRange]:
+    for one in ranges:
+        lock.check()
+        yield one
 
-    def assign(self, worker: str, number: int, attempt: Attempt) -> None:
-        """Give a worker that is ready an attempt; outcomes have its number."""
+
+class Fleet(Protocol):
+    """Workers, as `RayFleet` runs them."""
+
+    def assign(self, worker: str, attempt: Attempt) -> None:
+        """Start an attempt on a worker that is ready."""
         ...
 
     def wait(self, timeout_s: float, patience_s: float) -> Sequence[Outcome]:
-        """Return what has happened since, and replace workers meanwhile.
-
-        Args:
-            timeout_s: How long to wait for something to happen.
-            patience_s: Seconds without progress after which a worker that has attempts hangs.
-
-        Raises:
-            ScoringError: No worker can be had.
-        """
+        """Wait for outcomes, and replace workers that ended or hang."""
         ...
 
 
@@ -129,19 +138,19 @@ def drive(
     """Give units to workers until each is committed or has failed for good.
 
     Args:
-        schedule: What is to be done.
+        schedule: The units.
         fleet: The workers.
-        check: Raises where the lock of the destination is lost; called twice a second at least.
-        clock: Seconds that only grow.
+        check: Raises if the lock of the destination is lost; called at least twice a second.
+        clock: Monotonic clock in seconds.
 
     Raises:
-        ScoringError: No worker can be had, or going on makes no sense.
+        ScoringError: No node can take part, nothing can be committed, or unit after unit fails.
     """
     while not schedule.is_over:
         check()
         for worker in schedule.workers:
-            while (work := schedule.take(worker, clock())) is not None:
-                fleet.assign(worker, *work)
+            while (attempt := schedule.take(worker, clock())) is not None:
+                fleet.assign(worker, attempt)
         if schedule.is_over:
             return
         for outcome in fleet.wait(_WAIT_S, schedule.patience_s):
@@ -150,12 +159,12 @@ def drive(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunModel:
-    """The model of a run, read once before the destination is touched; workers read it again.
+    """The model of a run as the driver found it; workers read it again.
 
     Attributes:
-        request: The run, with the number of its version.
-        configuration: Digest of all that changes an answer.
-        on_gpu: Whether it runs on a GPU where there is one.
+        request: The run, with its version number.
+        configuration: Digest of the model and of everything that changes an answer.
+        on_gpu: True if the model uses a GPU where there is one.
     """
 
     request: ScoreRequest
@@ -166,15 +175,14 @@ class RunModel:
 def read_run_model(request: ScoreRequest, folder: Path) -> RunModel:
     """Fetch and read the model of a run.
 
-    A graph of another framework is converted into the run's own cache, where workers of this machine find it.
+    A graph of another framework is converted into the cache of the run, where workers of this machine find it.
 
     Args:
         request: The run.
-        folder: For what is fetched, and for a cache that vanishes.
+        folder: Temporary folder for a fetched model and a temporary cache.
 
     Raises:
-        GraphkilnError: There is no such version, it does not say how an image becomes its input, or it has no output of
-            a name that is given.
+        GraphkilnError: There is no such version, its preprocessing is unknown, or it lacks a requested output.
     """
     with CacheSettings(folder=request.cache).checked().open(folder / "cache") as cache:
         local = with_local_model(request, folder)
@@ -189,10 +197,9 @@ def read_run_model(request: ScoreRequest, folder: Path) -> RunModel:
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """Raise `RunInterrupted` in the block at Ctrl-C, SIGTERM or SIGHUP, once: no second signal disturbs the way out.
+    """Raise `RunInterrupted` in the block at the first SIGINT, SIGTERM or SIGHUP, and ignore further ones.
 
-    SIGHUP comes when a terminal is closed, and stays ignored where `nohup` asked for that.
-    In another thread than the main one nothing changes: signals do not come there.
+    SIGHUP stays ignored under `nohup`. Has no effect outside the main thread, which receives no signals.
     """
     try:
         with raising_once(_SIGNALS, RunInterrupted):
@@ -204,19 +211,13 @@ def interruptible() -> Iterator[None]:
 
 
 @contextmanager
-def _leaving_notes(destination: Destination, lock: Lock, write_notes: WriteNotes) -> Iterator[None]:
-    """Write the notes when the block ends or fails, unless another run took the destination over."""
+def _writing_notes(destination: Destination, lock: Lock, write_notes: WriteNotes) -> Iterator[None]:
+    """Write the notes when the block ends or fails."""
     try:
         yield
-    except ClaimLost:  # the notes beside the results are another run's now
+    except LockLost:  # the notes belong to the run that took the lock
         raise
     except BaseException as error:
         write_notes(destination, lock, error)
         raise
     write_notes(destination, lock, None)
-
-
-def _checked(ranges: Iterable[InputRange], lock: Lock) -> Iterator[InputRange]:
-    for found in ranges:
-        lock.check()
-        yield found

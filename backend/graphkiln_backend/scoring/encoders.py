@@ -33,7 +33,7 @@ from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.images.answers import Sample, read_detections, read_segmentation, read_vector
 from graphkiln_backend.images.frame import Frame, frame_of
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.request import DEFAULT_TOP_K, ScoreRequest
+from graphkiln_backend.scoring.messages import DEFAULT_TOP_K, ScoreRequest
 
 RESERVED = ("id", "model", "version", "error")  # columns that every table has
 SHAPE = b"shape"  # the key of a field's metadata that holds the shape of a row, as JSON

@@ -1,4 +1,4 @@
-"""Errors of whole data sets."""
+"""Errors of scoring runs."""
 
 from __future__ import annotations
 
@@ -15,28 +15,28 @@ class ScoringError(GraphkilnError):
 
 
 class InputChanged(ScoringError):
-    """The input is no longer what was planned; the unit is left to the next run."""
+    """The input differs from the plan; the unit is left to the next run."""
 
 
 class SourceUnavailable(ScoringError):
-    """The input cannot be read just now: network, service, disk. No row is to blame; the unit is tried again."""
+    """Temporary failure of a source: network, service or disk. The unit is tried again."""
 
     triton_code = "UNAVAILABLE"
 
 
 class UnitUnreadable(ScoringError):
-    """A unit cannot be read at all: what its rows are is not known."""
+    """A unit cannot be read, so that its rows are not known."""
 
 
 class WorkerUnfit(ScoringError):
-    """A worker computes wrongly, or not what the run computes: it is replaced, its units are computed by others."""
+    """A worker computes wrong answers; it is replaced, and its units are computed again."""
 
 
 class RunInterrupted(ScoringError):
     """A run was ended by a signal.
 
     Args:
-        number: Number of the signal.
+        number: Signal number.
     """
 
     def __init__(self, number: int) -> None:
@@ -44,20 +44,20 @@ class RunInterrupted(ScoringError):
             f"ended by {signal.Signals(number).name}", hint="what was committed stays; run the same command to go on"
         )
         self.number = number
-        self.exit_code = 128 + number  # type: ignore[misc]  # as a shell tells it
+        self.exit_code = 128 + number  # type: ignore[misc]  # the convention of shells
 
 
 class CommitConflict(ScoringError):
-    """A unit has a result already, of another attempt: this one is discarded."""
+    """The unit already has a result; the new one is discarded."""
 
 
 class StoreError(ScoringError):
-    """A destination fails whatever is written to it: no row is to blame, and no unit is lost by trying again.
+    """A destination fails, whatever is written to it.
 
     Args:
         message: What happened.
         hint: What to do.
-        passing: Whether it may be over without anybody's doing: the network, a service that is busy.
+        passing: True if a retry may succeed: a network error, a busy service.
     """
 
     triton_code = "UNAVAILABLE"
@@ -69,8 +69,8 @@ class StoreError(ScoringError):
 
 
 class DestinationBusy(ScoringError):
-    """Another run is writing there; the message names it and its machine."""
+    """Another run writes to the destination."""
 
 
-class ClaimLost(ScoringError):
-    """Another run took the destination over, since this one was not heard of for too long."""
+class LockLost(ScoringError):
+    """Another run took the lock of the destination, because this one did not renew it in time."""

@@ -1,30 +1,38 @@
-"""Workers on a Ray cluster: on every node as many as it has room for, replaced when they end.
+"""Workers of a run on Ray: connect to a cluster or start a local one, and keep every node full of workers.
 
-A worker is a Ray actor, and so a process: Ray places it, ends it where a node runs out of memory, and notices when it
-is gone. What is left to this module is to start another one, and to end one that hangs.
+A worker is a Ray actor, and so a process: Ray places it, ends it if its node runs out of memory, and detects that it is
+gone. This module starts replacements, ends workers that hang, and stops using nodes whose workers keep failing. It is
+the only one in this package that imports Ray.
 """
 
 from __future__ import annotations
 
 import logging
+import os
+import secrets
+import socket
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from enum import Enum, auto
+from functools import cache
+from importlib import import_module
 from importlib.metadata import version
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 import ray
 from ray.exceptions import OutOfMemoryError, RayActorError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from graphkiln_backend.scoring import preflight
-from graphkiln_backend.scoring.cluster import Node, Room, living_nodes, on_node, room_of
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
+    Computed,
     Ended,
     Event,
     NodeJoined,
@@ -32,65 +40,259 @@ from graphkiln_backend.scoring.messages import (
     NodeRefused,
     Outcome,
     Ready,
+    ScoreRequest,
 )
-from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER
+from graphkiln_backend.scoring.scratch import MACHINE_TMP, Scratch, scratch_folder
 from graphkiln_backend.scoring.worker import WorkerActor
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.resources import usable_cores
 
-MOST_FAILURES = 3  # workers of a node that could not start or computed wrongly; after that the node is not used again
-MOST_LOST = 10  # workers in a row that a living node lost before they were ready; it cannot be all chance then
-START_S = 1800.0  # a worker that is not ready by then hangs: compiling a model for a device takes minutes
-EMPTY_S = 600.0  # how long a run waits for nodes to come, or to come back
-WAITING_S = 60.0  # how long an actor may take to begin before that is logged: Ray needs seconds where cores are free
+_OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through it
+_CONNECT_S = 10.0
+_MAX_PARENT = 18  # characters: Ray creates sockets 89 characters below it, and a socket path may have 107
+
+MAX_FAILURES = 3  # workers of a node that could not start or computed wrong answers
+MAX_LOST = 10  # workers of a living node in a row that were lost before they were ready
+START_S = 1800.0  # until a starting worker hangs: compiling a model for a device takes minutes
+EMPTY_S = 600.0  # without any node that has room for a worker
+WAITING_S = 60.0  # until a worker that Ray has not placed is logged; with free cores it takes seconds
 CRASHED = "ended its worker: it crashed or was killed"
 OUT_OF_MEMORY = "ended its worker: its node ran out of memory"
-_LOOK_S = 1.0
-_HEARTBEAT_S = 2.0  # between two looks at whether a worker goes on
-_SUSPENDED_S = 30.0  # the driver looks more often
+_NODES_EVERY_S = 1.0
+_HEARTBEAT_S = 2.0
+_SUSPENDED_S = 30.0  # between two checks for hanging workers; the driver checks twice a second
 _CLOSE_S = 5.0
-# Calls at a time in an actor: each unit, one that watches, one that closes.
-_CALLS = UNITS_PER_WORKER + 2
+_CALLS = UNITS_PER_WORKER + 2  # concurrent calls of an actor: one per unit, the heartbeat, `close`
 _log = logging.getLogger("graphkiln.scoring")
 
 
-class _Stage(Enum):
-    """Step of a worker that a call asks for."""
+@contextmanager
+def connect(address: str) -> Iterator[None]:
+    """Connect this process to Ray during the block. An existing connection of this process is used and kept.
 
-    START = auto()
-    COMPUTE = auto()
-    COMMIT = auto()
+    Args:
+        address: Address of a cluster, `HOST:PORT`; empty to start Ray on this machine for the block.
+
+    Raises:
+        ScoringError: The cluster cannot be reached or has other versions, Ray cannot be started here, or this process
+            is connected to another cluster.
+    """
+    if ray.is_initialized():
+        _check_connected(address)
+        yield
+        return
+    try:
+        with _silent(), _attached(address) if address else _started():
+            yield
+    finally:
+        ray.shutdown()
 
 
-@dataclass(frozen=True, slots=True)
-class _Call:
-    """A call that has not returned.
+@contextmanager
+def _silent() -> Iterator[None]:
+    """Stop Ray from printing the end of each worker to standard output, which it does despite `log_to_driver`."""
+    switch, names = "_worker_logs_enabled", vars(import_module("ray._private.worker"))
+    before, names[switch] = names[switch], False
+    try:
+        yield
+    finally:
+        names[switch] = before
+
+
+def _check_connected(address: str) -> None:
+    used = ray.get_runtime_context().gcs_address
+    if address not in {"", "auto"} and not _is_same(address, used):
+        raise ScoringError(
+            f"this process is connected to the Ray at {used}, not to {address}",
+            hint=f"call ray.shutdown() first, or use address={used}",
+        )
+
+
+def _is_same(address: str, other: str) -> bool:
+    """Compare two addresses of Ray; a loopback address equals any address of this machine."""
+    (host, _, port), (other_host, _, other_port) = address.rpartition(":"), other.rpartition(":")
+    resolved = _resolve(host)
+    return port == other_port and (resolved.startswith("127.") or resolved == _resolve(other_host))
+
+
+def _resolve(host: str) -> str:
+    try:
+        return socket.gethostbyname(host)
+    except OSError:
+        return host
+
+
+@contextmanager
+def _attached(address: str) -> Iterator[None]:
+    if "://" in address:
+        raise ScoringError(
+            f"{address} is a Ray client address, which is not supported",
+            hint="use the address of the cluster itself, HOST:6379, or submit a Ray job",
+        )
+    try:
+        if address != "auto":  # fail fast: `ray.init` waits for minutes if there is no server
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host, int(port)), timeout=_CONNECT_S).close()
+        ray.init(address, logging_level=logging.ERROR, log_to_driver=False)
+    except (OSError, ValueError, RuntimeError, RayError) as error:
+        raise ScoringError(
+            f"no Ray cluster can be used at {address}: {error}",
+            hint="name its head node, HOST:6379, with the same versions of Ray and Python; "
+            "`ray status --address` shows whether it runs",
+        ) from error
+    yield
+
+
+@contextmanager
+def _started() -> Iterator[None]:
+    """Run a private, silent Ray on this machine during the block."""
+    environment = {
+        "RAY_AUTH_TOKEN": _token(),  # without it Ray writes one into the home folder
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+    }
+    temporary = Path(tempfile.gettempdir())
+    parent = temporary if len(str(temporary)) <= _MAX_PARENT else MACHINE_TMP
+    with scratch_folder(Scratch.RAY, parent) as folder, _environment(environment, TMPDIR=str(folder.path)):
+        try:
+            ray.init(
+                "local",
+                num_cpus=usable_cores(),
+                include_dashboard=False,
+                logging_level=logging.ERROR,
+                log_to_driver=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+                _temp_dir=str(folder.path),
+                _node_ip_address="127.0.0.1",
+            )
+        except Exception as error:  # Ray raises a plain Exception if its start takes too long
+            raise ScoringError(
+                f"Ray does not start on this machine: {error}",
+                hint="run the same command again once the machine is less busy and its disk has room",
+            ) from error
+        try:
+            yield
+        finally:
+            ray.shutdown()
+
+
+@cache
+def _token() -> str:
+    """Return the token of this process; cached because Ray reads it only once."""
+    return secrets.token_hex(32)
+
+
+@contextmanager
+def _environment(defaults: Mapping[str, str], **always: str) -> Iterator[None]:
+    """Set environment variables, `defaults` only if they are unset, and restore them after the block."""
+    before = {name: os.environ.get(name) for name in (*defaults, *always, "RAY_AUTH_MODE")}
+    os.environ.update({name: value for name, value in defaults.items() if before[name] is None} | always)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Node:
+    """A node of a Ray cluster, with the resources that Ray may use.
 
     Attributes:
-        attempt: Number of the attempt; None for the start.
+        id: Ray's node id.
+        name: Host name; followed by a part of the id if several nodes share it.
     """
 
-    stage: _Stage
-    attempt: int | None = None
+    id: str
+    name: str
+    cores: int
+    gpus: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Room:
+    """Number of workers that fit on a node, and the resources of each."""
+
+    workers: int
+    cores: int
+    gpus: int
+
+
+def living_nodes() -> list[Node]:
+    """List the nodes of the cluster."""
+    alive = [each for each in ray.nodes() if each["Alive"]]  # type: ignore[no-untyped-call]
+    names = Counter(each["NodeManagerHostname"] for each in alive)
+    return [
+        Node(
+            id=each["NodeID"],
+            name=name if names[name := each["NodeManagerHostname"]] == 1 else f"{name}/{each['NodeID'][:6]}",
+            cores=int(each["Resources"].get("CPU", 0)),
+            gpus=int(each["Resources"].get("GPU", 0)),
+        )
+        for each in alive
+    ]
+
+
+def room_of(node: Node, cores_per_worker: int, *, on_gpu: bool) -> Room:
+    """Return the room of a node: one worker per GPU if the model runs on GPUs, otherwise by cores.
+
+    Args:
+        node: The node.
+        cores_per_worker: 0 for all cores of the node, or an equal share for each GPU.
+        on_gpu: True if the model uses a GPU where there is one.
+    """
+    gpus = node.gpus if on_gpu else 0
+    cores = min(cores_per_worker or node.cores // max(gpus, 1), node.cores)
+    workers = min(gpus or node.cores, node.cores // cores) if cores else 0
+    return Room(workers=workers, cores=cores, gpus=min(gpus, 1))
+
+
+def node_check() -> Callable[[str, str], str]:
+    """Return the function that checks a node.
+
+    It is a local function because Ray sends those by value: the node may have another graphkiln, or none.
+    """
+
+    def check(expected: str, model: str) -> str:
+        """Return why the node cannot take part, or an empty string; `model` is empty for one in a remote store."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        install = f"install 'graphkiln[score]=={expected}' there"
+        try:
+            installed = version("graphkiln")
+        except PackageNotFoundError:
+            return f"it has no graphkiln in its Python environment: {install}"
+        if installed != expected:
+            return f"it has graphkiln {installed}, the driver {expected}: {install}"
+        if model and not (Path(model).is_dir() and os.access(model, os.R_OK | os.X_OK)):
+            return f"it cannot read {model}: mount the model store there, or use one on S3, GCS, Azure or Hugging Face"
+        return ""
+
+    return check
 
 
 @dataclass(slots=True)
 class _Member:
-    """A worker.
+    """A worker of the fleet.
 
     Attributes:
-        actor: Ray's handle.
-        heartbeat_call: The call that returns whether it goes on.
-        calls: The others, by Ray's reference to what they return.
-        since: When it was seen to go on, by `time.monotonic`; before it is placed, when it was asked for.
-        progress: What it had done by then, as a number; None before it is placed.
-        ready: Whether it was ever ready.
+        heartbeat: Pending call that returns the progress of the worker.
+        calls: Other pending calls.
+        committing: The calls of these that commit, with the number of the attempt.
+        since: Time of the last progress, by `time.monotonic`; until it is placed, the time of its start.
+        progress: Counter of the worker; None until Ray has placed it.
+        ready: True once it was ready.
     """
 
     actor: Any
     node: Node
-    heartbeat_call: Any
-    calls: dict[Any, _Call]
+    heartbeat: Any
+    calls: set[Any]
+    committing: dict[Any, int] = field(default_factory=dict)
     since: float = field(default_factory=time.monotonic)
     progress: int | None = None
     ready: bool = False
@@ -101,9 +303,9 @@ class RayFleet(Closeable):
 
     Args:
         request: The run.
-        configuration: What each worker must compute: digest of the model and of all that changes an answer.
-        on_gpu: Whether the model runs on a GPU where there is one.
-        report: Called with the nodes that come and go.
+        configuration: Expected digest of the model and of everything that changes an answer.
+        on_gpu: True if the model uses a GPU where there is one.
+        report: Called with events of nodes.
     """
 
     def __init__(
@@ -112,19 +314,18 @@ class RayFleet(Closeable):
         self._request, self._configuration, self._on_gpu, self._report = request, configuration, on_gpu, report
         self._members: dict[str, _Member] = {}
         self._nodes: dict[str, Node] = {}
-        self._examining: dict[Any, Node] = {}
+        self._checks: dict[Any, Node] = {}
         self._refused: dict[str, NodeRefused] = {}
         self._failures: Counter[str] = Counter()
         self._lost_starts: Counter[str] = Counter()
-        self._names = count(1)
-        self._looked, self._not_empty = float("-inf"), time.monotonic()
-        self._watched = time.monotonic()
+        self._numbers = count(1)
+        self._nodes_listed = float("-inf")
+        self._last_not_empty = self._last_hang_check = time.monotonic()
         self._warned = False
-        ray.cloudpickle.register_pickle_by_value(preflight)  # type: ignore[no-untyped-call]
-        self._examine = ray.remote(num_cpus=0, max_retries=0)(preflight.examine_node)
+        self._check_node = ray.remote(num_cpus=0, max_retries=0)(node_check())
 
     def close(self) -> None:
-        """End the workers."""
+        """End all workers."""
         closing = [member.actor.close.remote() for member in self._members.values()]
         if closing:
             ray.wait(closing, num_returns=len(closing), timeout=_CLOSE_S)
@@ -132,71 +333,72 @@ class RayFleet(Closeable):
             ray.kill(member.actor)
         self._members.clear()
 
-    def assign(self, worker: str, number: int, attempt: Attempt) -> None:
-        """Have an attempt computed; `_commit_next` has it committed once that call has returned."""
+    def assign(self, worker: str, attempt: Attempt) -> None:
+        """Start an attempt on a worker that is ready."""
         member = self._members[worker]
         if not member.calls:
             member.since = time.monotonic()
-        member.calls[member.actor.compute.remote(number, attempt)] = _Call(_Stage.COMPUTE, number)
+        member.calls.add(member.actor.compute.remote(attempt))
 
     def wait(self, timeout_s: float, patience_s: float) -> Sequence[Outcome]:
-        """Return what has happened since; meanwhile workers are started where there is room.
+        """Wait for outcomes, and start workers wherever there is room.
+
+        Args:
+            timeout_s: Maximum time to wait.
+            patience_s: Seconds without progress after which a busy worker is ended.
 
         Raises:
             ScoringError: No node can take part.
         """
-        self._look_at_nodes()
-        owners = {call: name for name, each in self._members.items() for call in (each.heartbeat_call, *each.calls)}
-        waited = [*owners, *self._examining]
-        if not waited:
+        self._update_nodes()
+        owners = {call: name for name, each in self._members.items() for call in (each.heartbeat, *each.calls)}
+        pending = [*owners, *self._checks]
+        if not pending:
             time.sleep(timeout_s)
             return []
-        done, _ = ray.wait(waited, timeout=timeout_s)
+        done, _ = ray.wait(pending, timeout=timeout_s)
         if done:
-            done, _ = ray.wait(waited, num_returns=len(waited), timeout=0)
+            done, _ = ray.wait(pending, num_returns=len(pending), timeout=0)
         outcomes: list[Outcome] = []
         for call in done:
-            if call in self._examining:
-                self._judge(self._examining.pop(call), call)
+            if call in self._checks:
+                self._admit(self._checks.pop(call), call)
             elif owners[call] in self._members and (outcome := self._collect(owners[call], call)):
                 outcomes.append(outcome)
         return outcomes + self._end_hanging(patience_s)
 
-    def _collect(self, name: str, reference: Any) -> Outcome | None:
-        """Take in a call that has returned; None where nothing follows from it yet."""
+    def _collect(self, name: str, call: Any) -> Outcome | None:
+        """Process a call that has returned; None if it has no outcome for the schedule."""
         member = self._members[name]
         try:
-            returned = ray.get(reference)
+            returned = ray.get(call)
         except RayActorError as error:
             return self._end(name, self._lost(name, member, error))
         except OutOfMemoryError:
             return self._end(name, Ended(worker=name, blame=Blame.ROWS, reason=OUT_OF_MEMORY))
         except RayError as error:
             return self._end(name, Ended(worker=name, blame=Blame.WORKER, reason=f"its actor failed: {error}"))
-        if reference == member.heartbeat_call:
+        if call == member.heartbeat:
             if returned != member.progress:
                 member.progress, member.since = returned, time.monotonic()
-            member.heartbeat_call = member.actor.progress.remote(_HEARTBEAT_S)
+            member.heartbeat = member.actor.progress.remote(_HEARTBEAT_S)
             return None
-        call = member.calls.pop(reference)
-        if call.stage is _Stage.COMPUTE and returned is None:  # computed; a probe or a failure has an outcome instead
-            self._commit_next(member, call)
-            return None
-        outcome = self._greet(member, returned) if isinstance(returned, Ready) else returned
-        return self._end(name, outcome) if isinstance(outcome, Ended) else outcome
-
-    def _commit_next(self, member: _Member, computed: _Call) -> None:
-        """Have a worker commit what it has computed.
-
-        Computing and committing are separate calls, so that the driver knows during which one a worker died. After a
-        death during the commit the result may be written or not: the unit is tried again, and the destination refuses
-        a second result.
-        """
-        reference = member.actor.commit.remote(computed.attempt)
-        member.calls[reference] = _Call(_Stage.COMMIT, computed.attempt)
+        member.calls.discard(call)
+        member.committing.pop(call, None)
+        match returned:
+            case Computed(attempt=attempt):
+                # A separate call, so that the driver knows if a worker died while it was committing. Then the result
+                # may exist or not: the unit is tried again, and the destination refuses a second result.
+                commit = member.actor.commit.remote(attempt)
+                member.calls.add(commit)
+                member.committing[commit] = attempt
+                return None
+            case Ready():
+                returned = self._greet(member, returned)
+        return self._end(name, returned) if isinstance(returned, Ended) else returned
 
     def _greet(self, member: _Member, ready: Ready) -> Ready | Ended:
-        """Take in a worker that is ready, unless it has another model than the driver."""
+        """Accept a worker that is ready, unless it has another model than the driver."""
         if ready.facts.configuration != self._configuration:
             reason = "it has another version of the model than the driver: make the model store the same on every node"
             return Ended(worker=ready.worker, blame=Blame.WORKER, reason=reason)
@@ -205,32 +407,30 @@ class RayFleet(Closeable):
         return replace(ready, facts=replace(ready.facts, node=member.node.name))
 
     def _lost(self, name: str, member: _Member, error: RayActorError) -> Ended:
-        alive = any(each.id == member.node.id for each in living_nodes())
         _log.info("%s: %s", name, error)
-        if not alive:
+        if all(each.id != member.node.id for each in living_nodes()):
             return Ended(worker=name, blame=Blame.NODE, reason="its node is gone")
         if not member.ready:
             self._lost_starts[member.node.id] += 1
-            if self._lost_starts[member.node.id] == MOST_LOST:
+            if self._lost_starts[member.node.id] == MAX_LOST:
                 first = str(error).partition("\n")[0]
-                self._refuse(member.node, f"{MOST_LOST} workers in a row were lost before they were ready: {first}")
+                self._refuse(member.node, f"{MAX_LOST} workers in a row were lost before they were ready: {first}")
         return Ended(worker=name, blame=Blame.ROWS, reason=CRASHED)
 
     def _end_hanging(self, patience_s: float) -> list[Outcome]:
-        """End workers that have something to do, and have not gone on for too long."""
+        """End busy workers without progress."""
         now = time.monotonic()
-        if now - self._watched > _SUSPENDED_S:  # this process was suspended, or its machine
+        if now - self._last_hang_check > _SUSPENDED_S:  # this process or its machine was suspended
             for member in self._members.values():
                 member.since = now
-        self._watched = now
+        self._last_hang_check = now
         ended: list[Outcome] = []
         for name, member in list(self._members.items()):
             if member.progress is None or not member.calls:
-                continue  # Ray has not placed it yet, or it has nothing to do
+                continue
             if (silent_s := now - member.since) > (patience_s if member.ready else START_S):
-                reason = f"hung for {silent_s:.0f} s"
                 blame = Blame.ROWS if member.ready else Blame.WORKER
-                ended.append(self._end(name, Ended(worker=name, blame=blame, reason=reason)))
+                ended.append(self._end(name, Ended(worker=name, blame=blame, reason=f"hung for {silent_s:.0f} s")))
         return ended
 
     def _end(self, name: str, ended: Ended) -> Ended:
@@ -239,54 +439,41 @@ class RayFleet(Closeable):
         ray.kill(member.actor)
         if ended.blame is Blame.WORKER:
             self._failures[member.node.id] += 1
-            if self._failures[member.node.id] >= MOST_FAILURES:
-                self._refuse(member.node, f"{MOST_FAILURES} of its workers failed: {ended.reason}")
-        commits = [call.attempt for call in member.calls.values() if call.stage is _Stage.COMMIT]
-        committing = frozenset(attempt for attempt in commits if attempt is not None)
-        return replace(ended, committing=committing)
+            if self._failures[member.node.id] >= MAX_FAILURES:
+                self._refuse(member.node, f"{MAX_FAILURES} of its workers failed: {ended.reason}")
+        return replace(ended, committing=frozenset(member.committing.values()))
 
-    def _start(self, node: Node, room: Room) -> None:
-        name = f"worker-{next(self._names)}"
-        options = {"num_cpus": room.cores, "num_gpus": room.gpus, "max_concurrency": _CALLS, "max_restarts": 0}
-        actor_class = ray.remote(WorkerActor).options(scheduling_strategy=on_node(node.id), **options)
-        actor: Any = actor_class.remote(name, replace(self._request, cores_per_worker=room.cores))
-        calls = {actor.start.remote(): _Call(_Stage.START)}
-        heartbeat = actor.progress.remote(0.0)
-        self._members[name] = _Member(actor=actor, node=node, heartbeat_call=heartbeat, calls=calls)
-
-    def _look_at_nodes(self) -> None:
-        """See which nodes came and went, and fill the room that there is."""
+    def _update_nodes(self) -> None:
+        """Detect nodes that came or went, and start workers wherever there is room."""
         now = time.monotonic()
-        if now - self._looked < _LOOK_S:
+        if now - self._nodes_listed < _NODES_EVERY_S:
             return
-        self._looked = now
+        self._nodes_listed = now
         living = {node.id: node for node in living_nodes()}
         for node in [node for node_id, node in self._nodes.items() if node_id not in living]:
             del self._nodes[node.id]
             self._report(NodeLost(node=node.name))
         for node in living.values():
-            self._examine_new(node)
+            self._check_new(node)
         for node in self._nodes.values():
             self._fill(node)
         self._check_not_empty(now)
         self._warn_of_waiting(now)
 
-    def _examine_new(self, node: Node) -> None:
-        known = node.id in self._nodes or node.id in self._refused or node in self._examining.values()
+    def _check_new(self, node: Node) -> None:
+        known = node.id in self._nodes or node.id in self._refused or node in self._checks.values()
         if known or not self._room(node).workers:
             return
         model = str(self._request.model)
-        examined = self._examine.options(scheduling_strategy=on_node(node.id)).remote(
-            version("graphkiln"), "" if "://" in model else model
-        )
-        self._examining[examined] = node
+        check = self._check_node.options(scheduling_strategy=_on(node))
+        self._checks[check.remote(version("graphkiln"), "" if "://" in model else model)] = node
 
-    def _judge(self, node: Node, examined: Any) -> None:
+    def _admit(self, node: Node, check: Any) -> None:
         try:
-            reason = ray.get(examined)
-        except RayError as error:
-            _log.info("node %s could not be examined: %s", node.name, error)
-            return  # it is gone, or is examined again
+            reason = ray.get(check)
+        except RayError as error:  # the node is gone, or is checked again
+            _log.info("node %s could not be checked: %s", node.name, error)
+            return
         if reason:
             self._refuse(node, reason)
         else:
@@ -303,29 +490,40 @@ class RayFleet(Closeable):
         return room_of(node, self._request.cores_per_worker, on_gpu=self._on_gpu)
 
     def _fill(self, node: Node) -> None:
+        """Start as many workers as a node has room for."""
         room = self._room(node)
-        there = sum(member.node.id == node.id for member in self._members.values())
+        present = sum(member.node.id == node.id for member in self._members.values())
         limit = self._request.workers or len(self._members) + room.workers
-        for _ in range(min(room.workers - there, limit - len(self._members))):
-            self._start(node, room)
+        options = {"num_cpus": room.cores, "num_gpus": room.gpus, "max_concurrency": _CALLS, "max_restarts": 0}
+        actor_class = ray.remote(WorkerActor).options(scheduling_strategy=_on(node), **options)
+        for _ in range(min(room.workers - present, limit - len(self._members))):
+            name = f"worker-{next(self._numbers)}"
+            actor: Any = actor_class.remote(name, replace(self._request, cores_per_worker=room.cores))
+            start = actor.start.remote()
+            self._members[name] = _Member(actor=actor, node=node, heartbeat=actor.progress.remote(0.0), calls={start})
 
     def _warn_of_waiting(self, now: float) -> None:
-        """Log once that workers do not begin: Ray has room for them by its size, and lends that to others."""
+        """Log once that Ray does not place workers, because something else uses the cores."""
         waiting = [each for each in self._members.values() if each.progress is None and now - each.since > WAITING_S]
         if waiting and not self._warned:
             self._warned = True
             nodes = ", ".join(dict.fromkeys(each.node.name for each in waiting))
-            text = "%d of %d workers have been waiting for cores of %s for %.0f s: `ray status` tells who uses them"
+            text = "%d of %d workers have been waiting for cores of %s for %.0f s: `ray status` shows who uses them"
             _log.warning(text, len(waiting), len(self._members), nodes, WAITING_S)
 
     def _check_not_empty(self, now: float) -> None:
-        if self._members or self._examining:
-            self._not_empty = now
+        if self._members or self._checks:
+            self._last_not_empty = now
         elif self._refused:
             reasons = "; ".join(f"{each.node}: {each.reason}" for each in self._refused.values())
             raise ScoringError(f"no node can take part: {reasons}")
-        elif now - self._not_empty > EMPTY_S:
+        elif now - self._last_not_empty > EMPTY_S:
             raise ScoringError(
                 f"no node of the cluster had room for a worker for {EMPTY_S:.0f} s",
-                hint="`ray status` tells what nodes lend; one of more GPUs than cores needs --cores-per-worker 1",
+                hint="`ray status` shows the resources of nodes; if a node has more GPUs than cores, "
+                "use --cores-per-worker 1",
             )
+
+
+def _on(node: Node) -> NodeAffinitySchedulingStrategy:
+    return NodeAffinitySchedulingStrategy(node.id, soft=False)

@@ -1,21 +1,153 @@
-"""Messages of a run: attempts to score a unit, their outcomes, and the events that follow.
+"""Data that driver, workers and sources exchange: the request, units of work, attempts, outcomes and events.
 
-The driver gives a worker an `Attempt`; a worker answers with an `Outcome`. What follows is reported as an `Event` to
-the terminal, to metrics and to `_run.json`: once each, in order, from the driver's thread.
+The driver cuts the input into units and gives a worker an `Attempt` at one; the worker answers with an `Outcome`. What
+follows from it is reported as an `Event` to the terminal, to metrics and to `_run.json`: in order, from one thread.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
+from pathlib import Path
 
-from graphkiln_backend.scoring.units import Unit
+import pyarrow as pa
+
+from graphkiln_backend.lowering.settings import Override
+
+DEFAULT_ROWS_PER_UNIT = 1000
+DEFAULT_TOP_K = 5
+ID_DIGITS = 32
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ScoreRequest:
+    """Source, model, destination and options of a run. It is sent to each worker.
+
+    Attributes:
+        source: Absolute path or address, see `plan.open_source`.
+        model: Absolute path of the model's folder, or an address in a remote store, `s3://BUCKET/STORE/NAME`.
+        version: Version number, or None for the newest version.
+        destination: Absolute path or address, see `plan.open_destination`.
+        overrides: Settings that override the model's configuration; earlier ones win.
+        backends: Names of Triton backends that are installed from this package.
+        top_k: Classes per row, unless `scores` or `outputs` is given.
+        scores: Write the scores of all classes instead.
+        outputs: Names of outputs to write unchanged instead.
+        softmax: Turn scores into probabilities.
+        keep_columns: Input columns to copy to the output.
+        image_column: Column with the image or its path; empty to detect it.
+        id_column: Column with the row id; empty to use the path of the image or the position in the input.
+        query: Table or SELECT of a Postgres source.
+        rows_per_unit: Approximate number of rows that are committed together.
+        workers: Maximum number of workers; 0 for as many as the cluster has room for.
+        cores_per_worker: 0 for all cores of a node, or an equal share for each GPU.
+        address: Address of a Ray cluster; empty to start Ray on this machine.
+        cache: Folder of the artifact cache on each node; None for a temporary one.
+        format: `parquet` or `delta`; empty for the default of the destination.
+        ledger: Postgres database that records commits for a store without conditional writes; empty for none.
+        replace: Remove results whose input has changed.
+    """
+
+    source: str
+    model: Path | str
+    version: int | None = None
+    destination: str
+    overrides: tuple[Override, ...] = ()
+    backends: frozenset[str] = frozenset()
+    top_k: int = DEFAULT_TOP_K
+    scores: bool = False
+    outputs: tuple[str, ...] = ()
+    softmax: bool = False
+    keep_columns: tuple[str, ...] = ()
+    image_column: str = ""
+    id_column: str = ""
+    query: str = ""
+    rows_per_unit: int = DEFAULT_ROWS_PER_UNIT
+    workers: int = 0
+    cores_per_worker: int = 0
+    address: str = ""
+    cache: Path | None = None
+    format: str = ""
+    ledger: str = ""
+    replace: bool = False
+
+    def facts(self) -> Mapping[str, str]:
+        """Return the options that change an answer or its columns, as part of the configuration digest."""
+        answers = f"outputs {self.outputs}" if self.outputs else "scores" if self.scores else f"top {self.top_k}"
+        return {
+            "settings": repr([(each.key, each.value) for each in self.overrides]),
+            "answers": f"{answers}, softmax" if self.softmax else answers,
+            "columns": repr((self.image_column, self.id_column, self.keep_columns)),
+        }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Unit:
+    """A range of the input that is read, computed and committed as a whole.
+
+    Attributes:
+        id: Digest of the input range and the configuration, in hexadecimal.
+        path: File, object or table that contains the range.
+        part: The range within `path`, in a format private to its source.
+        rows: Number of rows.
+        size_bytes: Bytes to read, or 0 if unknown.
+    """
+
+    id: str
+    path: str
+    part: str
+    rows: int
+    size_bytes: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class InputRange:
+    """A range of the input as listed by a source; a configuration makes it a `Unit` with the same attributes.
+
+    Attributes:
+        part: Not part of the unit's id: a range that only moved within its file keeps its answers.
+        identity: Text that changes with the content and differs between ranges: names, sizes, modification times,
+            ETags or digests.
+    """
+
+    path: str
+    part: str
+    identity: str
+    rows: int
+    size_bytes: int = 0
+
+    def unit(self, configuration: str) -> Unit:
+        """Return the unit of this range.
+
+        Args:
+            configuration: Digest of everything else that changes an answer.
+        """
+        text = "\0".join((configuration, self.path, self.identity, str(self.rows)))
+        digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()
+        return Unit(id=digest[:ID_DIGITS], path=self.path, part=self.part, rows=self.rows, size_bytes=self.size_bytes)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """One image of the input.
+
+    Attributes:
+        id: Unique id of the row in the output.
+        load: Read the encoded image; called from a reader thread. `InputChanged` and `SourceUnavailable` fail the whole
+            unit; any other `GraphkilnError` or `OSError` becomes the error of this row.
+        kept: Input columns to copy to the output, each as an array of one element, which keeps the type of a null.
+    """
+
+    id: str
+    load: Callable[[], bytes]
+    kept: Mapping[str, pa.Array] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """Rows of a unit by their positions, from `start` to before `stop`."""
+    """Positions of rows in a unit, `stop` excluded."""
 
     start: int
     stop: int
@@ -26,16 +158,16 @@ class Span:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Attempt:
-    """A unit to be scored.
+    """A unit that a worker has to score.
 
     Attributes:
-        quarantined: Rows that must not be touched, by their position, with the reason.
-        probe: Only these rows are computed and nothing is committed, to see whether the worker survives them. None to
-            score the unit.
-        outages_are_errors: Whether a row that cannot be read just now is an error row, if all but few of the unit can
-            be; otherwise the unit is tried again later.
+        number: Unique in the run; the outcome of the attempt carries it.
+        quarantined: Rows to skip, by position, with the reason that becomes their error.
+        probe: Rows to compute without a commit, to find out if the worker survives them; None to score the unit.
+        outages_are_errors: Turn a few rows that cannot be read into error rows, instead of failing the attempt.
     """
 
+    number: int
     unit: Unit
     quarantined: Mapping[int, str] = field(default_factory=dict)
     probe: Span | None = None
@@ -44,15 +176,15 @@ class Attempt:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageTimes:
-    """Seconds of each stage of some units. Stages overlap: their sum is no elapsed time.
+    """Seconds spent in each stage. Stages overlap, so the sum is not an elapsed time.
 
     Attributes:
-        read_s: Elapsed while rows were read, summed over all readers: what a store takes to answer.
-        decode_s: Processor time of decoding and preprocessing.
-        wait_s: Elapsed while a batch waited for its rows: what faster reading or more cores for decoding would save.
-        compute_s: Elapsed in the session.
-        encode_s: Processor time of making columns from outputs.
-        commit_s: Elapsed in the destination.
+        read_s: Elapsed time of reading rows, summed over reader threads.
+        decode_s: CPU time of decoding and preprocessing.
+        wait_s: Elapsed time in which a batch waited for its rows.
+        compute_s: Elapsed time in the session.
+        encode_s: CPU time of converting outputs to columns.
+        commit_s: Elapsed time in the destination.
     """
 
     read_s: float = 0.0
@@ -63,22 +195,22 @@ class StageTimes:
     commit_s: float = 0.0
 
     def __add__(self, other: StageTimes) -> StageTimes:
-        """Add the stages of other units."""
+        """Add stage by stage."""
         names = [each.name for each in fields(self)]
         return StageTimes(**{name: getattr(self, name) + getattr(other, name) for name in names})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFacts:
-    """A worker as `_run.json` describes it.
+    """Description of a worker for `_run.json`.
 
     Attributes:
-        node: Name of its machine.
+        node: Host name.
         session: Engine, device and precision.
-        self_test: Report of the golden samples as JSON; empty without any.
-        seconds: How long it took to be ready.
-        version: Version of graphkiln there.
-        configuration: Digest of the model and of all that changes an answer, as it found them.
+        self_test: Report of the golden samples as JSON; empty if the model has none.
+        seconds: Start-up time.
+        version: Version of graphkiln on the node.
+        configuration: Digest of the model and of everything that changes an answer, as found on the node.
     """
 
     node: str
@@ -92,14 +224,14 @@ class WorkerFacts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitReport:
-    """A unit that was committed.
+    """Figures of a committed unit.
 
     Attributes:
-        errors: How many of the rows have an error.
-        seconds: From reading to the commit.
-        twin: Whether it was committed before: by another attempt, or by this one, whose first write failed at its end.
-        quarantined: Reasons by the ids of rows that were not touched.
-        example: The first of the errors; empty without any.
+        errors: Number of rows with an error.
+        seconds: From the start of reading to the end of the commit.
+        twin: True if the destination already had a result, written by an attempt that could not report it.
+        quarantined: Reasons by row id.
+        example: The first error, shortened; empty if there is none.
     """
 
     unit_id: str
@@ -113,45 +245,61 @@ class UnitReport:
 
 
 class Cause(StrEnum):
-    """Reasons of attempts that came to nothing while their worker goes on; where it is gone, `Blame` says why."""
+    """Cause of a failed attempt."""
 
-    CHANGED = "changed"  # the input is no longer what was planned
+    CHANGED = "changed"  # the input differs from the plan
     UNREADABLE = "unreadable"  # the unit cannot be read at all
-    SOURCE = "source"  # the input cannot be read just now
-    STORE = "store"  # the destination cannot be written just now
-    REFUSED = "refused"  # the destination will never take such a result
-    ROWS = "rows"  # computing its rows failed, and the session is sound
-    COMMIT = "commit"  # the worker ended while the result was written: the one cause that the driver itself gives
+    SOURCE = "source"  # temporary failure of the source
+    STORE = "store"  # temporary failure of the destination
+    REFUSED = "refused"  # the destination does not accept such a result
+    ROWS = "rows"  # computing the rows failed, and the session is sound
+    COMMIT = "commit"  # the worker ended during the commit; assigned by the driver
 
 
 class Blame(StrEnum):
-    """Possible reasons of the end of a worker, and so of all its attempts."""
+    """Cause of a worker's end, which ends all of its attempts."""
 
-    ROWS = "rows"  # it ended or hung while its node lives: a row may have done it
-    WORKER = "worker"  # it computes wrongly, or cannot start: its rows have nothing to do with it
-    NODE = "node"  # its node is gone
+    ROWS = "rows"  # the process crashed or hung on a living node: a row may be the reason
+    WORKER = "worker"  # it computes wrong answers or cannot start
+    NODE = "node"  # the node is gone
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ready:
-    """A worker that takes attempts from now on."""
+    """The worker accepts attempts."""
 
     worker: str
     facts: WorkerFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Done:
-    """An attempt that came to its end; `report` is None for a probe."""
+class Computed:
+    """All rows are computed; the fleet makes the worker commit them next."""
 
     worker: str
     attempt: int
-    report: UnitReport | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Survived:
+    """The worker computed the rows of a probe."""
+
+    worker: str
+    attempt: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Done:
+    """The unit is committed."""
+
+    worker: str
+    attempt: int
+    report: UnitReport
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failed:
-    """An attempt that came to nothing; its worker goes on."""
+    """The attempt failed; the worker continues."""
 
     worker: str
     attempt: int
@@ -161,12 +309,11 @@ class Failed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ended:
-    """A worker that is no more, and neither is any attempt that it had.
+    """The worker is gone, with all of its attempts.
 
     Attributes:
-        blame: What may be the reason.
-        reason: What it did, such as `hung for 60 s`.
-        committing: Attempts that were being written to the destination: all of their rows were computed.
+        reason: Predicate of the worker, such as `hung for 60 s`.
+        committing: Numbers of the attempts that were being committed: all of their rows were computed.
     """
 
     worker: str
@@ -175,21 +322,21 @@ class Ended:
     committing: frozenset[int] = frozenset()
 
 
-Outcome = Ready | Done | Failed | Ended
+Outcome = Ready | Computed | Survived | Done | Failed | Ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunPlanned:
-    """The plan is known; workers are started next, if anything is left.
+    """The plan is written; workers start next if anything is left.
 
     Attributes:
-        configuration: Digest of the model and of all that changes an answer.
+        configuration: Digest of the model and of everything that changes an answer.
         units: Units of the whole input.
         rows: Rows of the whole input.
-        size_bytes: Bytes of the whole input, where that is known.
-        done_units: Units that had a result before.
-        done_rows: Rows of those.
-        removed_units: Results of an input that changed since, removed with `--replace`.
+        size_bytes: Bytes of the whole input, as far as known.
+        done_units: Units that already had a result.
+        done_rows: Rows of those units.
+        removed_units: Results removed by `--replace`.
     """
 
     configuration: str
@@ -199,12 +346,11 @@ class RunPlanned:
     done_units: int
     done_rows: int
     removed_units: int = 0
-    run_id: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeJoined:
-    """A node takes part, with so many workers."""
+    """A node takes part, with room for this many workers."""
 
     node: str
     workers: int
@@ -212,14 +358,14 @@ class NodeJoined:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeLost:
-    """A node is gone; what its workers had begun is done elsewhere."""
+    """A node left the cluster; its units are computed elsewhere."""
 
     node: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeRefused:
-    """A node takes no part: it cannot, or its workers failed too often; `reason` says what to do."""
+    """A node is not used: it is unsuitable, or its workers failed too often."""
 
     node: str
     reason: str
@@ -235,10 +381,10 @@ class WorkerReady:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerEnded:
-    """A worker ended or was ended, or could not start; it is replaced.
+    """A worker ended or could not start; it is replaced.
 
     Attributes:
-        unfit: Whether it was its own fault: its self-test or a replay of the golden samples failed.
+        unfit: True if its self-test or a replay of the golden samples failed.
     """
 
     worker: str
@@ -249,7 +395,7 @@ class WorkerEnded:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitCommitted:
-    """A unit has its result; reported once for each, with `report.twin` where an earlier attempt had committed it."""
+    """A unit has its result; reported once for each unit."""
 
     worker: str
     report: UnitReport
@@ -257,7 +403,7 @@ class UnitCommitted:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitRetried:
-    """An attempt came to nothing; the unit, a range of `path`, is tried again."""
+    """An attempt failed; the unit is tried again."""
 
     unit_id: str
     path: str
@@ -266,7 +412,7 @@ class UnitRetried:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowQuarantined:
-    """A row that ends its worker was found, by its position in the unit; it gets an error, the rest is scored."""
+    """A row that ends its worker was found; it becomes an error, the rest of the unit is scored."""
 
     unit_id: str
     path: str
@@ -276,7 +422,7 @@ class RowQuarantined:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class UnitFailed:
-    """A unit stays without a result: the run goes on with the others and ends with an error."""
+    """A unit stays without a result; the run continues with the others and ends with an error."""
 
     unit_id: str
     path: str
@@ -285,7 +431,7 @@ class UnitFailed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunFinished:
-    """The destination was checked: each unit of the plan is committed, or has failed. Contents are not read."""
+    """The destination has a result of each unit of the plan."""
 
 
 Event = (

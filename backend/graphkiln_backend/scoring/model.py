@@ -38,8 +38,8 @@ from graphkiln_backend.repository.version import newest_version, read_version_si
 from graphkiln_backend.repository.version_folders import version_folders, version_number
 from graphkiln_backend.scoring.encoders import Encoder, choose_encoder
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.messages import ScoreRequest
 from graphkiln_backend.scoring.reading import Reader
-from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, check_names
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles

@@ -22,7 +22,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
-from graphkiln_backend.scoring.units import Row
+from graphkiln_backend.scoring.messages import Row
 from graphkiln_backend.system.closing import Closeable
 
 # The bound of memory: bytes, whatever the number of things that hold them.

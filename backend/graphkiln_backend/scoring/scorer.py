@@ -18,9 +18,8 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.encoders import Encoder
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.messages import StageTimes
+from graphkiln_backend.scoring.messages import Row, StageTimes
 from graphkiln_backend.scoring.reading import Prepared, Reader
-from graphkiln_backend.scoring.units import Row
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import trim_memory
 

@@ -1,4 +1,4 @@
-"""Temporary folders of a run: gone with it, or, where it was killed, when the next one on that machine begins."""
+"""Temporary folders of a run. The next run on the machine removes those of a run that was killed."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 from graphkiln_backend.system.owned_folder import PREFIX, OwnedFolder, remove_dead
 
-MACHINE_TMP = Path("/tmp")  # noqa: S108 - where TMPDIR's path is too long for sockets; what is made there is private
+MACHINE_TMP = Path("/tmp")  # noqa: S108 - used if the path of TMPDIR is too long for sockets; folders in it are private
 
 
 class Scratch(StrEnum):
-    """Purposes of temporary folders, which are part of their names."""
+    """Purpose of a temporary folder, which is part of its name."""
 
     ERRORS = "errors"
     IDS = "ids"
@@ -22,30 +22,25 @@ class Scratch(StrEnum):
     PLAN = "plan"
     RAY = "ray"
     SAMPLE = "sample"
-    WORKER = "worker"
 
 
 def scratch_folder(scratch: Scratch, parent: Path | None = None) -> OwnedFolder:
-    """Make a folder; closing it removes it.
+    """Create a folder that is removed when it is closed.
 
     Args:
-        scratch: What it is for.
-        parent: Where; None for the folder of temporary files.
+        scratch: Its purpose.
+        parent: Parent folder; None for the system's folder of temporary files.
 
     Raises:
-        ServerSetupError: None can be made.
+        ServerSetupError: It cannot be created.
     """
-    return OwnedFolder(parent, _prefix(scratch))
+    return OwnedFolder(parent, f"{PREFIX}{scratch}-")
 
 
 def remove_dead_scratch() -> None:
-    """Remove what runs of this user have left on this machine that were killed."""
-    places = {MACHINE_TMP}
+    """Remove folders of this user's runs on this machine that were killed."""
+    parents = {MACHINE_TMP}
     with suppress(OSError):
-        places.add(Path(tempfile.gettempdir()))
-    for place, scratch in product(places, Scratch):
-        remove_dead(place, _prefix(scratch))
-
-
-def _prefix(scratch: Scratch) -> str:
-    return f"{PREFIX}{scratch}-"
+        parents.add(Path(tempfile.gettempdir()))
+    for parent, scratch in product(parents, Scratch):
+        remove_dead(parent, f"{PREFIX}{scratch}-")

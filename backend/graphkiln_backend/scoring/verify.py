@@ -14,8 +14,8 @@ import pyarrow as pa
 
 from graphkiln_backend.scoring.destinations.base import Committed, Destination
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
+from graphkiln_backend.scoring.messages import Unit
 from graphkiln_backend.scoring.row_hashes import Hashes, RowHashes, hash_ids
-from graphkiln_backend.scoring.units import Unit
 
 _READERS = 8
 _PIECE = 256

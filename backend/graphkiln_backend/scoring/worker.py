@@ -1,7 +1,6 @@
-"""A worker: the process that scores units of a run. Ray runs it as an actor; nothing in here imports Ray.
+"""The process that scores units of a run. Ray runs `WorkerActor`; nothing in this module imports Ray.
 
-The driver has a unit computed in one call and committed in another, so that it knows of a worker that ends whether rows
-or the destination were at work.
+The driver has a unit computed in one call and committed in another, so that it knows what a worker that ends was doing.
 """
 
 from __future__ import annotations
@@ -36,29 +35,31 @@ from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
     Cause,
+    Computed,
     Done,
     Ended,
     Failed,
     Ready,
+    Row,
+    ScoreRequest,
     StageTimes,
+    Survived,
     UnitReport,
     WorkerFacts,
 )
 from graphkiln_backend.scoring.model import describe_session, read_model, with_local_model
-from graphkiln_backend.scoring.opening import open_destination, open_source
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.plan import open_destination, open_source
 from graphkiln_backend.scoring.scorer import Scored
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
-from graphkiln_backend.scoring.units import Row
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import usable_cores
 
-_COMMIT_WAITS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # between attempts to commit what is computed already
-_READ_WAITS_S = (1.0, 4.0)  # between attempts to read a row before it is given up
-_EXAMPLE = 300  # characters of an error that is reported as an example
-_SAMPLES = 4  # of a proof, at most. A fault of the machine shows in any of them.
-_ROWS_PER_SAMPLE = 100  # four samples for each unit of 48 rows were 8% of all that was computed
-# The first that fits counts: the last one is a base class of all others.
+_COMMIT_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before a commit that failed is tried again
+_READ_DELAYS_S = (1.0, 4.0)  # before a row that could not be read is tried again
+_EXAMPLE_LENGTH = 300
+_PROOF_SAMPLES = 4  # at most; a fault of the machine shows in any of them
+_ROWS_PER_SAMPLE = 100  # four samples for every unit of 48 rows took 8% of the time
+# The first match counts: ScoringError is a base class of the others.
 _CAUSES: tuple[tuple[type[Exception], Cause], ...] = (
     (InputChanged, Cause.CHANGED),
     (SourceUnavailable, Cause.SOURCE),
@@ -69,17 +70,18 @@ _CAUSES: tuple[tuple[type[Exception], Cause], ...] = (
 
 
 class WorkerActor:
-    """The calls that the driver makes; each returns an outcome, whatever a row does.
+    """The calls of the driver. Each returns an outcome, even if a row raises something unexpected.
 
     Args:
         name: Name of the worker.
-        request: The run; its `cores_per_worker` is what this one has.
+        request: The run, with the cores of this worker as `cores_per_worker`.
     """
 
     def __init__(self, name: str, request: ScoreRequest) -> None:
         self._name, self._request = name, request
-        self._worker: Worker | None = None
-        self._computed: dict[int, Computed] = {}
+        self._worker: Worker
+        self._started = False
+        self._computed: dict[int, ComputedUnit] = {}
 
     def start(self) -> Ready | Ended:
         """Build the worker and prove its session."""
@@ -88,99 +90,88 @@ class WorkerActor:
             self._worker = Worker(self._request)
         except GraphkilnError as error:
             return Ended(worker=self._name, blame=Blame.WORKER, reason=f"it could not start: {error}")
+        self._started = True
         return Ready(worker=self._name, facts=self._worker.facts)
 
-    def compute(self, number: int, attempt: Attempt) -> Done | Failed | Ended | None:
-        """Compute an attempt; None where its result is to be committed next."""
+    def compute(self, attempt: Attempt) -> Computed | Survived | Failed | Ended:
+        """Compute the rows of an attempt."""
         try:
-            computed = self._started.compute(attempt)
-        except BaseException as error:  # noqa: BLE001 - whatever a row does must reach the driver: Rust panics, too
-            return self._explain(number, error)
-        if computed is None:
-            return Done(worker=self._name, attempt=number, report=None)
-        self._computed[number] = computed
-        return None
+            if attempt.probe:
+                self._worker.answer(attempt)
+                return Survived(worker=self._name, attempt=attempt.number)
+            self._computed[attempt.number] = self._worker.compute(attempt)
+        except BaseException as error:  # noqa: BLE001 - also panics of Rust code, which are no Exception
+            return self._failed(attempt.number, error)
+        return Computed(worker=self._name, attempt=attempt.number)
 
     def commit(self, number: int) -> Done | Failed | Ended:
-        """Commit what was computed."""
+        """Commit a computed attempt."""
         try:
-            report = self._started.commit(self._computed.pop(number))
-        except BaseException as error:  # noqa: BLE001 - likewise
-            return self._explain(number, error)
+            report = self._worker.commit(self._computed.pop(number))
+        except BaseException as error:  # noqa: BLE001 - as in `compute`
+            return self._failed(number, error)
         return Done(worker=self._name, attempt=number, report=report)
 
     def progress(self, wait_s: float) -> int:
-        """Return, after a while, a number that has grown if anything went on: the heartbeat of the worker."""
+        """Return, after a delay, a counter that grows with any progress: the heartbeat of the worker."""
         time.sleep(wait_s)
-        return self._worker.progress if self._worker else 0
+        return self._worker.progress if self._started else 0
 
     def close(self) -> None:
-        """Free the session, and remove what was kept."""
-        if self._worker:
+        """Free the session and remove temporary files."""
+        if self._started:
             self._worker.close()
 
-    @property
-    def _started(self) -> Worker:
-        assert self._worker is not None  # noqa: S101 - nothing is assigned before it is ready
-        return self._worker
-
-    def _explain(self, number: int, error: BaseException) -> Failed | Ended:
-        if isinstance(error, WorkerUnfit):
-            return self._unfit(error)
+    def _failed(self, number: int, error: BaseException) -> Failed | Ended:
         cause = cause_of(error)
-        if cause is Cause.ROWS:  # unless the worker itself is to blame
-            try:
-                self._started.prove()
-            except WorkerUnfit as found:
-                return self._unfit(found)
+        try:
+            if isinstance(error, WorkerUnfit):
+                raise error
+            if cause is Cause.ROWS:
+                self._worker.prove()
+        except WorkerUnfit as unfit:
+            return Ended(worker=self._name, blame=Blame.WORKER, reason=str(unfit))
         reason = f"raised {type(error).__name__}: {error}" if cause is Cause.ROWS else str(error)
         return Failed(worker=self._name, attempt=number, cause=cause, reason=reason)
 
-    def _unfit(self, error: WorkerUnfit) -> Ended:
-        return Ended(worker=self._name, blame=Blame.WORKER, reason=str(error))
-
 
 def cause_of(error: BaseException) -> Cause:
-    """Classify the error of an attempt in a worker that is fit; anything unknown may be a row's doing."""
+    """Classify the error of an attempt; an unknown error may be caused by a row."""
     return next((cause for kind, cause in _CAUSES if isinstance(error, kind)), Cause.ROWS)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Computed:
-    """A unit whose rows are computed.
+class ComputedUnit:
+    """A unit that is ready to be committed.
 
     Attributes:
-        scored: The answers of all rows, and what they took.
-        begun: When it was begun, by `time.monotonic`.
+        started: Start of the attempt, by `time.monotonic`.
     """
 
     attempt: Attempt
     scored: Scored
-    begun: float
+    started: float
 
 
 class Worker(Closeable):
     """Scores units of one run, two at a time: one is read while the other is computed.
 
-    Args:
-        request: The run.
-
     Attributes:
         facts: Description for the driver.
-        progress: Grows while anything goes on.
+        progress: Counter that grows with any progress.
 
     Raises:
-        GraphkilnError: The model cannot be lowered here, or computes wrongly.
+        GraphkilnError: The model cannot be lowered on this machine, or computes wrong answers.
     """
 
     def __init__(self, request: ScoreRequest) -> None:
-        begun = time.monotonic()
+        started = time.monotonic()
         self.progress = 0
         self._source, self._destination = open_source(request), open_destination(request)
-        self._vanishing = scratch_folder(Scratch.MODEL)
-        self._cache = CacheSettings(folder=request.cache).checked().open(self._vanishing.path)
+        self._folder = scratch_folder(Scratch.MODEL)
+        self._cache = CacheSettings(folder=request.cache).checked().open(self._folder.path)
         cores = request.cores_per_worker or usable_cores()
-        model = read_model(with_local_model(request, self._vanishing.path), self._cache, cores)
+        model = read_model(with_local_model(request, self._folder.path), self._cache, cores)
         proven, encoder = model.build(self._cache), model.encoder(request)
         self._scorer = model.scorer(proven, request, cores, self._cache)
         self._session = proven.session
@@ -190,96 +181,98 @@ class Worker(Closeable):
             pid=os.getpid(),
             session=describe_session(proven),
             self_test=encode_json(proven.self_test) if proven.self_test else "",
-            seconds=time.monotonic() - begun,
+            seconds=time.monotonic() - started,
             version=version("graphkiln"),
             configuration=model.configuration(request),
         )
 
     def close(self) -> None:
-        """End its threads, free the session and remove what it kept."""
+        """Stop the threads, free the session and remove temporary files."""
         self._scorer.close()
         self._session.close()
         self._cache.close()
-        self._vanishing.close()
+        self._folder.close()
 
     def prove(self) -> None:
-        """Prove the session now.
+        """Replay golden samples now.
 
         Raises:
-            WorkerUnfit: It computes wrongly.
+            WorkerUnfit: The session computes wrong answers.
         """
         self._prover.prove(time.monotonic())
 
-    def compute(self, attempt: Attempt) -> Computed | None:
-        """Compute a unit; None for a probe, of which nothing is kept.
+    def answer(self, attempt: Attempt) -> Scored:
+        """Compute the rows of an attempt or of its probe.
 
         Raises:
-            InputChanged: The unit is no longer what was planned.
-            SourceUnavailable: It cannot be read just now.
-            UnitUnreadable: It cannot be read at all.
+            InputChanged: The unit differs from the plan.
+            SourceUnavailable: Temporary failure of the source.
+            UnitUnreadable: The unit cannot be read at all.
         """
-        begun, unit = time.monotonic(), attempt.unit
         first = attempt.probe.start if attempt.probe else 0
         quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
-        outages: list[SourceUnavailable] = []  # `_load_patiently` adds to it: of each row that was given up
+        outages: list[SourceUnavailable] = []  # of rows that were given up
         scored = self._scorer.answer(self._rows(attempt, outages), quarantined)
         rows = len(scored.table)
-        if len(outages) > _most_error_rows(rows):  # it is the source, and not some of its rows
+        if len(outages) > min(rows - 1, max(1, rows // 10)):  # more than a tenth, or all: the source is down
             raise outages[0]
-        if attempt.probe:
-            return None
-        if rows != unit.rows:
-            raise InputChanged(f"{unit.path} has {rows} rows where {unit.rows} were planned")
-        return Computed(attempt=attempt, scored=scored, begun=begun)
+        return scored
 
-    def commit(self, computed: Computed) -> UnitReport:
+    def compute(self, attempt: Attempt) -> ComputedUnit:
+        """Compute a whole unit; raises as `answer`."""
+        started, unit = time.monotonic(), attempt.unit
+        scored = self.answer(attempt)
+        if len(scored.table) != unit.rows:
+            raise InputChanged(f"{unit.path} has {len(scored.table)} rows, {unit.rows} were planned")
+        return ComputedUnit(attempt=attempt, scored=scored, started=started)
+
+    def commit(self, computed: ComputedUnit) -> UnitReport:
         """Prove the session again, and commit a unit.
 
         Raises:
-            WorkerUnfit: The session computes wrongly: nothing was written.
-            StoreError: The unit cannot be written just now.
-            ScoringError: The destination refuses it.
+            WorkerUnfit: The session computes wrong answers; nothing was written.
+            StoreError: Failure of the destination.
+            ScoringError: The destination does not accept the result.
         """
         unit, table = computed.attempt.unit, computed.scored.table
         self._prover.prove(time.monotonic(), len(table))
         proven = time.monotonic()
-        twin = self._commit(Result(unit_id=unit.id, configuration=self.facts.configuration, table=table))
+        twin = self._write(Result(unit_id=unit.id, configuration=self.facts.configuration, table=table))
         done = time.monotonic()
         errors, ids = table.column("error").drop_null(), table.column("id")
         return UnitReport(
             unit_id=unit.id,
             rows=len(table),
             errors=len(errors),
-            seconds=done - computed.begun,
+            seconds=done - computed.started,
             twin=twin,
             times=computed.scored.times + StageTimes(commit_s=done - proven),
             quarantined={ids[at].as_py(): reason for at, reason in computed.attempt.quarantined.items()},
-            example=str(errors[0])[:_EXAMPLE] if len(errors) else "",
+            example=str(errors[0])[:_EXAMPLE_LENGTH] if len(errors) else "",
         )
 
-    def _commit(self, result: Result) -> bool:
-        """Write a result, patiently.
+    def _write(self, result: Result) -> bool:
+        """Write a result, with retries.
 
         Returns:
-            Whether it has a twin: the result of an attempt that did not live to report it, or of a try of this one
-            whose error came after the write.
+            True if the unit already had a result: of an attempt whose worker ended before it could report it, or of a
+            write that reported an error although it succeeded.
         """
-        for wait_s in (*_COMMIT_WAITS_S, 0.0):
+        for delay_s in (*_COMMIT_DELAYS_S, 0.0):
             self.progress += 1
             try:
                 self._destination.commit(result)
             except CommitConflict:
                 return True
             except StoreError as error:
-                if not (error.passing and wait_s):
+                if not (error.passing and delay_s):
                     raise
-                time.sleep(wait_s)
+                time.sleep(delay_s)
             else:
                 return False
-        raise AssertionError("the last attempt returns or raises")
+        raise AssertionError("the last write returns or raises")
 
     def _rows(self, attempt: Attempt, outages: list[SourceUnavailable]) -> Iterator[Row]:
-        """The rows of an attempt."""
         start, stop = (attempt.probe.start, attempt.probe.stop) if attempt.probe else (0, None)
         rows = islice(self._source.rows(attempt.unit), start, stop)
         while True:
@@ -292,55 +285,49 @@ class Worker(Closeable):
             except (GraphkilnError, OSError) as error:
                 raise UnitUnreadable(f"{attempt.unit.path}: {error}") from error
             self.progress += 1
-            yield replace(row, load=partial(self._load, row, attempt, outages))
+            yield replace(row, load=partial(self._load, row, outages if attempt.outages_are_errors else None))
 
-    def _load(self, row: Row, attempt: Attempt, outages: list[SourceUnavailable]) -> bytes:
-        """Read a row; called by many threads. What has stopped its unit too often is its own error at last."""
-        try:
-            return row.load()
-        except SourceUnavailable:
-            if not attempt.outages_are_errors:
-                raise
-            return self._load_patiently(row, outages)
-        finally:
-            self.progress += 1
+    def _load(self, row: Row, outages: list[SourceUnavailable] | None) -> bytes:
+        """Read the image of a row.
 
-    def _load_patiently(self, row: Row, outages: list[SourceUnavailable]) -> bytes:
-        """Read a row some more times while others are read: what only happens now and then is over by then."""
-        for wait_s in _READ_WAITS_S:
-            time.sleep(wait_s)
-            self.progress += 1
+        Called from many threads: a row is retried while others are read.
+
+        Args:
+            row: The row.
+            outages: List that collects the errors of rows that are given up; None to fail at once.
+        """
+        for delay_s in (*(_READ_DELAYS_S if outages is not None else ()), 0.0):
             try:
                 return row.load()
             except SourceUnavailable as error:
-                last = error
-        outages.append(last)
-        raise ScoringError(f"{last}, again and again") from last
-
-
-def _most_error_rows(rows: int) -> int:
-    """How many rows of a unit may become errors because they cannot be read: a tenth of them, but never all."""
-    return min(rows - 1, max(1, rows // 10))
+                if outages is None:
+                    raise
+                if not delay_s:
+                    outages.append(error)
+                    raise ScoringError(f"{error}, again and again") from error
+            finally:
+                self.progress += 1
+            time.sleep(delay_s)
+        raise AssertionError("the last read returns or raises")
 
 
 class Prover:
-    """Proves a session again before anything that it has computed is written.
+    """Proves the session again before anything that it has computed is written.
 
-    A core, a memory module or a device may fail long after the self-test. So a unit is committed only after a proof
-    that began when the unit had been computed: what lies between two good proofs is kept, what came before a bad one is
-    thrown away with its worker. A proof computes a few golden samples, in turns, and holds them by the project's limits
-    to what this session computed when all of them had just passed: one sample for a hundred rows of the unit, so that
-    it costs about a hundredth of what it proves, and no unit goes without. Units that wait at the same time share one.
-    It does not look at a row that fails by itself while the others of its unit are answered: before that becomes the
-    row's error, `model.check_session` computes all samples.
+    A core, memory module or device may fail long after the self-test. So a unit is committed only after a proof that
+    began when its rows were computed; a failed proof discards everything since the last good one, with the worker. A
+    proof computes a few golden samples in turn, one per hundred rows of the unit, and compares them with the first
+    outputs of this session within the proof policy; it costs about 1% of what it proves. Units that wait at the same
+    time share a proof. Rows that fail alone are not covered: before one becomes an error, `model.check_session`
+    computes all samples.
 
     Args:
-        replay: The golden samples on the session; None where nothing can be replayed.
-        outputs: Those that are used; None for all.
-        computing: Held while the session runs: it has one caller at a time.
+        replay: Golden samples of the session, or None if there is nothing to replay.
+        outputs: Outputs to compare; None for all.
+        computing: Lock of the session, which allows one caller at a time.
 
     Raises:
-        VerificationError: It does not compute the golden samples now.
+        VerificationError: The session does not compute the golden samples correctly.
     """
 
     def __init__(self, replay: Replay | None, outputs: Sequence[str] | None, computing: threading.Lock) -> None:
@@ -354,28 +341,28 @@ class Prover:
             self._proven = self._compute(replay)
             replay.judge(self._proven)
 
-    def prove(self, computed_at: float, rows: int = _SAMPLES * _ROWS_PER_SAMPLE) -> None:
-        """Return when the session is known to be sound after a moment.
+    def prove(self, computed_at: float, rows: int = _PROOF_SAMPLES * _ROWS_PER_SAMPLE) -> None:
+        """Return once a proof that began after `computed_at` has succeeded.
 
         Args:
-            computed_at: The moment, by `time.monotonic`, when what is to be written had been computed.
-            rows: How many rows that is.
+            computed_at: When the rows had been computed, by `time.monotonic`.
+            rows: Number of rows to be written.
 
         Raises:
-            WorkerUnfit: It is not: nothing that it has computed since the last proof may be written.
+            WorkerUnfit: Nothing that was computed since the last proof may be written.
         """
         if self._replay is None:
             return
         with self._proving:
             if self._good_since >= computed_at:
                 return
-            begun = time.monotonic()
-            self._run(self._replay, max(1, min(_SAMPLES, rows // _ROWS_PER_SAMPLE)))
-            self._good_since = begun
+            started = time.monotonic()
+            self._prove_some(self._replay, max(1, min(_PROOF_SAMPLES, rows // _ROWS_PER_SAMPLE)))
+            self._good_since = started
 
-    def _run(self, replay: Replay, most: int) -> None:
+    def _prove_some(self, replay: Replay, max_samples: int) -> None:
         count = len(replay.samples)
-        chosen = [(self._next + index) % count for index in range(min(most, count))]
+        chosen = [(self._next + index) % count for index in range(min(max_samples, count))]
         self._next = (self._next + len(chosen)) % count
         samples, proven = [replay.samples[each] for each in chosen], [self._proven[each] for each in chosen]
         part = replace(replay, samples=tuple(samples), reference=joined(proven))
@@ -387,6 +374,6 @@ class Prover:
     def _compute(self, replay: Replay) -> list[Mapping[str, AnyArray]]:
         computed: list[Mapping[str, AnyArray]] = []
         for sample in range(len(replay.samples)):
-            with self._computing:  # batches of units may come between two samples
+            with self._computing:  # released between samples, for the batches of units
                 computed.append(replay.run(sample, self._outputs))
         return computed

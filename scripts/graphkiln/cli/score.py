@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
     from graphkiln.scoring.options import ScoreOptions
-    from graphkiln_backend.scoring.request import ScoreRequest
+    from graphkiln_backend.scoring.messages import ScoreRequest
 
 
 def score(
@@ -138,7 +138,7 @@ def score(
 
 
 def _run(request: ScoreRequest, mode: ProgressMode, html: Path | None) -> None:
-    from graphkiln.cli.score_summary import print_summary
+    from graphkiln.cli.score_results import print_summary
     from graphkiln.scoring.running import run_request
 
     with open_display(mode) as display:
@@ -146,14 +146,14 @@ def _run(request: ScoreRequest, mode: ProgressMode, html: Path | None) -> None:
     if mode is not ProgressMode.JSON:
         print_summary(record)
     if html:
-        from graphkiln.cli.score_report import score_report
+        from graphkiln.cli.score_results import score_report
         from graphkiln.reporting.report import render
 
         write_html(html, render(score_report(record, facts(), command_line())))
 
 
 def _verify(destination: str, format_: str, ledger: str, *, as_json: bool) -> None:
-    from graphkiln.cli.score_summary import describe_verification, print_verification
+    from graphkiln.cli.score_results import describe_verification, print_verification
     from graphkiln.scoring.running import verify
 
     verification = verify(destination, format=format_, ledger=ledger)
@@ -165,7 +165,7 @@ def _verify(destination: str, format_: str, ledger: str, *, as_json: bool) -> No
 
 
 def _estimate(request: ScoreRequest, *, as_json: bool) -> None:
-    from graphkiln.cli.score_summary import print_estimate
+    from graphkiln.cli.score_results import print_estimate
     from graphkiln.scoring.estimation import estimate_request
     from graphkiln_backend.graph.decoding import encode
 

@@ -5,7 +5,7 @@
     record = score("photos", model="model_repository/digits", out="answers", top_k=3)
     print(record.figures.scored, record.figures.errors)
 
-Every name below is imported at its first use (PEP 562); the extra `[score]` is needed from then on.
+The functions are imported at their first use (PEP 562), which needs the extra `[score]`.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ if TYPE_CHECKING:
 
 __all__ = ["estimate", "score", "verify"]
 
-_HOMES = {
+_MODULES = {
     "estimate": "graphkiln.scoring.estimation",
     "score": "graphkiln.scoring.running",
     "verify": "graphkiln.scoring.running",
 }
-_NEEDED = ("ray", "pyarrow", "onnxruntime", "onnx")
+_PACKAGES = ("ray", "pyarrow", "onnxruntime", "onnx")
 
 
-def check_extra(what: str = "scoring", needed: Sequence[str] = _NEEDED) -> None:
-    """Check that the extra `[score]` is installed; imports nothing of it.
+def check_extra(what: str = "scoring", needed: Sequence[str] = _PACKAGES) -> None:
+    """Check that packages of the extra `[score]` are installed, without importing them.
 
     Args:
-        what: Needs it.
-        needed: What of it.
+        what: The feature, for the message.
+        needed: Packages that it needs.
 
     Raises:
-        EngineUnavailable: It is not; the hint installs it.
+        EngineUnavailable: A package is missing.
     """
     missing = [name for name in needed if find_spec(name) is None]
     if missing:
@@ -47,19 +47,20 @@ def check_extra(what: str = "scoring", needed: Sequence[str] = _NEEDED) -> None:
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name from its home.
+    """Import a public function.
 
     Raises:
         AttributeError: There is no such name.
         EngineUnavailable: The extra `[score]` is not installed.
     """
-    if name not in _HOMES:
+    if name not in _MODULES:
         raise AttributeError(f"module 'graphkiln.scoring' has no attribute '{name}'")
-    value = getattr(import_module(_HOMES[name]), name)
+    check_extra()
+    value = getattr(import_module(_MODULES[name]), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    """The public names."""
+    """List the public functions."""
     return __all__

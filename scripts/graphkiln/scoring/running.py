@@ -1,24 +1,148 @@
-"""A run from Python or from the command: mistakes first, then the run, then its record."""
+"""A run from Python or from the command line: check the request, run it, write its notes.
+
+A run leaves two notes beside its results. `_run.json` records the request, the versions, the workers and the figures of
+the newest run, and one line for each earlier run. `_errors.parquet` collects the rows with an error.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import logging
+import platform
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Unpack
+from typing import Any, Unpack
 
-from graphkiln.scoring import check_extra
+import pyarrow as pa
+import pyarrow.parquet as pq
 
-if TYPE_CHECKING:
-    from graphkiln.scoring.options import ScoreOptions
-    from graphkiln.scoring.record import RunRecord
-    from graphkiln.scoring.run_state import Progress, RunState
-    from graphkiln_backend.scoring.destinations.base import Destination
-    from graphkiln_backend.scoring.destinations.lock import Lock
-    from graphkiln_backend.scoring.request import ScoreRequest
-    from graphkiln_backend.scoring.verify import Verification
+from graphkiln.scoring.metrics import RunMetrics
+from graphkiln.scoring.options import ScoreOptions, absolute, build_request, check_places, check_source
+from graphkiln.scoring.run_state import Progress, QuarantinedRow, RunState, WorkerTally
+from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.modules import installed_version
+from graphkiln_backend.graph.text import redact
+from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.destinations.lock import Lock
+from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
+from graphkiln_backend.scoring.messages import Event, ScoreRequest, StageTimes
+from graphkiln_backend.scoring.model import with_version
+from graphkiln_backend.scoring.plan import PLAN, open_destination, read_plan
+from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
+from graphkiln_backend.scoring.verify import Verification
+from graphkiln_backend.scoring.verify import verify as verify_results
 
-Observer = Callable[["Progress"], None]
+SCHEMA = 1
+NOTE, ERRORS = "_run.json", "_errors.parquet"
+_PACKAGES = ("graphkiln", "ray", "pyarrow", "numpy", "pillow", "onnxruntime", "openvino")
+_MAX_EARLIER = 1000
+_ERRORS_SCHEMA = pa.schema([("id", pa.string()), ("unit", pa.string()), ("reason", pa.string())])
+_log = logging.getLogger("graphkiln.scoring")
+
+Observer = Callable[[Progress], None]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Figures:
+    """Figures of a run.
+
+    Attributes:
+        units: Units of the input.
+        rows: Rows of the input.
+        units_before: Units committed by earlier runs.
+        rows_before: Rows of those units.
+        units_done: Units committed by this run.
+        scored: Rows answered by this run.
+        errors: Rows of this run with an error.
+        quarantined: Rows of those that ended a worker.
+        retries: Failed attempts.
+        twins: Units committed by an attempt whose worker ended before it could report it.
+        computing_s: Seconds since the first worker was ready.
+        rows_per_s: Rate during `computing_s`.
+        times: Seconds per stage, summed over workers.
+    """
+
+    units: int
+    rows: int
+    units_before: int
+    rows_before: int
+    units_done: int
+    scored: int
+    errors: int
+    quarantined: int
+    retries: int
+    twins: int
+    seconds: float
+    computing_s: float
+    rows_per_s: float
+    times: StageTimes
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WorkerRecord:
+    """A worker and its figures.
+
+    Attributes:
+        node: Host name.
+        session: Engine, device and precision.
+        self_test: Report of the golden samples; None if the model has none.
+        version: Version of graphkiln on the node.
+        start_s: Start-up time.
+        units: Units that it committed.
+        rows_per_s: Rate from its start to its last commit.
+        times: Seconds per stage.
+        ended: Why it was replaced; empty if it was not.
+    """
+
+    name: str
+    node: str
+    pid: int
+    session: str
+    self_test: Any
+    version: str
+    start_s: float
+    units: int
+    rows: int
+    errors: int
+    rows_per_s: float
+    times: StageTimes
+    ended: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RunRecord:
+    """The document `_run.json`.
+
+    Attributes:
+        schema: Version of the format; increased when a key is removed or changes its meaning.
+        outcome: `finished` (every row is accounted for), `interrupted` or `failed`.
+        reason: Why it failed; empty otherwise.
+        begun: ISO 8601, in UTC.
+        ended: ISO 8601, in UTC.
+        request: The request without credentials.
+        configuration: Digest of everything that changes an answer.
+        versions: Versions of Python, the system and packages on the driver.
+        quarantined: Rows that ended a worker; the first thousand.
+        problems: Messages about failures during the run; the first thousand.
+        earlier: Earlier runs on this destination, newest first: `begun`, `ended`, `outcome` and some figures.
+    """
+
+    schema: int = SCHEMA
+    outcome: str
+    reason: str = ""
+    begun: str
+    ended: str
+    request: Mapping[str, Any]
+    configuration: str
+    versions: Mapping[str, str]
+    figures: Figures
+    workers: tuple[WorkerRecord, ...]
+    quarantined: tuple[QuarantinedRow, ...] = ()
+    problems: tuple[str, ...] = ()
+    earlier: tuple[Mapping[str, Any], ...] = ()
 
 
 def score(
@@ -29,80 +153,57 @@ def score(
     observe: Observer | None = None,
     **options: Unpack[ScoreOptions],
 ) -> RunRecord:
-    """Score a data set: every row of the source gets an answer or an error in the destination, exactly once.
+    """Score a data set: every row of the source gets one answer or error in the destination.
 
-    Called again with the same arguments it goes on where it was interrupted.
+    The same call resumes an interrupted run.
 
     Args:
-        source: Folder or pattern of images, listing, Parquet, tars, or a query; of this machine or of a store.
-        model: `STORE/NAME`, `STORE/NAME:VERSION` or `STORE/NAME/VERSION`; also in a remote store.
-        out: Folder, store or database for the answers.
-        observe: Called with how far the run is, whenever something happened.
-        options: As `ScoreOptions` has them.
+        source: Folder or pattern of images, listing, Parquet, tars or database; local or in a remote store.
+        model: `STORE/NAME`, `STORE/NAME:VERSION` or `STORE/NAME/VERSION`; local or in a remote store.
+        out: Folder, remote store or database for the answers.
+        observe: Called with the progress after each event.
+        options: See `ScoreOptions`.
 
     Returns:
-        What `_run.json` says of the run.
+        The record that is written to `_run.json`.
 
     Raises:
-        GraphkilnError: A mistake in the request, or the run cannot be finished; the same call goes on.
+        GraphkilnError: The request is invalid, or the run cannot be finished; the same call resumes it.
     """
-    check_extra()
-    from graphkiln.scoring.options import build_request
-
     return run_request(build_request(source, model, out, options), observe)
 
 
-def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verification:  # noqa: A002  as the command calls it
-    """Compare a destination with the plan that its last run left there.
+def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verification:  # noqa: A002 - the flag's name
+    """Compare the results in a destination with the plan of its last run.
 
     Args:
         out: The destination.
-        format: `parquet` or `delta`; empty for what the destination says.
-        ledger: Postgres database that remembers commits, where the run was given one.
-
-    Returns:
-        The counts, and what is wrong.
+        format: `parquet` or `delta`; empty for the default of the destination.
+        ledger: The Postgres database that records commits, if the run used one.
 
     Raises:
-        ScoringError: There is no such destination, no run has finished its plan there, or it cannot be read.
+        ScoringError: The destination does not exist, has no plan, or cannot be read.
     """
-    check_extra()
-    from graphkiln.scoring.options import absolute
-    from graphkiln_backend.scoring.errors import ScoringError
-    from graphkiln_backend.scoring.opening import open_destination
-    from graphkiln_backend.scoring.plan import PLAN, read_plan
-    from graphkiln_backend.scoring.request import ScoreRequest
-    from graphkiln_backend.scoring.scratch import Scratch, scratch_folder
-    from graphkiln_backend.scoring.verify import verify as compare
-
     place = absolute(str(out))
-    request = ScoreRequest(source="", model="", destination=place, format=format, ledger=ledger)
-    destination = open_destination(request)
+    destination = open_destination(
+        ScoreRequest(source="", model="", destination=place, format=format, ledger=ledger),
+    )
     with scratch_folder(Scratch.PLAN) as folder:
         plan = folder.path / PLAN
         if not destination.notes.fetch(PLAN, plan):
-            raise ScoringError(f"{out} holds no plan of graphkiln score", hint="name the --out of a run")
-        return compare(destination, read_plan(plan), spill=folder.path)
+            raise ScoringError(f"{out} has no plan of graphkiln score", hint="name the --out of a run")
+        return verify_results(destination, read_plan(plan), spill=folder.path)
 
 
 def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRecord:
-    """Run a request; as `score`.
-
-    Raises:
-        GraphkilnError: As of `score`.
-    """
-    from graphkiln.scoring.metrics import RunMetrics
-    from graphkiln.scoring.mistakes import check_places, check_source
-    from graphkiln.scoring.run_state import RunState
-    from graphkiln_backend.scoring.driver import score_data_set
-    from graphkiln_backend.scoring.messages import Event
-    from graphkiln_backend.scoring.model import with_version
+    """Run a request, as `score` does."""
+    from graphkiln_backend.scoring import driver  # imports Ray, which takes a second
 
     check_places(request)
     check_source(request)
-    # Before the driver, which pins the version for its workers but keeps it to itself: the record names it, too.
     request = with_version(request)
-    state, metrics = RunState(), RunMetrics()
+    state, metrics, begun = RunState(), RunMetrics(), datetime.now(UTC)
+    record: RunRecord | None = None
 
     def report(event: Event) -> None:
         metrics.observe(event)
@@ -110,50 +211,166 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
         if observe:
             observe(progress)
 
-    notes = _Notes(request, state)
-    score_data_set(request, report, notes.write)
-    return notes.record
+    def write_notes(destination: Destination, lock: Lock, error: BaseException | None) -> None:
+        nonlocal record
+        failure = error or _update_errors(state, destination, lock)
+        record = describe_run(request, state, begun, failure)
+        if state.plan is not None:
+            try:
+                write_record(record, destination)
+            except (GraphkilnError, OSError) as unwritten:
+                if failure is None:
+                    raise
+                failure.add_note(f"{NOTE} could not be written either: {unwritten}")
+        if failure is not None and failure is not error:
+            raise failure
+
+    driver.score_data_set(request, report, write_notes)
+    assert record is not None  # noqa: S101 - a run that ends without an error has written its notes
+    return record
 
 
-class _Notes:
-    """The notes of a run, which it leaves beside its results: the rows with an error, and its record."""
+def _update_errors(state: RunState, destination: Destination, lock: Lock) -> BaseException | None:
+    """Write `_errors.parquet` if this run committed anything or the file is missing; return the error if that fails."""
+    try:
+        if state.units or destination.notes.read(ERRORS) is None:
+            collect_errors(destination, destination.committed_ids(), lock.check)
+    except BaseException as failure:  # noqa: BLE001 - raised after it is recorded
+        return failure
+    return None
 
-    def __init__(self, request: ScoreRequest, state: RunState) -> None:
-        self._request, self._state, self._begun = request, state, datetime.now(UTC)
-        self.record: RunRecord
 
-    def write(self, destination: Destination, lock: Lock, error: BaseException | None) -> None:
-        """Write both; of a run that failed the record alone, and nothing where it planned nothing.
+def describe_run(
+    request: ScoreRequest, state: RunState, begun: datetime, error: BaseException | None = None
+) -> RunRecord:
+    """Return the record of a run that ends now.
 
-        Raises:
-            ScoringError: One of them cannot be written. It is added to what the run failed for, where it did.
-        """
-        failure = error or self._collect_errors(destination, lock)
-        self._write_record(destination, failure)
-        if failure is not error:
-            raise failure  # type: ignore[misc]  # not None, as the error is None
+    Args:
+        request: The run.
+        state: Its events.
+        begun: Start time.
+        error: The error that ends it, or None.
+    """
+    interrupted = isinstance(error, KeyboardInterrupt | RunInterrupted)
+    outcome = "finished" if error is None else "interrupted" if interrupted else "failed"
+    plan = state.plan
+    return RunRecord(
+        outcome=outcome,
+        reason=redact(str(error)) if outcome == "failed" else "",
+        begun=begun.isoformat(timespec="seconds"),
+        ended=datetime.now(UTC).isoformat(timespec="seconds"),
+        request=_describe_request(request),
+        configuration=plan.configuration if plan else "",
+        versions={
+            "python": platform.python_version(),
+            "system": f"{platform.system()} {platform.release()}",
+            **{name: version for name in _PACKAGES if (version := installed_version(name))},
+        },
+        figures=Figures(
+            units=plan.units if plan else 0,
+            rows=plan.rows if plan else 0,
+            units_before=plan.done_units if plan else 0,
+            rows_before=plan.done_rows if plan else 0,
+            units_done=state.units,
+            scored=state.rows - state.errors,
+            errors=state.errors,
+            quarantined=state.quarantined_rows,
+            retries=state.retries,
+            twins=state.twins,
+            seconds=round(state.seconds, 3),
+            computing_s=round(state.computing_s, 3),
+            rows_per_s=round(state.rows_per_s, 1),
+            times=sum((worker.times for worker in state.workers.values()), StageTimes()),
+        ),
+        workers=tuple(_worker_record(name, tally) for name, tally in state.workers.items()),
+        quarantined=tuple(state.quarantined),
+        problems=tuple(state.problems),
+    )
 
-    def _collect_errors(self, destination: Destination, lock: Lock) -> BaseException | None:
-        """Write `_errors.parquet` where this run committed anything, or where the last one did not come to it."""
-        from graphkiln.scoring.record import ERRORS, collect_errors
 
-        try:
-            if self._state.units or destination.notes.read(ERRORS) is None:
-                collect_errors(destination, destination.committed_ids(), lock.check)
-        except BaseException as failure:  # noqa: BLE001 - raised once the record says so
-            return failure
-        return None
+def _describe_request(request: ScoreRequest) -> dict[str, Any]:
+    """Convert a request to plain data without credentials."""
+    redacted = ("source", "model", "destination", "ledger", "address")
+    plain = (
+        *("version", "top_k", "scores", "softmax", "outputs", "keep_columns", "image_column", "id_column", "query"),
+        *("rows_per_unit", "workers", "cores_per_worker", "format", "replace"),
+    )
+    return {
+        **{name: redact(str(getattr(request, name))) for name in redacted},
+        **{name: getattr(request, name) for name in plain},
+        "settings": {each.key: each.value for each in reversed(request.overrides)},
+        "cache": str(request.cache) if request.cache else None,
+    }
 
-    def _write_record(self, destination: Destination, error: BaseException | None) -> None:
-        from graphkiln.scoring.record import NOTE, describe_run, write_record
-        from graphkiln_backend.graph.errors import GraphkilnError
 
-        self.record = describe_run(self._request, self._state, self._begun, error)
-        if self._state.plan is None:
-            return
-        try:
-            write_record(self.record, destination)
-        except (GraphkilnError, OSError) as failure:
-            if error is None:
-                raise
-            error.add_note(f"nor could {NOTE} be written: {failure}")
+def _worker_record(name: str, tally: WorkerTally) -> WorkerRecord:
+    facts = tally.facts
+    return WorkerRecord(
+        name=name,
+        node=tally.node,
+        pid=facts.pid if facts else 0,
+        session=facts.session if facts else "",
+        self_test=json.loads(facts.self_test) if facts and facts.self_test else None,
+        version=facts.version if facts else "",
+        start_s=round(facts.seconds, 3) if facts else 0.0,
+        units=tally.units,
+        rows=tally.rows,
+        errors=tally.errors,
+        rows_per_s=round(tally.rows_per_s, 1),
+        times=tally.times,
+        ended=tally.ended,
+    )
+
+
+def write_record(record: RunRecord, destination: Destination) -> None:
+    """Write `_run.json`, with lines for the earlier runs that it lists now.
+
+    Raises:
+        ScoringError: The destination cannot be read or written.
+    """
+    document = encode(record) | {"earlier": _earlier_runs(destination.notes.read(NOTE))}
+    content = json.dumps(document, indent=2, ensure_ascii=False) + "\n"
+    destination.notes.replace(NOTE, memoryview(content.encode()))
+
+
+def _earlier_runs(content: bytes | None) -> list[Any]:
+    if content is None:
+        return []
+    try:
+        last = json.loads(content)
+        figures = {name: last["figures"][name] for name in ("units_done", "scored", "errors", "rows_per_s")}
+        line = {**{name: last[name] for name in ("begun", "ended", "outcome", "configuration")}, **figures}
+        return [line, *last["earlier"]][:_MAX_EARLIER]
+    except (ValueError, KeyError, TypeError):  # not worth failing a finished run
+        _log.warning("%s was damaged: its list of earlier runs is lost", NOTE)
+        return []
+
+
+def collect_errors(destination: Destination, unit_ids: Iterable[str], check: Callable[[], None] = lambda: None) -> int:
+    """Write `_errors.parquet` (id, unit, reason) from the results of units, holding one unit in memory.
+
+    Args:
+        destination: The destination.
+        unit_ids: Units with a result.
+        check: Called for each unit; raises if the lock is lost.
+
+    Returns:
+        The number of rows with an error.
+
+    Raises:
+        ScoringError: A result cannot be read, or the note cannot be written.
+    """
+    count = 0
+    with scratch_folder(Scratch.ERRORS) as folder:
+        path = folder.path / ERRORS
+        with pq.ParquetWriter(path, _ERRORS_SCHEMA, compression="zstd") as writer:
+            for one in destination.describe(unit_ids):
+                check()
+                if one.errors:
+                    rows = destination.read(one.unit_id, ["id", "error"])
+                    wrong = rows.filter(rows.column("error").is_valid())
+                    ids, units = wrong.column("id").cast(pa.string()), pa.repeat(one.unit_id, len(wrong))
+                    writer.write_table(pa.table([ids, units, wrong.column("error")], schema=_ERRORS_SCHEMA))
+                    count += len(wrong)
+        destination.notes.replace(ERRORS, path)
+    return count

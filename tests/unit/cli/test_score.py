@@ -1,4 +1,4 @@
-"""`graphkiln score`: what its options request, what it prints, and its mistakes, with a run that is only played."""
+"""`graphkiln score` with a simulated run: options, output and errors."""
 
 from __future__ import annotations
 
@@ -14,16 +14,13 @@ import graphkiln.scoring as extra
 from graphkiln_backend.scoring import driver as backend_run
 from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.messages import Report
-from graphkiln_backend.scoring.opening import open_destination
-from graphkiln_backend.scoring.plan import write_plan
-from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.scoring.messages import InputRange, Report, ScoreRequest
+from graphkiln_backend.scoring.plan import open_destination, write_plan
 
 
 @pytest.fixture
 def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScoreRequest]:
-    """What is requested of a run that tells the events of `score_events`."""
+    """Requests of simulated runs, which report the events of `score_events`."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -36,7 +33,7 @@ def requests(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[ScoreReque
         for event in RUN:
             report(event)
         destination = open_destination(request)
-        write_notes(destination, destination.claim("played"), None)
+        write_notes(destination, destination.lock("played"), None)
 
     monkeypatch.setattr(backend_run, "score_data_set", play)
     return requested
@@ -48,7 +45,7 @@ GIVEN = ("photos", "--model", "store/m:2", "--out", "out")
 def test_options_become_a_request(
     run: RunVerb, requests: list[ScoreRequest], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("graphkiln.scoring.mistakes.check_source", lambda _: None)
+    monkeypatch.setattr("graphkiln.scoring.running.check_source", lambda _: None)
     words = "--address auto --workers 3 --cores-per-worker 2 --set precision=bf16 --top-k 2 --softmax --replace"
     more = "--keep-columns a,b --image-column i --id-column n --query t --rows-per-unit 50 --cache off --format delta"
     assert run("score", *GIVEN, *words.split(), *more.split()).code == 0
@@ -62,7 +59,9 @@ def test_options_become_a_request(
     assert (request.rows_per_unit, request.cache, request.format) == (50, None, "delta")
 
 
-def test_a_ledger(run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ledger_reaches_the_request(
+    run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch
+) -> None:
     def note(request: ScoreRequest, *_: object) -> None:
         requests.append(request)
         raise ScoringError("seen")
@@ -73,13 +72,13 @@ def test_a_ledger(run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytes
     assert requests[0].ledger == "postgresql://h/d"
 
 
-def test_outputs_by_name(run: RunVerb, requests: list[ScoreRequest]) -> None:
+def test_outputs_reach_the_request(run: RunVerb, requests: list[ScoreRequest]) -> None:
     assert run("score", *GIVEN, "--output", "Y", "--output", "Z").code == 0
     assert requests[0].outputs == ("Y", "Z")
     assert requests[0].cache is not None
 
 
-def test_the_summary_says_what_became_of_the_rows_in_80_columns(run: RunVerb, requests: list[ScoreRequest]) -> None:
+def test_summary_accounts_for_rows_in_80_columns(run: RunVerb, requests: list[ScoreRequest]) -> None:
     finished = run("score", *GIVEN)
     assert finished.code == 0
     assert max(map(len, finished.out.splitlines()[:-2])) <= 80
@@ -99,7 +98,7 @@ def test_the_summary_says_what_became_of_the_rows_in_80_columns(run: RunVerb, re
     assert "graphkiln: 6/10 units" in finished.err
 
 
-def test_progress_for_programs_is_all_that_is_printed(run: RunVerb, requests: list[ScoreRequest]) -> None:
+def test_json_progress_is_the_only_output(run: RunVerb, requests: list[ScoreRequest]) -> None:
     finished = run("score", *GIVEN, "--progress", "json")
     assert finished.err == ""
     documents = [json.loads(line) for line in finished.out.splitlines()]
@@ -122,16 +121,18 @@ def test_progress_off(run: RunVerb) -> None:
         (("photos", "--model", "store/m", "--out", "photos"), "both source and destination"),
         (("photos", "--model", "store/m", "--out", "photos/out"), "inside the source"),
         (("nowhere", "--model", "store/m", "--out", "out"), "nowhere"),
-        (("photos", "--model", "store/m:x", "--out", "out"), "'x' is no version of a model"),
+        (("photos", "--model", "store/m:x", "--out", "out"), "'x' is not a version"),
         ((*GIVEN, "--set", "precison=bf16"), "did you mean 'precision'?"),
-        ((*GIVEN, "--scores", "--top-k", "3"), "--top-k and --scores both say what is written"),
+        ((*GIVEN, "--scores", "--top-k", "3"), "--top-k and --scores contradict each other"),
         (("photos", "--verify", "out"), "--verify out needs no source, got photos"),
         (("--model", "store/m", "--verify", "out"), "--verify out needs no --model, got store/m"),
         (("--dry-run", "--verify", "out"), "--verify out needs no --dry-run"),
         (("--verify", "nowhere"), "nowhere"),
     ],
 )
-def test_mistakes(run: RunVerb, requests: list[ScoreRequest], words: tuple[str, ...], said: str) -> None:
+def test_invalid_arguments_are_refused(
+    run: RunVerb, requests: list[ScoreRequest], words: tuple[str, ...], said: str
+) -> None:
     finished = run("score", *words)
     assert said in finished.err
     assert finished.code == 2
@@ -141,7 +142,7 @@ def test_mistakes(run: RunVerb, requests: list[ScoreRequest], words: tuple[str, 
 
 
 @pytest.mark.usefixtures("requests")
-def test_a_run_that_cannot_be_finished(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_run_exits_with_its_error(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: ScoreRequest, report: Report, __: WriteNotes) -> None:
         report(RUN[0])
         raise ScoringError("no worker works", hint="look at node-1")
@@ -153,7 +154,7 @@ def test_a_run_that_cannot_be_finished(run: RunVerb, monkeypatch: pytest.MonkeyP
     assert finished.out == ""
 
 
-def test_without_the_extra(run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_extra_is_reported(run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(extra, "find_spec", lambda _: None)
     finished = run("score", *GIVEN)
     assert finished.code == 1
@@ -161,7 +162,7 @@ def test_without_the_extra(run: RunVerb, requests: list[ScoreRequest], monkeypat
     assert requests == []
 
 
-def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
+def test_dry_run_prints_an_estimate_and_writes_nothing(
     run: RunVerb, requests: list[ScoreRequest], digits: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("graphkiln.scoring.estimation.MEASURED_S", 0.1)
@@ -177,7 +178,7 @@ def test_a_dry_run_says_what_there_is_to_do_and_writes_nothing(
 
 
 @pytest.mark.usefixtures("requests")
-def test_a_destination_without_its_results_is_not_whole(run: RunVerb, tmp_path: Path) -> None:
+def test_verify_finds_missing_results(run: RunVerb, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     write_plan(tmp_path / "out" / "_plan.parquet", [InputRange(path="photos", part="a", identity="b", rows=7)], "c")
     finished = run("score", "--verify", "out")
@@ -192,14 +193,14 @@ def test_a_destination_without_its_results_is_not_whole(run: RunVerb, tmp_path: 
 
 
 @pytest.mark.usefixtures("requests")
-def test_verification_asks_the_ledger_that_the_run_had(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verify_opens_the_ledger(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
     opened: list[ScoreRequest] = []
 
     def open_destination(request: ScoreRequest) -> None:
         opened.append(request)
         raise ScoringError("opened")
 
-    monkeypatch.setattr("graphkiln_backend.scoring.opening.open_destination", open_destination)
+    monkeypatch.setattr("graphkiln.scoring.running.open_destination", open_destination)
     assert run("score", "--verify", "s3://b/a", "--ledger", "postgresql://h/d", "--format", "parquet").code == 2
     assert [(each.destination, each.ledger, each.format) for each in opened] == [
         ("s3://b/a", "postgresql://h/d", "parquet")

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
-from graphkiln.cli.score_summary import print_estimate
+from graphkiln.cli.score_results import print_estimate
 from graphkiln.scoring.estimation import Estimate, Planned, Rate, Workers
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.messages import ScoreRequest
 
 REQUEST = ScoreRequest(source="/photos", model="/store/m", destination="/out")
 ESTIMATE = Estimate(

@@ -8,13 +8,11 @@ from datetime import UTC, datetime
 import pytest
 from score_events import RUN, Clock
 
-from graphkiln.cli.score_report import score_report
-from graphkiln.cli.score_summary import STAGES
+from graphkiln.cli.score_results import STAGES, score_report
 from graphkiln.reporting.report import render
-from graphkiln.scoring.record import RunRecord, describe_run
 from graphkiln.scoring.run_state import QuarantinedRow, RunState
-from graphkiln_backend.scoring.messages import StageTimes
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln.scoring.running import RunRecord, describe_run
+from graphkiln_backend.scoring.messages import ScoreRequest, StageTimes
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from datetime import UTC, datetime
 import pytest
 from score_events import RUN, Clock
 
-from graphkiln.cli.score_summary import describe_verification, print_summary, print_verification
-from graphkiln.scoring.record import RunRecord, describe_run
+from graphkiln.cli.score_results import describe_verification, print_summary, print_verification
 from graphkiln.scoring.run_state import QuarantinedRow, RunState
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln.scoring.running import RunRecord, describe_run
+from graphkiln_backend.scoring.messages import ScoreRequest
 from graphkiln_backend.scoring.verify import Finding, Verification
 
 

@@ -42,7 +42,7 @@ from graphkiln_backend.scoring.encoders import (
     vectors,
 )
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.messages import ScoreRequest
 from graphkiln_client.tasks import rank_scores, read_ranking
 
 LABELS = ("cat", "dog", "cow")

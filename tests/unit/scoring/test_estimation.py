@@ -1,4 +1,4 @@
-"""`--dry-run`: what there is to do, and how long it would take; nothing is written."""
+"""`--dry-run`: the plan and the estimated duration; nothing is written."""
 
 from __future__ import annotations
 
@@ -17,15 +17,12 @@ from PIL import Image
 from graphkiln.scoring import estimate
 from graphkiln.scoring.estimation import estimate_request, measure_rate, plan_units, plan_workers, rate_of
 from graphkiln.scoring.options import build_request
-from graphkiln_backend.scoring import cluster
-from graphkiln_backend.scoring import cluster as nodes
-from graphkiln_backend.scoring.cluster import Node
+from graphkiln_backend.scoring import fleet
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.messages import StageTimes
-from graphkiln_backend.scoring.opening import open_source
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.fleet import Node
+from graphkiln_backend.scoring.messages import Row, ScoreRequest, StageTimes
+from graphkiln_backend.scoring.plan import open_source
 from graphkiln_backend.scoring.scorer import Scored
-from graphkiln_backend.scoring.units import Row
 
 
 @pytest.fixture
@@ -38,14 +35,14 @@ def request_(tmp_path: Path, digits: Path, monkeypatch: pytest.MonkeyPatch) -> S
 
 
 def commit(request: ScoreRequest, configuration: str, most: int) -> None:
-    """Makes the names of some units' results."""
+    """Create result files of some units."""
     folder = Path(request.destination)
     folder.mkdir()
     for found, _ in zip(open_source(request).ranges(request.rows_per_unit), range(most), strict=False):
         (folder / f"{found.unit(configuration).id}.parquet").write_bytes(b"")
 
 
-def test_a_new_run(request_: ScoreRequest, tmp_path: Path) -> None:
+def test_new_run(request_: ScoreRequest, tmp_path: Path) -> None:
     told: list[str] = []
     estimated = estimate_request(request_, told.append)
     assert (estimated.planned.rows, estimated.planned.rows_left, estimated.planned.stale) == (40, 40, 0)
@@ -58,7 +55,7 @@ def test_a_new_run(request_: ScoreRequest, tmp_path: Path) -> None:
     assert not (tmp_path / "out").exists()
 
 
-def test_what_is_done_is_not_to_be_done(request_: ScoreRequest) -> None:
+def test_committed_units_are_not_left(request_: ScoreRequest) -> None:
     first = estimate_request(request_)
     commit(request_, first.configuration, first.planned.units)
     (Path(request_.destination) / f"{'0' * 32}.parquet").write_bytes(b"")
@@ -67,7 +64,7 @@ def test_what_is_done_is_not_to_be_done(request_: ScoreRequest) -> None:
     assert again.rate is None
 
 
-def test_the_units_to_measure_are_some_of_those_that_are_left(request_: ScoreRequest, tmp_path: Path) -> None:
+def test_sample_is_of_the_units_left(request_: ScoreRequest, tmp_path: Path) -> None:
     for number in range(400):
         (tmp_path / "photos" / f"more-{number}.png").write_bytes(b"")
     many = replace(request_, rows_per_unit=2)
@@ -78,7 +75,7 @@ def test_the_units_to_measure_are_some_of_those_that_are_left(request_: ScoreReq
     assert [unit.id for unit in kept] == sorted(unit.id for unit in kept)
 
 
-def test_the_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     @contextmanager
@@ -87,37 +84,36 @@ def test_the_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.Monk
         yield
 
     found = [Node(id=name, name=name, cores=cores, gpus=0) for name, cores in (("a", 0), ("b", 4))]
-    monkeypatch.setattr(cluster, "connect", connect)
-    monkeypatch.setattr(nodes, "living_nodes", lambda: found)
+    monkeypatch.setattr(fleet, "connect", connect)
+    monkeypatch.setattr(fleet, "living_nodes", lambda: found)
     remote = replace(request_, address="head:6379", cores_per_worker=2)
     assert estimate_request(remote).workers.by_node == {"b": 2}
     assert estimate_request(replace(remote, workers=1)).workers.by_node == {"b": 1}
     assert asked == ["head:6379"] * 2
 
 
-def test_from_python(request_: ScoreRequest) -> None:
+def test_estimate_from_python(request_: ScoreRequest) -> None:
     estimated = estimate(request_.source, model=request_.model, out=request_.destination, rows_per_unit=10)
     assert estimated.planned.rows == 40
 
 
-def test_a_mistake(request_: ScoreRequest) -> None:
+def test_invalid_request_is_refused(request_: ScoreRequest) -> None:
     with pytest.raises(ScoringError, match="both source and destination"):
         estimate(request_.source, model=request_.model, out=request_.source)
 
 
 @pytest.mark.parametrize(("on_gpu", "workers", "cores"), [(True, 2, 4), (False, 1, 8)])
-def test_workers_are_counted_as_the_run_places_them(
+def test_workers_are_placed_as_by_the_run(
     request_: ScoreRequest, monkeypatch: pytest.MonkeyPatch, on_gpu: bool, workers: int, cores: int
 ) -> None:
-    """A model for the CPU has one worker on a machine with two GPUs, and not two."""
-    monkeypatch.setattr("graphkiln_backend.engines.hardware.gpus", lambda: ["first", "second"])
-    monkeypatch.setattr("graphkiln_backend.system.resources.usable_cores", lambda: 8)
+    monkeypatch.setattr("graphkiln.scoring.estimation.gpus", lambda: ["first", "second"])
+    monkeypatch.setattr("graphkiln.scoring.estimation.usable_cores", lambda: 8)
     placed = plan_workers(replace(request_, cores_per_worker=0), on_gpu=on_gpu)
     assert (placed.total, placed.here, placed.cores) == (workers, workers, cores)
 
 
 @pytest.mark.parametrize("kind", ["KIND_CPU", "KIND_AUTO"])
-def test_the_model_says_whether_a_gpu_is_used(
+def test_gpu_is_used_as_the_model_configures(
     request_: ScoreRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     model = shutil.copytree(request_.model, tmp_path / "digits")
@@ -141,7 +137,7 @@ class CountingScorer:
 
 
 @pytest.mark.parametrize(("rows", "seconds", "pieces"), [(10, 1e9, None), (10, 1, 1), (10**6, 1e9, 1)])
-def test_rows_from_all_over_the_source_are_measured(
+def test_measured_pieces_are_distributed_over_the_source(
     request_: ScoreRequest, rows: int, seconds: float, pieces: int | None
 ) -> None:
     units = [found.unit("c") for found in open_source(request_).ranges(rows)]
@@ -153,7 +149,7 @@ def test_rows_from_all_over_the_source_are_measured(
         assert (rate.rows, rate.errors) == (40, 4)
 
 
-def test_an_interval_follows_from_how_pieces_differ() -> None:
+def test_confidence_interval_follows_from_the_pieces() -> None:
     alike = rate_of([(100, 1, 1.0), (100, 0, 1.0)])
     assert (alike.rows, alike.errors, alike.pieces, alike.per_s, alike.interval) == (200, 1, 2, 100, (100, 100))
     wider = rate_of([(100, 0, seconds) for seconds in (0.9, 1.0, 1.1)])

@@ -32,6 +32,7 @@ from graphkiln_backend.scoring import model as model_fetch
 from graphkiln_backend.scoring import model as module
 from graphkiln_backend.scoring.driver import read_run_model
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.messages import ScoreRequest
 from graphkiln_backend.scoring.model import (
     ScoringModel,
     choose_batch_size,
@@ -40,7 +41,6 @@ from graphkiln_backend.scoring.model import (
     with_local_model,
     with_version,
 )
-from graphkiln_backend.scoring.request import ScoreRequest
 from graphkiln_backend.storage.address import RemoteAddress
 
 SPEC = Preprocess(crop=(4, 4), color="L")

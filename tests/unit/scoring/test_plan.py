@@ -15,9 +15,16 @@ from hypothesis import strategies as st
 from graphkiln_backend.scoring import plan
 from graphkiln_backend.scoring import plan as module
 from graphkiln_backend.scoring.destinations.base import Committed
-from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
-from graphkiln_backend.scoring.plan import PlanTotals, account, read_plan, read_resume_state, settle_stale, write_plan
-from graphkiln_backend.scoring.units import ID_DIGITS, InputRange
+from graphkiln_backend.scoring.errors import LockLost, ScoringError
+from graphkiln_backend.scoring.messages import ID_DIGITS, InputRange
+from graphkiln_backend.scoring.plan import (
+    PlanTotals,
+    check_complete,
+    read_plan,
+    read_resume_state,
+    remove_stale,
+    write_plan,
+)
 
 RANGES = st.lists(
     st.builds(
@@ -34,10 +41,10 @@ RANGES = st.lists(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
 @given(ranges=RANGES, units=st.integers(1, 9), size=st.integers(1, 90))
-def test_what_was_written_is_read(tmp_path: Path, ranges: list[InputRange], units: int, size: int) -> None:
+def test_plan_is_read_as_written(tmp_path: Path, ranges: list[InputRange], units: int, size: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "_PIECE_UNITS", units)
-        patch.setattr(plan, "_PIECE_BYTES", size)
+        patch.setattr(plan, "_ROW_GROUP_UNITS", units)
+        patch.setattr(plan, "_ROW_GROUP_BYTES", size)
         totals = write_plan(tmp_path / "plan", iter(ranges), "model")
         assert list(read_plan(tmp_path / "plan")) == [found.unit("model") for found in ranges]
     assert totals == PlanTotals(
@@ -45,7 +52,7 @@ def test_what_was_written_is_read(tmp_path: Path, ranges: list[InputRange], unit
     )
 
 
-def test_pieces_are_bounded_in_units_and_in_bytes(tmp_path: Path) -> None:
+def test_row_groups_are_limited_in_units_and_bytes(tmp_path: Path) -> None:
     small = InputRange(path="a", part="", identity="", rows=1)
     large = InputRange(path="a", part="x" * (1 << 20), identity="", rows=1)
     write_plan(tmp_path / "plan", [*[small] * 2500, *[large] * 12], "model")
@@ -54,12 +61,9 @@ def test_pieces_are_bounded_in_units_and_in_bytes(tmp_path: Path) -> None:
     assert groups == [1000, 1000, 505, 5, 2]
 
 
-# What a destination holds beside what is planned.
-
-
 @dataclass
 class Store:
-    """A destination that remembers ids and their configurations."""
+    """Destination that keeps configurations by unit id."""
 
     units: dict[str, str] = field(default_factory=dict)
 
@@ -80,10 +84,10 @@ def make_plan(path: Path, count: int) -> list[str]:
     return [each.id for each in read_plan(path)]
 
 
-def test_what_is_done_is_told_from_what_is_stale(tmp_path: Path) -> None:
+def test_resume_state_separates_done_from_stale(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 5)
     store = Store({ids[1]: "this", ids[3]: "this", "gone": "this"})
-    progress = read_resume_state(store, tmp_path / "plan")  # type: ignore[arg-type]
+    progress = read_resume_state(store.committed_ids(), tmp_path / "plan")
     assert (progress.done_units, progress.done_rows, progress.stale) == (2, 8, frozenset(["gone"]))
 
 
@@ -94,69 +98,67 @@ def test_what_is_done_is_told_from_what_is_stale(tmp_path: Path) -> None:
 def test_stale_results_are_refused(configuration: str, replace: bool, refusal: str) -> None:
     store = Store({"gone": configuration})
     with pytest.raises(ScoringError, match=refusal):
-        settle_stale(store, frozenset(["gone"]), "this", replace=replace)  # type: ignore[arg-type]
+        remove_stale(store, frozenset(["gone"]), "this", replace=replace)  # type: ignore[arg-type]
     assert store.units == {"gone": configuration}
 
 
-def test_stale_results_of_the_same_model_are_replaced_when_asked() -> None:
+def test_stale_results_are_removed_by_replace() -> None:
     store = Store({"gone": "this", "kept": "this"})
-    settle_stale(store, frozenset(["gone"]), "this", replace=True)  # type: ignore[arg-type]
+    remove_stale(store, frozenset(["gone"]), "this", replace=True)  # type: ignore[arg-type]
     assert store.units == {"kept": "this"}
 
 
-def test_a_lock_that_was_lost_ends_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lost_lock_stops_the_removal(monkeypatch: pytest.MonkeyPatch) -> None:
     def check() -> None:
         if len(store.units) < 7:
-            raise ClaimLost("run second took over")
+            raise LockLost("run second took over")
 
-    monkeypatch.setattr(module, "_REMOVED_TOGETHER", 2)
+    monkeypatch.setattr(module, "_REMOVE_UNITS", 2)
     store = Store({str(number): "this" for number in range(9)})
-    with pytest.raises(ClaimLost):
-        settle_stale(store, frozenset(store.units), "this", replace=True, check=check)  # type: ignore[arg-type]
+    with pytest.raises(LockLost):
+        remove_stale(store, frozenset(store.units), "this", replace=True, check=check)  # type: ignore[arg-type]
     assert sorted(store.units) == [str(number) for number in range(4, 9)]
 
 
-def test_a_unit_without_a_result_is_told_with_its_reason(tmp_path: Path) -> None:
+def test_missing_result_is_reported_with_its_reason(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 3)
     store = Store({ids[0]: "this", ids[2]: "this"})
     with pytest.raises(ScoringError, match=r"1 units \(4 rows\) have no result: unit [0-9a-f]+ of /images/1: torn"):
-        account(store, tmp_path / "plan", {ids[1]: "torn"})  # type: ignore[arg-type]
+        check_complete(store, tmp_path / "plan", {ids[1]: "torn"})  # type: ignore[arg-type]
     store.units[ids[1]] = "this"
-    account(store, tmp_path / "plan", {})  # type: ignore[arg-type]
+    check_complete(store, tmp_path / "plan", {})  # type: ignore[arg-type]
 
 
-def test_results_that_nobody_planned_are_told(tmp_path: Path) -> None:
+def test_unplanned_results_are_reported(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 1)
     with pytest.raises(ScoringError, match="1 units have a result but are not planned"):
-        account(Store({ids[0]: "this", "x": "this"}), tmp_path / "plan", {})  # type: ignore[arg-type]
+        check_complete(Store({ids[0]: "this", "x": "this"}), tmp_path / "plan", {})  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
-def test_25000_finished_units_are_seen_in_no_time(tmp_path: Path) -> None:
+def test_resume_of_25000_units_takes_seconds(tmp_path: Path) -> None:
     ids = make_plan(tmp_path / "plan", 25_000)
     begun = time.monotonic()
-    progress = read_resume_state(Store(dict.fromkeys(ids, "this")), tmp_path / "plan")  # type: ignore[arg-type]
+    progress = read_resume_state(ids, tmp_path / "plan")
     assert progress.done_units == 25_000
-    assert time.monotonic() - begun < 10  # the limit of the design; it takes less than a tenth of it
+    assert time.monotonic() - begun < 10
 
-
-# Ids of units: the same range under the same configuration has the same, anything else another.
 
 FOUND = InputRange(path="photos", part='["a.jpg"]', identity="1", rows=1, size_bytes=7)
 
 
-def test_a_range_has_one_id_for_a_configuration() -> None:
+def test_unit_id_is_stable() -> None:
     unit = FOUND.unit("model")
     assert unit == FOUND.unit("model")
     assert len(unit.id) == ID_DIGITS
     assert (unit.path, unit.part, unit.rows, unit.size_bytes) == ("photos", '["a.jpg"]', 1, 7)
 
 
-def test_whatever_changes_an_answer_changes_the_id() -> None:
+def test_unit_id_depends_on_identity_and_configuration() -> None:
     others = [replace(FOUND, **{name: f"other {name}"}) for name in ("path", "identity")]
     ids = {unit.id for unit in [FOUND.unit("model"), FOUND.unit("other"), *(one.unit("model") for one in others)]}
     assert len(ids) == 4
 
 
-def test_a_range_that_moved_within_its_file_keeps_its_id() -> None:
+def test_unit_id_does_not_depend_on_the_position() -> None:
     assert replace(FOUND, part="elsewhere").unit("model").id == FOUND.unit("model").id

@@ -19,7 +19,7 @@ def chunked(values: list[object]) -> pa.ChunkedArray:
 
 
 def test_the_repeated_ones_are_found_across_spills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(row_hashes, "_HELD", 100)
+    monkeypatch.setattr(row_hashes, "_BUFFERED", 100)
     with RowHashes(tmp_path) as hashes:
         for begin in range(0, 5000, 50):
             hashes.add(chunked([f"row {index}" for index in range(begin, begin + 50)]))

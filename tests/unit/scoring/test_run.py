@@ -21,18 +21,18 @@ from scoring_runs import PLANTED, REPOSITORY, check_each_once, make_images, make
 from graphkiln.scoring.run_state import RunState
 from graphkiln_backend.scoring import driver as run
 from graphkiln_backend.scoring import fleet, schedule
-from graphkiln_backend.scoring.cluster import connect
 from graphkiln_backend.scoring.errors import DestinationBusy, ScoringError
+from graphkiln_backend.scoring.fleet import connect
 from graphkiln_backend.scoring.messages import (
     Event,
     RowQuarantined,
     RunFinished,
     RunPlanned,
+    ScoreRequest,
     UnitCommitted,
     WorkerEnded,
     WorkerReady,
 )
-from graphkiln_backend.scoring.request import ScoreRequest
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore::ResourceWarning")]
 
@@ -119,8 +119,8 @@ def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_p
 def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(schedule, "FIRST_S", 5.0)
-    monkeypatch.setattr(schedule, "FLOOR_S", 5.0)
+    monkeypatch.setattr(schedule, "FIRST_PATIENCE_S", 5.0)
+    monkeypatch.setattr(schedule, "MIN_PATIENCE_S", 5.0)
     monkeypatch.setattr(fleet, "_HEARTBEAT_S", 0.25)
     planted = dict.fromkeys(range(0, 60, 10), b"no image")
     planted |= {13: b"segfault", 27: b"hang", 38: b"raise", 52: b"stop"}
@@ -140,7 +140,7 @@ def test_an_image_that_can_never_be_read_is_an_error_at_last(
     tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A block of a disk, or an object whose service always fails: all others of its unit are answered."""
-    monkeypatch.setattr(schedule, "LONGEST_WAIT_S", 0.0)
+    monkeypatch.setattr(schedule, "MAX_DELAY_S", 0.0)
     request = make_request(make_images(tmp_path / "in", 30, {7: b"no disk"}), tmp_path / "out", rows_per_unit=100)
     assert scored(score(request, told)) == (30, 29, 1)
     errors = check_each_once(tmp_path / "out", 30)

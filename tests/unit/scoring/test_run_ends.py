@@ -13,9 +13,8 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring import driver as run
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
-from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, ScoringError
-from graphkiln_backend.scoring.request import ScoreRequest
-from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.scoring.errors import DestinationBusy, LockLost, ScoringError
+from graphkiln_backend.scoring.messages import InputRange, ScoreRequest
 
 
 class Nothing:
@@ -61,7 +60,7 @@ def test_a_run_that_fails_leaves_notes_too_before_another_may_begin(
 
     def write_notes(destination: Destination, _: Lock, error: BaseException | None) -> None:
         with pytest.raises(DestinationBusy):
-            destination.claim("another")
+            destination.lock("another")
         written.append(str(error))
 
     with pytest.raises(ScoringError, match="cannot be listed"):
@@ -73,11 +72,11 @@ def test_one_whose_destination_was_taken_over_writes_nothing_there(
     request_of_nothing: ScoreRequest, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def check(_: Lock) -> None:
-        raise ClaimLost("another run took over")
+        raise LockLost("another run took over")
 
     monkeypatch.setattr(Lock, "check", check)
     written: list[object] = []
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LockLost):
         run.score_data_set(request_of_nothing, write_notes=lambda *given: written.append(given))
     assert written == []
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import pytest
-from score_events import PLANNED, RUN
+from score_events import FACTS, PLANNED, RUN, Clock
 
 import graphkiln
+from graphkiln.scoring import running as records
 from graphkiln.scoring import score
 from graphkiln.scoring.metrics import RunMetrics
-from graphkiln.scoring.run_state import Progress
+from graphkiln.scoring.run_state import Progress, RunState
+from graphkiln.scoring.running import NOTE, RunRecord, describe_run
+from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.scoring import driver as backend_run
 from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
-from graphkiln_backend.scoring.messages import Event, Report
-from graphkiln_backend.scoring.opening import open_destination
-from graphkiln_backend.scoring.request import ScoreRequest
+from graphkiln_backend.scoring.messages import Event, Report, ScoreRequest
+from graphkiln_backend.scoring.plan import open_destination
 
 Play = Callable[..., list[ScoreRequest]]
 
@@ -41,7 +45,7 @@ def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
             for event in events:
                 report(event)
             destination = open_destination(request)
-            lease = destination.claim("played")
+            lease = destination.lock("played")
             write_notes(destination, lease, error)
             lease.close()
             if error:
@@ -141,3 +145,65 @@ def test_errors_that_cannot_be_collected_are_what_the_run_failed_for(play: Play,
     note = read_note(tmp_path)
     assert note["outcome"] == "failed"
     assert "_errors.parquet" in note["reason"]
+
+
+# `_run.json`: what it says of a run, what it keeps of those before it, and what it must not hold.
+
+REQUEST = ScoreRequest(source="/photos", model="/store/m", version=3, destination="/out")
+
+
+def make_record(outcome: str = "finished") -> RunRecord:
+    state = RunState(Clock())
+    for event in RUN:
+        state.observe(event)
+    return replace(describe_run(REQUEST, state, datetime.now(UTC)), outcome=outcome)
+
+
+def write(record: RunRecord, folder: Path) -> dict[str, Any]:
+    destination = open_destination(replace(REQUEST, destination=str(folder)))
+    records.write_record(record, destination)
+    document: dict[str, Any] = json.loads((folder / NOTE).read_text())
+    return document
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    open_destination(replace(REQUEST, destination=str(tmp_path / "out"))).prepare()
+    return tmp_path / "out"
+
+
+def test_who_computed_what_with_what(folder: Path) -> None:
+    document = write(make_record(), folder)
+    assert document["figures"]["scored"] == 197
+    assert document["figures"]["times"]["compute_s"] == 5.0
+    assert [worker["rows"] for worker in document["workers"]] == [200, 0]
+    worker = document["workers"][0]
+    assert (worker["node"], worker["session"], worker["version"]) == (FACTS.node, FACTS.session, FACTS.version)
+    assert worker["self_test"]["relative_l2"] == 2e-7
+    assert document["quarantined"][0]["id"] == "cats/7.jpg"
+    assert document["request"]["version"] == 3
+    assert {"python", "graphkiln", "ray", "numpy"} <= set(document["versions"])
+
+
+def test_runs_before_it_have_a_line_each_newest_first(folder: Path) -> None:
+    write(make_record("interrupted"), folder)
+    write(make_record("failed"), folder)
+    document = write(make_record(), folder)
+    assert document["outcome"] == "finished"
+    assert [line["outcome"] for line in document["earlier"]] == ["failed", "interrupted"]
+    assert document["earlier"][0]["scored"] == 197
+
+
+def test_a_damaged_one_is_replaced_and_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (folder / NOTE).write_text("{")
+    assert write(make_record(), folder)["earlier"] == []
+    assert "was damaged" in caplog.text
+
+
+def test_settings_that_hold_are_written_and_no_credentials() -> None:
+    address = "postgresql://user:hunter2@host/db"
+    overrides = (Override("precision", "bf16", "--set"), Override("precision", "fp16", "--set"))
+    asked = replace(REQUEST, source=address, destination=address, ledger=address, overrides=overrides)
+    described = describe_run(asked, RunState(), datetime.now(UTC)).request
+    assert described["settings"] == {"precision": "bf16"}
+    assert "hunter2" not in json.dumps(described)

@@ -1,4 +1,4 @@
-"""Each unit is committed exactly once, and only rows that were planted are guilty, whatever happens on the way."""
+"""Each unit is committed exactly once, and only planted rows are quarantined, whatever fails on the way."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.driver import drive
-from graphkiln_backend.scoring.errors import ClaimLost, ScoringError
+from graphkiln_backend.scoring.errors import LockLost, ScoringError
 from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
@@ -21,32 +21,54 @@ from graphkiln_backend.scoring.messages import (
     Failed,
     Ready,
     RowQuarantined,
+    Survived,
+    Unit,
     UnitCommitted,
     UnitFailed,
     UnitReport,
 )
 from graphkiln_backend.scoring.schedule import (
-    FIRST_S,
-    FLOOR_S,
-    LONGEST_WAIT_S,
-    MOST_FAILED_UNITS,
-    MOST_STORE_FAILURES,
+    FIRST_PATIENCE_S,
+    MAX_DELAY_S,
+    MAX_FAILED_UNITS,
+    MAX_STORE_FAILURES,
+    MIN_PATIENCE_S,
     UNITS_PER_WORKER,
     RowSearch,
     Schedule,
 )
-from graphkiln_backend.scoring.units import Unit
 
 
-def schedule_of(units: Iterator[Unit] | list[Unit], told: list[Event] | None = None) -> Schedule:
-    events = [] if told is None else told
-    return Schedule(iter(units), events.append)
-
-
-def run(fleet: FakeFleet, count: int, told: list[Event] | None = None) -> Schedule:
-    schedule = schedule_of([unit(number) for number in range(count)], told)
-    drive(schedule, fleet, lambda: None, fleet.clock)
+def schedule_of(units: Iterator[Unit] | list[Unit], *workers: str, events: list[Event] | None = None) -> Schedule:
+    """A schedule whose workers are ready."""
+    schedule = Schedule(iter(units), ([] if events is None else events).append)
+    for worker in workers:
+        schedule.handle(Ready(worker=worker, facts=facts()), 0.0)
     return schedule
+
+
+def start(schedule: Schedule, worker: str, now: float = 0.0) -> Attempt:
+    attempt = schedule.take(worker, now)
+    assert attempt is not None
+    return attempt
+
+
+def finish(schedule: Schedule, attempt: Attempt, *, worker: str = "a", now: float = 0.0, seconds: float = 2.0) -> None:
+    report = UnitReport(unit_id=attempt.unit.id, rows=attempt.unit.rows, errors=0, seconds=seconds)
+    schedule.handle(Done(worker=worker, attempt=attempt.number, report=report), now)
+
+
+def fail(schedule: Schedule, cause: Cause, reason: str, now: float = 0.0) -> Attempt:
+    """Start an attempt on worker a and let it fail."""
+    attempt = start(schedule, "a", now)
+    schedule.handle(Failed(worker="a", attempt=attempt.number, cause=cause, reason=reason), now)
+    return attempt
+
+
+def replace_worker(schedule: Schedule, blame: Blame, committing: frozenset[int] = frozenset()) -> None:
+    """End worker a and let another one of this name be ready."""
+    schedule.handle(Ended(worker="a", blame=blame, reason="hung for 60 s", committing=committing), 0.0)
+    schedule.handle(Ready(worker="a", facts=facts()), 0.0)
 
 
 @settings(max_examples=60, deadline=None)
@@ -56,182 +78,99 @@ def run(fleet: FakeFleet, count: int, told: list[Event] | None = None) -> Schedu
     faults=st.sampled_from([0.0, 0.05, 0.2]),
     size=st.integers(1, 5),
 )
-def test_each_unit_is_committed_once_and_the_guilty_rows_are_those_planted(
+def test_each_unit_is_committed_once_and_planted_rows_are_quarantined(
     seed: int, planted: dict[int, set[int]], faults: float, size: int
 ) -> None:
     guilty = {unit(number).id: rows for number, rows in planted.items()}
     fleet = FakeFleet(size=size, guilty=guilty, faults=faults, failures=0.02, seed=seed)
-    told: list[Event] = []
-    schedule = run(fleet, 12, told)
+    events: list[Event] = []
+    schedule = schedule_of([unit(number) for number in range(12)], events=events)
+    drive(schedule, fleet, lambda: None, fleet.clock)
     assert fleet.commits == {unit(number).id: 1 for number in range(12)}
     assert {each: rows for each, rows in fleet.quarantined.items() if rows} == {k: v for k, v in guilty.items() if v}
     assert schedule.failed == []
-    found = [(each.unit_id, each.position) for each in told if isinstance(each, RowQuarantined)]
-    assert len(found) == len(set(found)), "each guilty row is told of once"
-    assert sum(each.report.rows for each in told if isinstance(each, UnitCommitted)) == 12 * 40
+    found = [(each.unit_id, each.position) for each in events if isinstance(each, RowQuarantined)]
+    assert len(found) == len(set(found))
+    assert sum(each.report.rows for each in events if isinstance(each, UnitCommitted)) == 12 * 40
     assert fleet.most_in_flight <= UNITS_PER_WORKER
 
 
-def ready(schedule: Schedule, *workers: str) -> None:
-    for worker in workers:
-        schedule.handle(Ready(worker=worker, facts=facts()), 0.0)
-
-
-def begin(schedule: Schedule, worker: str, now: float = 0.0) -> tuple[int, Attempt]:
-    taken = schedule.take(worker, now)
-    assert taken is not None
-    return taken
-
-
-def done(worker: str, taken: tuple[int, Attempt], *, twin: bool = False) -> Done:
-    number, attempt = taken
-    report = UnitReport(unit_id=attempt.unit.id, rows=attempt.unit.rows, errors=0, seconds=2.0, twin=twin)
-    return Done(worker=worker, attempt=number, report=report)
-
-
-def test_a_suspect_shares_its_worker_with_nothing() -> None:
-    schedule = schedule_of([unit(number) for number in range(9)])
-    ready(schedule, "a", "b")
-    first, second = begin(schedule, "a"), begin(schedule, "a")
-    elsewhere = begin(schedule, "b")
+def test_suspect_is_computed_alone() -> None:
+    schedule = schedule_of([unit(number) for number in range(9)], "a", "b")
+    suspects = [start(schedule, "a").unit, start(schedule, "a").unit]
+    elsewhere = start(schedule, "b")
     schedule.handle(Ended(worker="a", blame=Blame.ROWS, reason="hung for 60 s"), 1.0)
-    assert schedule.take("b", 1.0) is None, "it is kept free for the suspects"
-    schedule.handle(done("b", elsewhere), 2.0)
-    alone = begin(schedule, "b", 2.0)
-    assert alone[1].unit in (first[1].unit, second[1].unit)
+    assert schedule.take("b", 1.0) is None
+    finish(schedule, elsewhere, worker="b", now=2.0)
+    assert start(schedule, "b", 2.0).unit in suspects
     assert schedule.take("b", 2.0) is None
 
 
-def test_a_suspect_waits_for_a_store_that_fails_like_any_other() -> None:
-    schedule = schedule_of([unit(1)])
-    ready(schedule, "a")
-    begin(schedule, "a")
-    schedule.handle(Ended(worker="a", blame=Blame.ROWS, reason="hung for 60 s"), 1.0)
-    ready(schedule, "a")
-    number, _ = begin(schedule, "a", 1.0)
-    schedule.handle(Failed(worker="a", attempt=number, cause=Cause.STORE, reason="busy"), 2.0)
+def test_suspect_waits_after_a_store_failure() -> None:
+    schedule = schedule_of([unit(1)], "a")
+    start(schedule, "a")
+    replace_worker(schedule, Blame.ROWS)
+    fail(schedule, Cause.STORE, "busy", 2.0)
     assert schedule.take("a", 2.5) is None
-    begin(schedule, "a", 2.0 + LONGEST_WAIT_S)
+    start(schedule, "a", 2.0 + MAX_DELAY_S)
 
 
-def test_a_node_that_goes_away_makes_no_suspects() -> None:
-    schedule = schedule_of([unit(1), unit(2)])
-    ready(schedule, "a", "b")
-    begin(schedule, "a"), begin(schedule, "a")
+def test_lost_nodes_make_no_suspects() -> None:
+    schedule = schedule_of([unit(1), unit(2)], "a")
     for _ in range(10):
-        schedule.handle(Ended(worker="a", blame=Blame.NODE, reason="its node is gone"), 1.0)
-        ready(schedule, "a")
-        begin(schedule, "a", 1.0), begin(schedule, "a", 1.0)
-    assert schedule.take("a", 1.0) is None
-    schedule.handle(Ended(worker="a", blame=Blame.NODE, reason="its node is gone"), 1.0)
-    begin(schedule, "b", 1.0), begin(schedule, "b", 1.0)
+        assert [start(schedule, "a").probe, start(schedule, "a").probe] == [None, None]
+        replace_worker(schedule, Blame.NODE)
 
 
-def test_a_row_that_fails_with_its_worker_alive_is_searched_for_as_well() -> None:
-    told: list[Event] = []
-    schedule = schedule_of([unit(1, rows=4)], told)
-    ready(schedule, "a")
-    while not any(isinstance(each, RowQuarantined) for each in told):
-        number, attempt = begin(schedule, "a")
+def test_row_that_fails_without_ending_its_worker_is_quarantined() -> None:
+    events: list[Event] = []
+    schedule = schedule_of([unit(1, rows=4)], "a", events=events)
+    while not any(isinstance(each, RowQuarantined) for each in events):
+        attempt = start(schedule, "a")
         rows = range(4)[attempt.probe.start : attempt.probe.stop] if attempt.probe else range(4)
         if 2 in rows:
-            schedule.handle(Failed(worker="a", attempt=number, cause=Cause.ROWS, reason="raised MemoryError: "), 0.0)
+            failed = Failed(worker="a", attempt=attempt.number, cause=Cause.ROWS, reason="raised MemoryError: ")
+            schedule.handle(failed, 0.0)
         else:
-            schedule.handle(Done(worker="a", attempt=number, report=None), 0.0)
-    assert begin(schedule, "a")[1].quarantined == {2: "raised MemoryError: "}
+            schedule.handle(Survived(worker="a", attempt=attempt.number), 0.0)
+    assert start(schedule, "a").quarantined == {2: "raised MemoryError: "}
 
 
-def test_a_unit_whose_rows_do_nothing_alone_fails_and_the_run_goes_on() -> None:
-    schedule = schedule_of([unit(1, rows=2), unit(2)])
-    ready(schedule, "a")
+def test_unit_without_a_guilty_row_fails_and_the_run_continues() -> None:
+    schedule = schedule_of([unit(1, rows=2), unit(2)], "a")
     while not schedule.failed:
-        number, attempt = begin(schedule, "a")
+        attempt = start(schedule, "a")
         if attempt.unit == unit(2):
-            schedule.handle(done("a", (number, attempt)), 0.0)
+            finish(schedule, attempt)
         elif attempt.probe:
-            schedule.handle(Done(worker="a", attempt=number, report=None), 0.0)
+            schedule.handle(Survived(worker="a", attempt=attempt.number), 0.0)
         else:
-            schedule.handle(Ended(worker="a", blame=Blame.ROWS, reason="hung for 60 s"), 0.0)
-            ready(schedule, "a")
+            replace_worker(schedule, Blame.ROWS)
     assert schedule.failed[0].reason == "hung for 60 s, and no row of it does so alone"
 
 
-def test_a_result_that_stood_there_already_counts() -> None:
-    told: list[Event] = []
-    schedule = schedule_of([unit(1)], told)
-    ready(schedule, "a")
-    schedule.handle(done("a", begin(schedule, "a"), twin=True), 0.0)
-    assert schedule.take("a", 0.0) is None
-    assert schedule.is_over
-    assert isinstance(told[-1], UnitCommitted)
-    assert (told[-1].report.rows, told[-1].report.twin) == (40, True)
-
-
-def test_a_store_that_fails_again_and_again_ends_the_run() -> None:
-    schedule = schedule_of([unit(number) for number in range(9)])
-    ready(schedule, "a")
-
-    def fail(now: float) -> None:
-        taken = schedule.take("a", now)
-        if taken:
-            failed = Failed(worker="a", attempt=taken[0], cause=Cause.STORE, reason="the disk is full")
-            schedule.handle(failed, now)
-
-    with pytest.raises(ScoringError, match=r"the destination cannot be written: the disk is full.*same command"):
-        list(map(fail, range(100)))
-
-
-def test_input_that_changes_leaves_its_unit_to_the_next_run() -> None:
-    told: list[Event] = []
-    schedule = schedule_of([unit(1)], told)
-    ready(schedule, "a")
-    number, _ = begin(schedule, "a")
-    schedule.handle(Failed(worker="a", attempt=number, cause=Cause.CHANGED, reason="it changed"), 0.0)
-    assert schedule.take("a", 0.0) is None
-    assert schedule.is_over
-    assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="it changed")
-
-
-def test_a_unit_that_cannot_be_read_fails_after_some_attempts() -> None:
-    told: list[Event] = []
-    schedule = schedule_of([unit(1)], told)
-    ready(schedule, "a")
-    for now in (0.0, 10.0, 20.0):
-        number, _ = begin(schedule, "a", now)
-        schedule.handle(Failed(worker="a", attempt=number, cause=Cause.UNREADABLE, reason="torn"), now)
-    assert schedule.take("a", 90.0) is None
-    assert schedule.is_over
-    assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="torn")
-
-
-def test_rows_that_cannot_be_read_stop_their_unit_some_times_and_are_errors_then() -> None:
-    told: list[Event] = []
-    schedule = schedule_of([unit(1)], told)
-    ready(schedule, "a")
-    lenient = []
-    for now in range(0, 800, 100):
-        number, attempt = begin(schedule, "a", float(now))
-        lenient.append(attempt.outages_are_errors)
-        schedule.handle(Failed(worker="a", attempt=number, cause=Cause.SOURCE, reason="no disk"), float(now))
-    assert lenient == [False] * 7 + [True]
+@pytest.mark.parametrize(
+    ("cause", "attempts"), [(Cause.CHANGED, 1), (Cause.REFUSED, 1), (Cause.UNREADABLE, 3), (Cause.SOURCE, 8)]
+)
+def test_unit_fails_after_some_attempts(cause: Cause, attempts: int) -> None:
+    """In the last attempt of an unavailable source, rows that cannot be read are errors."""
+    events: list[Event] = []
+    schedule = schedule_of([unit(1)], "a", events=events)
+    made = [fail(schedule, cause, "torn", 100.0 * number) for number in range(attempts)]
     assert schedule.take("a", 900.0) is None
     assert schedule.is_over
-    assert told[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="no disk")
+    assert events[-1] == UnitFailed(unit_id=unit(1).id, path="/images/1", reason="torn")
+    assert [each.outages_are_errors for each in made] == [*[False] * (attempts - 1), cause is Cause.SOURCE]
 
 
-def test_a_worker_that_ends_while_it_commits_blames_no_row() -> None:
-    schedule = schedule_of([unit(1)])
-    ready(schedule, "a")
-    number, attempt = begin(schedule, "a")
-    committing = frozenset([number])
-    schedule.handle(Ended(worker="a", blame=Blame.ROWS, reason="hung for 60 s", committing=committing), 0.0)
-    ready(schedule, "b")
-    assert schedule.take("b", 0.0) is None, "the store is given some time"
-    assert begin(schedule, "b", 5.0)[1].probe is None
-    assert attempt.unit == unit(1)
+def test_end_during_a_commit_blames_no_row() -> None:
+    schedule = schedule_of([unit(1)], "a")
+    replace_worker(schedule, Blame.ROWS, committing=frozenset([start(schedule, "a").number]))
+    assert schedule.take("a", 0.0) is None
+    assert start(schedule, "a", 5.0).probe is None
 
 
-def test_memory_holds_what_is_worked_on() -> None:
+def test_units_are_read_from_the_plan_as_needed() -> None:
     taken = 0
 
     def units() -> Iterator[Unit]:
@@ -240,81 +179,68 @@ def test_memory_holds_what_is_worked_on() -> None:
             taken += 1
             yield unit(number)
 
-    schedule = schedule_of(units())
-    ready(schedule, "a")
+    schedule = schedule_of(units(), "a")
     for number in range(10):
-        schedule.handle(done("a", begin(schedule, "a")), 0.0)
+        finish(schedule, start(schedule, "a"))
         assert taken == number + 1
 
 
-def run_search(search: RowSearch, guilty: set[int]) -> int:
-    """Probes until the search is over; how often."""
-    probes = 0
+@given(st.data())
+def test_search_finds_a_guilty_row(data: st.DataObject) -> None:
+    rows = data.draw(st.integers(1, 300))
+    guilty = data.draw(st.sets(st.integers(0, rows - 1), min_size=1))
+    search, probes = RowSearch(rows), 0
     while not search.is_over:
         probes += 1
-        span = search.probe
-        if guilty & set(range(span.start, span.stop)):
+        if guilty & set(range(search.probe.start, search.probe.stop)):
             search.ended()
         else:
             search.survived()
-    return probes
-
-
-@given(st.data())
-def test_a_search_finds_one_of_the_guilty_rows(data: st.DataObject) -> None:
-    rows = data.draw(st.integers(1, 300))
-    guilty = data.draw(st.sets(st.integers(0, rows - 1), min_size=1))
-    search = RowSearch(rows)
-    assert run_search(search, guilty) <= rows.bit_length() + 2
+    assert probes <= rows.bit_length() + 2
     assert search.guilty in guilty
 
 
 def test_patience_follows_the_slowest_of_the_last_units() -> None:
-    schedule = schedule_of([unit(number) for number in range(60)])
-    ready(schedule, "a")
-    assert schedule.patience_s == FIRST_S
-    for seconds, patience_s in ((1.0, FLOOR_S), (100.0, 300.0), *[(1.0, 300.0)] * 49, (1.0, FLOOR_S)):
-        number, attempt = begin(schedule, "a")
-        report = UnitReport(unit_id=attempt.unit.id, rows=40, errors=0, seconds=seconds)
-        schedule.handle(Done(worker="a", attempt=number, report=report), 0.0)
+    schedule = schedule_of([unit(number) for number in range(60)], "a")
+    assert schedule.patience_s == FIRST_PATIENCE_S
+    expected = ((1.0, MIN_PATIENCE_S), (100.0, 300.0), *[(1.0, 300.0)] * 49, (1.0, MIN_PATIENCE_S))
+    for seconds, patience_s in expected:
+        finish(schedule, start(schedule, "a"), seconds=seconds)
         assert schedule.patience_s == patience_s
 
 
-def test_units_that_fail_one_after_the_other_end_the_run() -> None:
-    schedule = schedule_of([unit(number) for number in range(9)])
-    ready(schedule, "a")
-
-    def fail() -> None:
-        number, _ = begin(schedule, "a")
-        schedule.handle(Failed(worker="a", attempt=number, cause=Cause.REFUSED, reason="torn"), 0.0)
-
-    for _ in range(MOST_FAILED_UNITS - 1):
-        fail()
+def test_units_that_fail_in_a_row_end_the_run() -> None:
+    schedule = schedule_of([unit(number) for number in range(9)], "a")
+    for _ in range(MAX_FAILED_UNITS - 1):
+        fail(schedule, Cause.REFUSED, "torn")
     with pytest.raises(ScoringError, match=r"5 units in a row failed.*torn.*same command"):
-        fail()
+        fail(schedule, Cause.REFUSED, "torn")
 
 
-def test_a_store_may_fail_for_a_while() -> None:
-    schedule = schedule_of([unit(number) for number in range(9)])
-    ready(schedule, "a")
+def test_store_that_fails_in_a_row_ends_the_run() -> None:
+    schedule = schedule_of([unit(number) for number in range(9)], "a")
     for now in range(0, 900, 100):
-        for later in range(MOST_STORE_FAILURES - 1):
-            number, _ = begin(schedule, "a", now + 10.0 * later)
-            schedule.handle(Failed(worker="a", attempt=number, cause=Cause.STORE, reason="busy"), float(now))
-        schedule.handle(done("a", begin(schedule, "a", now + 90.0)), float(now))
+        for later in range(MAX_STORE_FAILURES - 1):
+            fail(schedule, Cause.STORE, "busy", now + 10.0 * later)
+        finish(schedule, start(schedule, "a", now + 90.0))
+    schedule = schedule_of([unit(number) for number in range(9)], "a")
+    for number in range(MAX_STORE_FAILURES - 1):
+        fail(schedule, Cause.STORE, "the disk is full", 100.0 * number)
+    with pytest.raises(ScoringError, match=r"the disk is full.*same command"):
+        fail(schedule, Cause.STORE, "the disk is full", 900.0)
 
 
-def test_a_run_that_lost_its_lock_stops_at_once() -> None:
+def test_lost_lock_ends_the_run_at_once() -> None:
     checks = 0
 
     def check() -> None:
         nonlocal checks
         checks += 1
         if checks > 5:
-            raise ClaimLost("another run took over")
+            raise LockLost("another run took over")
 
     fleet = FakeFleet()
     schedule = schedule_of([unit(number) for number in range(100)])
-    with pytest.raises(ClaimLost):
+    with pytest.raises(LockLost):
         drive(schedule, fleet, check, fleet.clock)
     assert sum(fleet.commits.values()) < 10

@@ -23,9 +23,9 @@ from graphkiln_backend.graph.task import Embedding
 from graphkiln_backend.scoring import scorer as module
 from graphkiln_backend.scoring.encoders import Encoder, Size, all_scores, best_classes, raw_outputs, vectors
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
+from graphkiln_backend.scoring.messages import Row
 from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.scorer import Answers, BatchBuffer, Computation, ImageInput, Scorer, StageTimes
-from graphkiln_backend.scoring.units import Row
 
 
 def wrong() -> None:

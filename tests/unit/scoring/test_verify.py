@@ -10,7 +10,7 @@ import pytest
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.messages import InputRange, Unit
 from graphkiln_backend.scoring.verify import Finding, verify
 
 

@@ -1,4 +1,4 @@
-"""A worker in this process: units with odd rows, a store that is slow to recover."""
+"""A worker in this process: rows that fail, a store that is slow to recover, proofs before commits."""
 
 from __future__ import annotations
 
@@ -27,8 +27,20 @@ from graphkiln_backend.scoring.errors import (
     UnitUnreadable,
     WorkerUnfit,
 )
-from graphkiln_backend.scoring.messages import Attempt, Blame, Cause, Done, Ended, Failed, Span, UnitReport
-from graphkiln_backend.scoring.units import Row, Unit
+from graphkiln_backend.scoring.messages import (
+    Attempt,
+    Blame,
+    Cause,
+    Computed,
+    Done,
+    Ended,
+    Failed,
+    Row,
+    Span,
+    Survived,
+    Unit,
+    UnitReport,
+)
 from graphkiln_backend.scoring.worker import Prover, Worker, WorkerActor, cause_of
 
 
@@ -47,15 +59,13 @@ def shared(folder: Path) -> Iterator[Worker]:
 
 @pytest.fixture
 def worker(shared: Worker, monkeypatch: pytest.MonkeyPatch) -> Iterator[Worker]:
-    monkeypatch.setattr(module, "_COMMIT_WAITS_S", (0.001, 0.001, 0.001))
+    monkeypatch.setattr(module, "_COMMIT_DELAYS_S", (0.001, 0.001, 0.001))
     yield shared
     shared._destination.remove(list(shared._destination.committed_ids()))
 
 
 def score(worker: Worker, attempt: Attempt) -> UnitReport:
-    computed = worker.compute(attempt)
-    assert computed is not None
-    return worker.commit(computed)
+    return worker.commit(worker.compute(attempt))
 
 
 @pytest.fixture
@@ -64,30 +74,30 @@ def unit(worker: Worker) -> Unit:
     return found
 
 
-def test_a_unit_is_scored_once_with_its_errors(worker: Worker, unit: Unit, folder: Path) -> None:
-    report = score(worker, Attempt(unit=unit))
+def test_unit_is_scored_once_with_its_errors(worker: Worker, unit: Unit, folder: Path) -> None:
+    report = score(worker, Attempt(number=1, unit=unit))
     assert (report.rows, report.errors, report.twin) == (12, 1, False)
-    again = score(worker, Attempt(unit=unit))
+    again = score(worker, Attempt(number=1, unit=unit))
     assert again.twin
     assert results(folder.parent / "out").num_rows == 12
 
 
-def test_a_row_that_changed_ends_its_attempt(worker: Worker, unit: Unit, folder: Path) -> None:
+def test_changed_row_fails_the_attempt(worker: Worker, unit: Unit, folder: Path) -> None:
     path = folder / "00007.png"
     before = path.stat()
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns + 1))
     try:
         with pytest.raises(InputChanged):
-            score(worker, Attempt(unit=unit))
+            score(worker, Attempt(number=1, unit=unit))
     finally:
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
 
 
 @pytest.mark.parametrize("failing", [1, 2])
-def test_a_row_that_can_never_be_read_is_an_error_at_last_where_the_others_can_be(
+def test_few_unreadable_rows_become_errors_in_the_last_attempt(
     worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch, failing: int
 ) -> None:
-    """Where more of them cannot be read, it is the source that is gone: nothing is committed."""
+    """If more rows cannot be read, the source is down and nothing is committed."""
 
     def fail() -> bytes:
         raise SourceUnavailable("cannot read it: Input/output error")
@@ -95,41 +105,38 @@ def test_a_row_that_can_never_be_read_is_an_error_at_last_where_the_others_can_b
     rows = [replace(row, load=fail) if n < failing else row for n, row in enumerate(worker._source.rows(unit))]
     monkeypatch.setattr(worker._source, "rows", lambda _: iter(rows), raising=False)
     with pytest.raises(SourceUnavailable):
-        score(worker, Attempt(unit=unit))
-    monkeypatch.setattr(module, "_READ_WAITS_S", (0.0, 0.0))
+        score(worker, Attempt(number=1, unit=unit))
+    monkeypatch.setattr(module, "_READ_DELAYS_S", (0.001, 0.001))
     if failing > 1:
         with pytest.raises(SourceUnavailable):
-            score(worker, Attempt(unit=unit, outages_are_errors=True))
+            score(worker, Attempt(number=1, unit=unit, outages_are_errors=True))
         assert list(worker._destination.committed_ids()) == []
         return
-    report = score(worker, Attempt(unit=unit, outages_are_errors=True))
+    report = score(worker, Attempt(number=1, unit=unit, outages_are_errors=True))
     assert (report.rows, report.errors) == (12, 2), "and one that is no image"
     assert report.example == "cannot read it: Input/output error, again and again"
 
 
-def test_a_unit_that_lost_rows_is_not_committed(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unit_with_missing_rows_is_not_committed(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = list(worker._source.rows(unit))
     monkeypatch.setattr(worker._source, "rows", lambda _: iter(rows[:-1]), raising=False)
-    with pytest.raises(InputChanged, match="has 11 rows where 12 were planned"):
-        score(worker, Attempt(unit=unit))
+    with pytest.raises(InputChanged, match="has 11 rows"):
+        score(worker, Attempt(number=1, unit=unit))
     assert list(worker._destination.committed_ids()) == []
 
 
-def test_a_unit_that_cannot_be_read_is_told_apart(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_unit_is_reported(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(_: Unit) -> Iterator[Row]:
         raise OSError("torn")
         yield
 
     monkeypatch.setattr(worker._source, "rows", broken, raising=False)
     with pytest.raises(UnitUnreadable, match="torn"):
-        score(worker, Attempt(unit=unit))
+        score(worker, Attempt(number=1, unit=unit))
 
 
-def test_a_row_that_is_read_at_the_second_attempt_is_answered(
-    worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A busy store refuses some rows now and then."""
-    monkeypatch.setattr(module, "_READ_WAITS_S", (0.0, 0.0))
+def test_row_is_answered_after_a_read_is_retried(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_READ_DELAYS_S", (0.001, 0.001))
     rows, refused = list(worker._source.rows(unit)), set()
 
     def load(row: Row) -> bytes:
@@ -140,12 +147,12 @@ def test_a_row_that_is_read_at_the_second_attempt_is_answered(
 
     busy = [replace(row, load=partial(load, row)) for row in rows]
     monkeypatch.setattr(worker._source, "rows", lambda _: iter(busy), raising=False)
-    report = score(worker, Attempt(unit=unit, outages_are_errors=True))
+    report = score(worker, Attempt(number=1, unit=unit, outages_are_errors=True))
     assert (report.rows, report.errors, len(refused)) == (12, 1, 12)
 
 
 @pytest.mark.parametrize("passing", [True, False])
-def test_a_store_is_given_time_where_that_may_help(
+def test_only_temporary_store_failures_are_retried(
     worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch, passing: bool
 ) -> None:
     calls, failures = 0, 3 if passing else 0
@@ -160,10 +167,10 @@ def test_a_store_is_given_time_where_that_may_help(
 
     monkeypatch.setattr(worker._destination, "commit", fail, raising=False)
     if passing:
-        score(worker, Attempt(unit=unit))
+        score(worker, Attempt(number=1, unit=unit))
     else:
         with pytest.raises(StoreError):
-            score(worker, Attempt(unit=unit))
+            score(worker, Attempt(number=1, unit=unit))
     assert calls == failures + 1
 
 
@@ -179,12 +186,12 @@ def test_a_store_is_given_time_where_that_may_help(
         (MemoryError(), Cause.ROWS),
     ],
 )
-def test_each_error_has_its_cause(error: Exception, cause: Cause) -> None:
+def test_cause_of_an_error(error: Exception, cause: Cause) -> None:
     assert cause_of(error) is cause
 
 
 class Broken:
-    """A worker that fails, and may no longer compute what it did."""
+    """A worker that fails, and whose session may compute wrong answers."""
 
     def __init__(self, error: BaseException, *, unfit: bool) -> None:
         self._error, self._unfit = error, unfit
@@ -200,10 +207,10 @@ class Broken:
 def answer(error: BaseException, *, unfit: bool) -> object:
     actor = WorkerActor("worker-1", make_request(Path("in"), Path("out")))
     actor._worker = Broken(error, unfit=unfit)  # type: ignore[assignment]
-    return actor.compute(3, Attempt(unit=Unit(id="1", path="in", part="", rows=1)))
+    return actor.compute(Attempt(number=3, unit=Unit(id="1", path="in", part="", rows=1)))
 
 
-def test_a_row_is_to_blame_only_when_the_session_is_sound() -> None:
+def test_rows_are_blamed_only_if_the_session_is_sound() -> None:
     sound = answer(ExecutionError("out of range"), unfit=False)
     reason = "raised ExecutionError: out of range"
     assert sound == Failed(worker="worker-1", attempt=3, cause=Cause.ROWS, reason=reason)
@@ -213,39 +220,36 @@ def test_a_row_is_to_blame_only_when_the_session_is_sound() -> None:
     assert store == Failed(worker="worker-1", attempt=3, cause=Cause.STORE, reason="the disk is full")
 
 
-def test_what_is_no_exception_reaches_the_driver() -> None:
+def test_base_exception_becomes_an_outcome() -> None:
     class PanicException(BaseException):
-        """As what is written in Rust raises it."""
+        """As raised by panics of Rust code."""
 
     found = answer(PanicException("index out of bounds"), unfit=False)
     reason = "raised PanicException: index out of bounds"
     assert found == Failed(worker="worker-1", attempt=3, cause=Cause.ROWS, reason=reason)
 
 
-def test_an_actor_computes_a_probe_and_commits_a_unit_with_its_quarantined_rows(worker: Worker, unit: Unit) -> None:
+def test_actor_computes_a_probe_and_commits_a_unit(worker: Worker, unit: Unit) -> None:
     actor = WorkerActor("worker-1", make_request(Path("in"), Path("out")))
     actor._worker = worker
-    before = actor.progress(0.0)
-    assert actor.compute(1, Attempt(unit=unit, probe=Span(start=2, stop=4))) == Done(
-        worker="worker-1", attempt=1, report=None
-    )
-    assert actor.progress(0.0) > before
-    assert actor.compute(2, Attempt(unit=unit, quarantined={3: "hung for 60 s"})) is None
+    before = worker.progress
+    probe = Attempt(number=1, unit=unit, probe=Span(start=2, stop=4))
+    assert actor.compute(probe) == Survived(worker="worker-1", attempt=1)
+    assert worker.progress > before
+    attempt = Attempt(number=2, unit=unit, quarantined={3: "hung for 60 s"})
+    assert actor.compute(attempt) == Computed(worker="worker-1", attempt=2)
     done = actor.commit(2)
     assert isinstance(done, Done)
-    assert done.report
     assert (done.report.rows, done.report.errors) == (12, 2)
     assert done.report.quarantined == {"00003.png": "hung for 60 s"}
 
-
-# A session is proven again before what it computed is written.
 
 RIGHT = {"scores": np.array([[1.0, 2.0]], np.float32)}
 
 
 @dataclass
 class Session:
-    """Computes `offset` more than what is right, and sees whether two threads are in it."""
+    """Adds `offset` to the right answer, and counts concurrent callers."""
 
     offset: float = 0.0
     runs: int = 0
@@ -268,7 +272,7 @@ def prover(session: Session) -> Prover:
     return Prover(replay, ["scores"], threading.Lock())
 
 
-def test_what_was_computed_before_the_last_proof_needs_no_other() -> None:
+def test_one_proof_covers_everything_computed_before_it() -> None:
     session = Session()
     proofs = prover(session)
     moment = time.monotonic()
@@ -279,12 +283,12 @@ def test_what_was_computed_before_the_last_proof_needs_no_other() -> None:
     assert session.runs == 3
 
 
-def test_a_session_that_is_wrong_from_the_start_is_refused() -> None:
+def test_session_that_is_wrong_from_the_start_is_refused() -> None:
     with pytest.raises(VerificationError):
         prover(Session(offset=0.5))
 
 
-def test_all_golden_samples_have_their_turn() -> None:
+def test_proofs_use_golden_samples_in_turn() -> None:
     seen: list[int] = []
 
     class Numbered(Session):
@@ -306,7 +310,7 @@ def test_all_golden_samples_have_their_turn() -> None:
     assert seen == [0, 1, 2, 3, 4, 5, 0, 1], "a sample for a hundred rows, one at least and four at most"
 
 
-def test_a_session_that_computes_otherwise_than_before_is_unfit() -> None:
+def test_session_that_changes_its_answers_is_unfit() -> None:
     session = Session()
     proofs = prover(session)
     proofs.prove(time.monotonic())
@@ -315,11 +319,11 @@ def test_a_session_that_computes_otherwise_than_before_is_unfit() -> None:
         proofs.prove(time.monotonic())
 
 
-def test_without_anything_to_replay_nothing_is_proven() -> None:
+def test_proof_without_samples_succeeds() -> None:
     Prover(None, None, threading.Lock()).prove(time.monotonic())
 
 
-def test_a_session_has_one_caller_at_a_time() -> None:
+def test_session_has_one_caller_at_a_time() -> None:
     computing, session = threading.Lock(), Session()
     replay = Replay(session=session, samples=({},), reference=RIGHT, limits=EXPORT)  # type: ignore[arg-type]
     proofs = Prover(replay, None, computing)

@@ -66,7 +66,7 @@ class Destination(ABC):
     def notes(self) -> Notes:
         """Files beside the results, whose names begin with `_`, such as `_run.json`."""
 
-    def claim(self, run_id: str) -> Lock:
+    def lock(self, run_id: str) -> Lock:
         """Take the lock that keeps other drivers away; called after `prepare`, before the results are listed.
 
         Raises:

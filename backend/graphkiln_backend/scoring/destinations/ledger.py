@@ -187,7 +187,7 @@ class LedgeredDestination(ParquetDestination):
         self.ledger_name()
         super().prepare()
 
-    def claim(self, run_id: str) -> Lock:
+    def lock(self, run_id: str) -> Lock:
         """Take the lock, which is a note of the database: the store may not create exclusively."""
         return Lock(self._notes(self.ledger_name()), run_id)
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphkiln_backend.scoring.destinations.store import Notes
-from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
+from graphkiln_backend.scoring.errors import DestinationBusy, LockLost, StoreError
 from graphkiln_backend.system.closing import Closeable
 
 LOCK_S = 60.0  # how long a lock is believed without being renewed
@@ -85,7 +85,7 @@ class Lock(Closeable):
         """Raise where the lock is lost; to be called before anything that no other run may do at the same time.
 
         Raises:
-            ClaimLost: Another run has taken it.
+            LockLost: Another run has taken it.
             StoreError: It could not be renewed for so long that it has expired.
         """
         if self._failure:
@@ -151,7 +151,7 @@ class Lock(Closeable):
         content = self._store.read(NAME)
         if content != self._content:
             name = _holder(content) or "another run"
-            raise ClaimLost(
+            raise LockLost(
                 f"the lock of this run was not renewed for {LOCK_S:.0f} s, and {name} took it",
                 hint="what was committed counts; let the other run finish, or run the same command after it",
             )

@@ -19,7 +19,7 @@ import pyarrow.parquet as pq
 from graphkiln_backend.scoring.destinations.base import Committed, Destination, Result
 from graphkiln_backend.scoring.destinations.store import Notes, Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
-from graphkiln_backend.scoring.units import ID_DIGITS
+from graphkiln_backend.scoring.messages import ID_DIGITS
 
 # A unit's result as a Parquet file, and what the file says of it without being read.
 

@@ -10,8 +10,8 @@ from typing import Protocol, TypeVar
 
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.sources.places import Place, StoredFile
-from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 REPEATED = "every row needs its own id: remove the repetitions, or name the column of another id by --id-column"
 _T = TypeVar("_T")

@@ -12,6 +12,7 @@ from pathlib import PurePosixPath
 
 from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.sources import listing, parquet, tars
 from graphkiln_backend.scoring.sources.base import Columns, FileReader
 from graphkiln_backend.scoring.sources.delta import LOG, find_delta
@@ -25,7 +26,6 @@ from graphkiln_backend.scoring.sources.places import (
     locate,
     split_pattern,
 )
-from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 KIND = "images"  # files of their own
 # Kinds that are found in folders. Listings are not: text beside images is seldom one.

@@ -23,11 +23,11 @@ import pyarrow as pa
 from graphkiln_backend.graph.files import MIB, format_size
 from graphkiln_backend.images.formats import SUFFIXES as SUFFIXES_OF_IMAGES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
+from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.row_hashes import RowHashes
 from graphkiln_backend.scoring.sources.base import REPEATED, Columns
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part, find_ends
 from graphkiln_backend.scoring.sources.places import READABLE, Place, StoredFile, load_image, locate
-from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 KIND, CSV_KIND = "lines", "csv"
 SUFFIXES, CSV_SUFFIXES = (".txt", ".lst", ".list"), (".csv", ".tsv")

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
+from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.row_hashes import RowHashes
 from graphkiln_backend.scoring.sources.base import REPEATED, Columns, map_ahead, refuse_row
 from graphkiln_backend.scoring.sources.listing import check_addresses
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, StoredFile, load_image, locate
-from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 KIND = "parquet"
 _ROWS_AT_A_TIME = 16

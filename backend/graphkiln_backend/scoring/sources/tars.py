@@ -18,11 +18,11 @@ import pyarrow as pa
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
+from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.row_hashes import RowHashes
 from graphkiln_backend.scoring.sources.base import Columns, map_ahead, refuse_row
 from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, StoredFile, check_size, locate
-from graphkiln_backend.scoring.units import InputRange, Row, Unit
 
 KIND = "tar"
 _BLOCK = 512

@@ -16,14 +16,14 @@ from botocore.config import Config
 from deltalake import DeltaTable
 from object_store import CREDENTIALS
 from running import free_ports
+from scoring_runs import destination_at
 
 from graphkiln_backend.scoring.destinations.base import Destination, Result
 from graphkiln_backend.scoring.destinations.delta import DeltaDestination, _add_action
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
-from graphkiln_backend.scoring.opening import destination_at
+from graphkiln_backend.scoring.messages import InputRange, Unit
 from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.files import FileSource
-from graphkiln_backend.scoring.units import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 
 

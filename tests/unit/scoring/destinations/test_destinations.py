@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from scoring_runs import destination_at
 
-from graphkiln.scoring.record import collect_errors
+from graphkiln.scoring.running import collect_errors
 from graphkiln_backend.scoring.destinations.base import Destination, Result
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy
-from graphkiln_backend.scoring.opening import destination_at
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.messages import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 
 if TYPE_CHECKING:
@@ -149,11 +149,11 @@ def test_of_workers_that_commit_at_the_same_moment_one_wins(open_it: Open) -> No
 
 
 def test_one_driver_at_a_time(destination: Destination, open_it: Open) -> None:
-    held = destination.claim("first")
+    held = destination.lock("first")
     with pytest.raises(DestinationBusy, match="is being written by run first"):
-        open_it().claim("second")
+        open_it().lock("second")
     held.close()
-    open_it().claim("second").close()
+    open_it().lock("second").close()
 
 
 def test_notes_are_no_results(destination: Destination, open_it: Open, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgeredDestin
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.errors import CommitConflict, DestinationBusy, ScoringError, StoreError
-from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.scoring.messages import InputRange
 from graphkiln_backend.scoring.verify import verify
 from graphkiln_backend.storage.address import RemoteAddress
 
@@ -177,8 +177,8 @@ def test_one_bucket_by_two_addresses_has_one_ledger(
     other.prepare()
     with pytest.raises(CommitConflict):
         other.commit(unit_result("b"))
-    with destination.claim("first"), pytest.raises(DestinationBusy):
-        other.claim("second")
+    with destination.lock("first"), pytest.raises(DestinationBusy):
+        other.lock("second")
 
 
 def test_two_folders_have_two_ledgers(

@@ -16,7 +16,7 @@ import pytest
 from graphkiln_backend.scoring.destinations import lock as module
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.lock import LOCK_S, Holder, Lock
-from graphkiln_backend.scoring.errors import ClaimLost, DestinationBusy, StoreError
+from graphkiln_backend.scoring.errors import DestinationBusy, LockLost, StoreError
 
 OTHER = """
 import dataclasses, json
@@ -95,7 +95,7 @@ def test_the_heartbeat_keeps_it_young_and_notices_when_another_run_has_it(
     lock.check()
     holder = {"run_id": "second", "host": "far", "machine": "other", "pid": 1, "started": 1}
     content = memoryview(json.dumps({"holder": holder, "nonce": "", "released": False}).encode())
-    with pytest.raises(ClaimLost, match="run second"):
+    with pytest.raises(LockLost, match="run second"):
         wait_for_loss(lock, lambda: store.replace(module.NAME, content))
     lock.close()
     assert b"second" in (store.read(module.NAME) or b""), "the lock of another run is left alone"

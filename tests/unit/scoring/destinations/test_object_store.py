@@ -15,7 +15,7 @@ from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
-from graphkiln_backend.scoring.units import InputRange
+from graphkiln_backend.scoring.messages import InputRange
 from graphkiln_backend.scoring.verify import verify
 from graphkiln_backend.storage import objects as remote_objects
 from graphkiln_backend.storage.address import RemoteAddress

@@ -27,7 +27,7 @@ from graphkiln_backend.scoring.destinations.table import (
     sql_values,
 )
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.units import InputRange, Unit
+from graphkiln_backend.scoring.messages import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 
 if TYPE_CHECKING:
