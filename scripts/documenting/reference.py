@@ -176,7 +176,7 @@ def render_metrics() -> str:
 
 
 def _ours() -> Iterable[tuple[str, ...]]:
-    return ((code(each.name), each.kind, _labels(each), each.says) for each in METRICS)
+    return ((code(each.name), each.kind, _labels(each), each.description) for each in METRICS)
 
 
 def _labels(metric: PublishedMetric) -> str:

@@ -1,4 +1,4 @@
-"""Settings that the supervisor passes to instances in environment variables, the only way through Triton."""
+"""Settings that the supervisor passes to instances in environment variables, the only channel through Triton."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ OVERRIDES_VARIABLE = "GRAPHKILN_OVERRIDES"
 CACHE_FOLDER_VARIABLE = "GRAPHKILN_CACHE_FOLDER"
 CACHE_BYTES_VARIABLE = "GRAPHKILN_CACHE_BYTES"
 REPLAY_INTERVAL_VARIABLE = "GRAPHKILN_REPLAY_INTERVAL"
-LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"  # `json`, where programs read the log
+LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"  # `json` if programs read the log
 
 DEFAULT_REPLAY_INTERVAL_S = 600.0
 
-Overrides = Mapping[str, Sequence[Override]]  # model name -> the settings of the command line
+Overrides = Mapping[str, Sequence[Override]]  # settings of the command line by model name
 
 
 def to_environment(
@@ -38,10 +38,10 @@ def to_environment(
 
     Args:
         instances: Folder of status files.
-        shared: Folder that the instances of a model share.
-        overrides: The settings of the command line.
-        cache: The artifact cache.
-        replay_interval_s: Seconds between two replays of the golden samples of an instance; 0 for none.
+        shared: Folder shared by all instances.
+        overrides: Settings of the command line.
+        cache: Settings of the artifact cache.
+        replay_interval_s: Seconds between two replays of an instance's golden samples; 0 for none.
     """
     return {
         RUN_FOLDER_VARIABLE: str(instances),
@@ -54,12 +54,12 @@ def to_environment(
 
 
 def instances_folder() -> Path | None:
-    """Folder of status files, or None where no supervisor started this server."""
+    """Folder of status files, or None if no supervisor started this server."""
     return _folder(RUN_FOLDER_VARIABLE)
 
 
 def shared_folder() -> Path | None:
-    """Folder that the instances of a model share, or None where no supervisor started this server."""
+    """Folder shared by all instances, or None if no supervisor started this server."""
     return _folder(SHARED_FOLDER_VARIABLE)
 
 
@@ -70,12 +70,12 @@ def overrides_for(model: str) -> list[Override]:
 
 
 def replay_interval_s() -> float:
-    """Seconds between two replays of the golden samples of an instance; 0 for none."""
+    """Seconds between two replays of an instance's golden samples; 0 for none."""
     return float(os.environ.get(REPLAY_INTERVAL_VARIABLE, DEFAULT_REPLAY_INTERVAL_S))
 
 
 def open_cache() -> ArtifactCache:
-    """Open the artifact cache of this server; a temporary one where the command line turned it off."""
+    """Open the server's artifact cache, or a temporary one if the command line disabled it."""
     limit_bytes = int(os.environ.get(CACHE_BYTES_VARIABLE, DEFAULT_LIMIT_BYTES))
     settings = CacheSettings(folder=_folder(CACHE_FOLDER_VARIABLE), limit_bytes=limit_bytes)
     shared = shared_folder() or Path(tempfile.gettempdir()) / f"graphkiln-{os.getpid()}"
@@ -83,7 +83,7 @@ def open_cache() -> ArtifactCache:
 
 
 def lift_memory_limit() -> None:
-    """Lift the soft limit on data memory that `server.limits` set for tritonserver, up to the user's own."""
+    """Raise the soft limit on data memory, which `server.limits` set for tritonserver, to the user's hard limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     with suppress(OSError, ValueError):  # the system has no such limit
         resource.setrlimit(resource.RLIMIT_DATA, (hard, hard))

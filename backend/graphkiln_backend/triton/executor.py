@@ -1,10 +1,10 @@
 """Execute requests on a session: read and validate, batch, run, split. Needs no Triton.
 
-The tensors of each request are read and validated apart, so that an error belongs to one request. Requests of equal
-shapes are computed as one batch; when that fails, each is computed alone, so that only the request at fault fails.
+The tensors of each request are read and validated separately, so that an error affects one request. Requests of equal
+shapes are computed as one batch; if that fails, each is computed alone, so that only the invalid request fails.
 
-The path of a single request is kept short: after a run has filled the processor's caches, each line of Python costs ten
-times what a benchmark of that line shows.
+The path of a single request is kept short: a run evicts the processor's caches, so that each line of Python costs ten
+times what a micro-benchmark shows.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.triton.tensors import InputTensor, to_array
 
-# Asking whether a request was cancelled is a message to Triton and back, 0.1 to 0.8 ms: not worth it where a run takes
-# hardly longer. Triton itself asks each request while it waits in the queue.
+# Checking for cancellation is a round trip to Triton of 0.1 to 0.8 ms, not worth it for short runs. Triton itself
+# checks requests in its queue.
 CANCELLATION_CHECK_S = 30e-3
 _MAX_VALID_SHAPES = 1024
-_MAX_BATCH_SIZES = 1 << 16  # until the metrics take them; bounded, in case nothing does
+_MAX_BATCH_SIZES = 1 << 16  # bounded in case nothing reads them
 
 _CONTRACT_KEY = f'"{REQUEST_PARAMETER}"'
 
@@ -37,7 +37,7 @@ _log = logging.getLogger("graphkiln.triton")
 
 Feeds = dict[str, AnyArray]  # arrays by input name
 Outputs = dict[str, AnyArray]
-Result = Outputs | GraphkilnError  # the requested outputs of a request in the signature's order, or why there are none
+Result = Outputs | GraphkilnError  # requested outputs in the signature's order, or the error of the request
 
 
 class InferenceRequest(Protocol):
@@ -52,26 +52,26 @@ class InferenceRequest(Protocol):
         ...
 
     def parameters(self) -> str:
-        """Parameters, as JSON."""
+        """Parameters as JSON."""
         ...
 
     def is_cancelled(self) -> bool:
-        """Whether the client has cancelled it."""
+        """True if the client has cancelled the request."""
         ...
 
     def request_id(self) -> str:
-        """The client's id of the request; may be empty."""
+        """Id assigned by the client; may be empty."""
         ...
 
 
 class Cancelled(GraphkilnError):
-    """The client cancelled a request before it was computed."""
+    """The client cancelled the request before it was computed."""
 
     triton_code = "CANCELLED"
 
 
 class OutOfMemory(GraphkilnError):
-    """There is not enough memory for a request, or for the batch that it is part of."""
+    """Not enough memory for a request, or for its batch."""
 
     triton_code = "UNAVAILABLE"
 
@@ -81,15 +81,15 @@ class Executor:
 
     Args:
         session: Proven session of the version.
-        batching: Whether the first dimension of every tensor is the batch: `max_batch_size` above 0.
-        input_ranks: Dimensions of each input as Triton hands it over, the batch among them; one that has one more than
-            the graph's begins with a 1 after the batch, so that a request of 2^32 rows cannot break the batch of others
-            (`repository.config.guard_batch`); it is taken away here.
-        contract: Digest of the version's contract; requests made for another are refused. Empty: not checked.
-        separate: Whether requests must be computed one by one, because the graph mixes the rows of a batch.
+        batching: The first dimension of every tensor is the batch (`max_batch_size` above 0).
+        input_ranks: Rank of each input as Triton delivers it, including the batch. An input with one more dimension
+            than the graph's has a 1 after the batch, so that a request of 2^32 rows cannot break the batch of others
+            (`repository.config.guard_batch`); it is removed here.
+        contract: Digest of the version's contract; requests for another contract are refused. Empty: not checked.
+        separate: Compute requests one by one, because the graph mixes the rows of a batch.
 
     Attributes:
-        batch_sizes: Rows of each run, the latest last; the reader removes what it has read.
+        batch_sizes: Rows of each run, the latest last; the reader removes them.
         engine_failed: Set when the engine failed on a request; cleared by the replayer.
         last_run_at: When the last run ended, in seconds of `time.monotonic`.
     """
@@ -130,10 +130,10 @@ class Executor:
             feeds = self._read(request)
             return self._run(feeds, self._requested_outputs(request))
         except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
-            return self._as_result(error, request)
+            return self._to_error(error, request)
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
-        """Execute requests, those of equal shapes as one batch.
+        """Execute requests; those of equal shapes as one batch.
 
         Returns:
             One result per request, in order.
@@ -144,14 +144,14 @@ class Executor:
             try:
                 feeds[index] = self._read(request)
             except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
-                results[index] = self._as_result(error, request)
+                results[index] = self._to_error(error, request)
         for group in self._groups(feeds):
             group_results = self._execute_group([requests[i] for i in group], [feeds[i] for i in group])
             results.update(zip(group, group_results, strict=True))
         return [results[index] for index in range(len(requests))]
 
     def _read(self, request: InferenceRequest) -> Feeds:
-        """Read and validate the tensors of a request."""
+        """Read and validate the inputs of a request."""
         if self._contract or self._run_s > CANCELLATION_CHECK_S:
             self._refuse_outdated(request)
         feeds: dict[str, AnyArray] = {}
@@ -175,32 +175,32 @@ class Executor:
         return feeds
 
     def _refuse_outdated(self, request: InferenceRequest) -> None:
-        """Refuse a request that was cancelled, or made for another contract."""
+        """Refuse a request that was cancelled, or that was made for another contract."""
         if self._run_s > CANCELLATION_CHECK_S and request.is_cancelled():
             raise Cancelled("the client cancelled the request before it was computed")
         if self._contract:
             check_contract(request.parameters(), self._contract)
 
     def _requested_outputs(self, request: InferenceRequest) -> tuple[str, ...]:
-        """Requested outputs of a request, in the signature's order."""
+        """Requested outputs, in the signature's order."""
         requested = request.requested_output_names()
         return tuple([name for name in self._output_names if name in requested])
 
     def _groups(self, feeds: dict[int, Feeds]) -> Iterable[list[int]]:
-        """Indices of the requests that are computed together."""
+        """Group the indices of requests that are computed together."""
         indices = list(feeds)
         if self._separate:
             return [[index] for index in indices]
         return [[indices[position] for position in group] for group in group_by_shape(list(feeds.values()))]
 
     def _execute_group(self, requests: list[InferenceRequest], feeds: list[Feeds]) -> list[Result]:
-        """Run requests of equal shapes at once; when that fails, each alone."""
+        """Run requests of equal shapes together; if that fails, each alone."""
         requested = [self._requested_outputs(request) for request in requests]
         try:
             return [*self._run_together(feeds, requested)]
         except Exception as error:  # noqa: BLE001 - the request at fault fails again, alone
             if len(requests) == 1:
-                return [self._as_result(error, requests[0])]
+                return [self._to_error(error, requests[0])]
             results = [self.execute(request) for request in requests]
             self._warn_of_failed_batch(error, results)
             return results
@@ -218,16 +218,16 @@ class Executor:
         return tuple([name for name in self._output_names if any(name in names for names in requested)])
 
     def _warn_of_failed_batch(self, error: Exception, results: list[Result]) -> None:
-        """Warn once where no request was at fault: a graph that cannot batch would be slow without a trace."""
+        """Warn once if no request was invalid: a graph that cannot batch would be slow without any message."""
         if self._warned_of_failed_batch or any(isinstance(result, GraphkilnError) for result in results):
             return
         self._warned_of_failed_batch = True
-        _log.warning("a batch of %d requests failed, each of them alone did not: %s", len(results), error)
+        _log.warning("a batch of %d requests failed, but each of them succeeded alone: %s", len(results), error)
 
     def _run(self, feeds: Feeds, outputs: tuple[str, ...]) -> Outputs:
         if self._counting:
             self.batch_sizes.append(len(next(iter(feeds.values()))))  # batch_size(feeds), without the call
-        # Not every runtime copes with memory that is unaligned or read-only, as bf16 tensors of Triton are.
+        # Some runtimes do not support unaligned or read-only memory, such as Triton's bf16 tensors.
         for name, array in feeds.items():
             if not array.flags.carray:
                 feeds[name] = array.copy()
@@ -238,30 +238,35 @@ class Executor:
             self.last_run_at = time.monotonic()
             self._run_s = self.last_run_at - begun
 
-    def _as_result(self, error: Exception, request: InferenceRequest) -> GraphkilnError:
-        """Turn an error into the result of its request; an unexpected one is logged with its traceback."""
-        if isinstance(error, MemoryError):
-            return OutOfMemory(f"there is not enough memory for this request: {error}")
-        if not isinstance(error, GraphkilnError):
-            named = {"request_id": request.request_id()}
-            _log.error("a request failed unexpectedly", exc_info=error, extra=named)
-            error = ExecutionError(f"unexpected {type(error).__name__}: {error}")
-        if isinstance(error, ExecutionError):
+    def _to_error(self, error: Exception, request: InferenceRequest) -> GraphkilnError:
+        result = to_result(error, request)
+        if isinstance(result, ExecutionError):
             self.engine_failed.set()
+        return result
+
+
+def to_result(error: Exception, request: InferenceRequest | None = None) -> GraphkilnError:
+    """Convert an exception to the result of its request; log unexpected ones with their traceback."""
+    if isinstance(error, GraphkilnError):
         return error
+    if isinstance(error, MemoryError):
+        return OutOfMemory(f"not enough memory for this request: {error}")
+    request_id = request.request_id() if request else ""
+    _log.error("a request failed unexpectedly", exc_info=error, extra={"request_id": request_id})
+    return ExecutionError(f"unexpected {type(error).__name__}: {error}")
 
 
 def check_contract(parameters: str, digest: str) -> None:
-    """Refuse a request that names another contract than the version's; one that names none passes.
+    """Refuse a request that names a contract other than the version's; a request without one is accepted.
 
     Args:
-        parameters: The request's parameters as Triton hands them over: a JSON object, or an empty string.
+        parameters: The request's parameters: a JSON object, or an empty string.
         digest: Digest of the version's contract.
 
     Raises:
-        ContractChanged: They differ.
+        ContractChanged: The contracts differ.
     """
-    if _CONTRACT_KEY not in parameters:  # most requests: parsing JSON would cost more than the rest
+    if _CONTRACT_KEY not in parameters:  # most requests; parsing JSON would cost more than everything else
         return
     named = json.loads(parameters).get(REQUEST_PARAMETER, digest)
     if named != digest:
@@ -269,12 +274,12 @@ def check_contract(parameters: str, digest: str) -> None:
 
 
 def batch_size(feeds: Feeds) -> int:
-    """Rows of a batch: the first dimension of its first tensor."""
+    """Number of rows: the first dimension of the first tensor."""
     return len(next(iter(feeds.values())))
 
 
 def group_by_shape(requests: Sequence[Feeds]) -> list[list[int]]:
-    """Group requests that can share one run: equal names and equal shapes but for the first dimension.
+    """Group requests that can share one run: equal names, and equal shapes except the first dimension.
 
     Returns:
         Indices into `requests`; groups in the order of their first request, requests in order within a group.
@@ -301,7 +306,7 @@ def split_batch(outputs: Feeds, sizes: Sequence[int]) -> list[dict[str, AnyArray
         if array.shape[:1] != (ends[-1],):
             raise ExecutionError(
                 f"output '{name}' has the shape {list(array.shape)} for a batch of {ends[-1]} rows",
-                hint="the graph mixes its rows: serve it with max_batch_size: 0",
+                hint="the graph mixes the rows of a batch: serve it with max_batch_size: 0",
             )
     return [
         {name: array[end - size : end] for name, array in outputs.items()}
@@ -310,16 +315,16 @@ def split_batch(outputs: Feeds, sizes: Sequence[int]) -> list[dict[str, AnyArray
 
 
 class Concatenator:
-    """Concatenate the tensors of requests along the batch, in buffers that are kept between batches.
+    """Concatenate the tensors of requests along the batch, in buffers that are reused.
 
-    A result is a view of a buffer, valid until the next call. Not thread-safe.
+    The result is a view of the buffers, valid until the next call. Not thread-safe.
     """
 
     def __init__(self) -> None:
         self._buffers: dict[str, AnyArray] = {}
 
     def concatenate(self, requests: Sequence[Feeds]) -> Feeds:
-        """Concatenate along the first dimension; a single request is passed through without a copy."""
+        """Concatenate along the first dimension; a single request is returned without a copy."""
         if len(requests) == 1:
             return requests[0]
         return {name: self._concatenate(name, [feeds[name] for feeds in requests]) for name in requests[0]}
@@ -334,37 +339,33 @@ class Concatenator:
 
 
 def _without_batch(array: AnyArray) -> AnyArray:
-    """Refuse a request of 0 rows, from which Triton has removed the batch dimension.
-
-    Raises:
-        SignatureError: Always.
-    """
+    """Raise a `SignatureError` for a request of 0 rows, from which Triton has removed the batch dimension."""
     raise SignatureError("wrong batch size", expected="at least one row", got=f"{list(array.shape)} without a batch")
 
 
 def _check_rows(feeds: Feeds) -> None:
-    """Raise a `SignatureError` where inputs differ in rows: a batch of several requests would mix them up."""
+    """Raise a `SignatureError` if inputs differ in rows: a batch would mix up the rows of its requests."""
     rows = {name: len(array) for name, array in feeds.items() if array.ndim}
     if len(set(rows.values())) > 1:
         raise SignatureError("wrong batch size", expected="equal rows of every input", got=str(rows))
 
 
 class InstanceFault(GraphkilnError):
-    """The instance computes wrongly and serves no more."""
+    """The instance computes wrong outputs and refuses requests."""
 
     triton_code = "UNAVAILABLE"
 
 
 class Refusal:
-    """Executor that refuses every request with the reason why this instance computes wrongly."""
+    """Executor that refuses every request, because this instance computes wrong outputs."""
 
     def __init__(self, reason: str) -> None:
         self._error = InstanceFault(
-            f"this instance computes wrongly and serves no more: {reason}", hint="try again: it is being restarted"
+            f"this instance computes wrong outputs: {reason}", hint="try again: the server is being restarted"
         )
 
     def execute(self, request: InferenceRequest) -> Result:
-        """Refuse a single request."""
+        """Refuse a request."""
         return self.execute_batch([request])[0]
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:

@@ -1,12 +1,12 @@
-"""Model class of `NAME.images`: takes encoded images and has the tensor model compute them.
+"""Model class of `NAME.images`: decode images and send them to the tensor model.
 
-Runs inside Triton's Python stub and holds no graph. The images of all requests that Triton hands over are decoded at
-once; those that become samples of one shape are sent together to the tensor model inside the server (business logic
-scripting), in a request for each of its instances, and a fault of an image is an error of its own request. While the
-tensor model computes, another instance decodes the next images: the two stages overlap.
+Runs inside Triton's Python stub and has no graph. The images of all requests in a batch are decoded at once. Samples of
+one shape are sent together to the tensor model inside the server (business logic scripting), split into one request per
+instance; a damaged image is an error of its own request only. While the tensor model computes, another instance decodes
+the next images.
 
-Samples go to the version of the same number, with the contract that they were prepared for: a version never computes
-what another one's preprocessing made.
+Samples go to the version of the same number, with the contract that they were prepared for, so that a version never
+computes samples of another version's preprocessing.
 
 Source: Triton Python backend, "Business Logic Scripting".
 """
@@ -14,11 +14,10 @@ Source: Triton Python backend, "Business Logic Scripting".
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -33,17 +32,18 @@ from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.repository.config import ModelConfigProto, parse_json
 from graphkiln_backend.repository.image_config import TENSOR_INPUT, is_stacked, parts_of
+from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_backend.triton.environment import lift_memory_limit
 from graphkiln_backend.triton.executor import (
     CANCELLATION_CHECK_S,
     Cancelled,
     InferenceRequest,
-    OutOfMemory,
     Outputs,
     Result,
     check_contract,
     split_batch,
+    to_result,
 )
 from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.log import log_to_triton
@@ -52,22 +52,20 @@ from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.tensors import to_array
 
-_NICENESS = 5  # where decoding and computing share cores, a session that has its samples goes first
+_NICENESS = 5  # if decoding and computing share cores, computing goes first
 
-Ask = Callable[[AnyArray, tuple[str, ...]], Outputs]  # computes outputs of samples, or raises a `GraphkilnError`
-_Samples: TypeAlias = dict[int, AnyArray]  # by the request's index
-
-_log = logging.getLogger("graphkiln.triton")
+Infer = Callable[[AnyArray, tuple[str, ...]], Outputs]  # computes outputs of samples, or raises a `GraphkilnError`
+_Samples: TypeAlias = dict[int, AnyArray]  # by index of the request
 
 
 class TritonPythonModel:
-    """One instance of the model that takes images for one version of another model.
+    """One instance of a model that decodes images for one version of the tensor model.
 
     Source: Triton Python backend, "Usage".
     """
 
     def initialize(self, args: dict[str, str]) -> None:
-        """Read how images become samples.
+        """Read the preprocessing, and start the decoder.
 
         Raises:
             TritonModelException: The published contract cannot be read.
@@ -82,17 +80,14 @@ class TritonPythonModel:
             self._decoder = Decoder(self._tensor_model.preprocess, threads=usable_cores())
         except GraphkilnError as error:
             raise pb_utils.TritonModelException(bounded(f"{args['model_name']}: {error}")) from error
-        parts = parts_of(config)
-        self._asking = ThreadPoolExecutor(parts, thread_name_prefix="graphkiln-ask")
         self._executor = ImageExecutor(
             self._decoder,
-            self._tensor_model.ask,
+            self._tensor_model.infer,
             outputs=[*self._tensor_model.output_types],
             batching=config.max_batch_size > 0,
             stacked=is_stacked(config),
             contract=self._tensor_model.contract.digest if self._tensor_model.contract else "",
-            asking=self._asking,
-            parts=parts,
+            parts=parts_of(config),
         )
         self._metrics = ImageMetrics(
             args["model_instance_name"],
@@ -108,7 +103,7 @@ class TritonPythonModel:
         gc.freeze()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Compute a response for every request; an error in one request is in its response only.
+        """Compute a response for every request; an error of one request affects only its own response.
 
         Args:
             requests: `pb_utils.InferenceRequest`s.
@@ -119,46 +114,48 @@ class TritonPythonModel:
         return list(map(to_response, self._executor.execute_batch(requests), requests))
 
     def finalize(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._metrics.close()
         self._decoder.close()
-        self._asking.shutdown()
+        self._executor.close()
 
 
-class ImageExecutor:
+class ImageExecutor(Closeable):
     """Execute requests with encoded images. Not thread-safe; does not own the decoder.
 
     Args:
-        decoder: Turns images into samples.
-        ask: Has the tensor model compute.
+        decoder: Decodes images to samples.
+        infer: Computes samples on the tensor model.
         outputs: The tensor model's outputs, in order.
-        batching: Whether requests may be computed together.
-        stacked: Whether the tensor model takes several images at once; otherwise a request holds one.
-        contract: Digest of the version's contract; requests made for another are refused. Empty: not checked.
-        asking: Threads that send the parts of a batch at the same time; without them it is sent as a whole.
-        parts: Instances of the tensor model that compute at the same time.
+        batching: Requests may be computed together.
+        stacked: The tensor model accepts several images at once; otherwise a request has one image.
+        contract: Digest of the version's contract; requests for another contract are refused. Empty: not checked.
+        parts: Instances of the tensor model: a batch is split into as many simultaneous requests.
     """
 
     def __init__(
         self,
         decoder: Decoder,
-        ask: Ask,
+        infer: Infer,
         *,
         outputs: Sequence[str],
         batching: bool,
         stacked: bool = True,
         contract: str = "",
-        asking: Executor | None = None,
         parts: int = 1,
     ) -> None:
         self._decoder = decoder
-        self._ask = ask
+        self._infer = infer
         self._outputs = tuple(outputs)
         self._batching = batching
         self._stacked = stacked
         self._contract = contract
-        self._asking = asking
         self._parts = parts
+        self._threads = ThreadPoolExecutor(parts, thread_name_prefix="graphkiln-infer")
+
+    def close(self) -> None:
+        """Stop the threads."""
+        self._threads.shutdown()
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
         """Execute requests.
@@ -172,14 +169,14 @@ class ImageExecutor:
             try:
                 images[index] = self._read(request)
             except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
-                results[index] = _as_result(error)
+                results[index] = to_result(error, request)
         begun = time.monotonic()
         samples = self._decode(images, results)
         if time.monotonic() - begun > CANCELLATION_CHECK_S:
             _drop_cancelled(requests, samples, results)
         names = {index: self._requested(requests[index]) for index in samples}
         for group in self._groups(samples):
-            results.update(self._ask_in_parts({index: samples[index] for index in group}, names))
+            results.update(self._infer_in_parts({index: samples[index] for index in group}, names))
         return [results[index] for index in range(len(requests))]
 
     def _read(self, request: InferenceRequest) -> list[bytes]:
@@ -196,24 +193,24 @@ class ImageExecutor:
         return tuple(name for name in self._outputs if name in requested)
 
     def _decode(self, images: Mapping[int, list[bytes]], results: dict[int, Result]) -> dict[int, AnyArray]:
-        """Decode to samples by request; errors become results."""
-        found: dict[int, AnyArray] = {}
+        """Decode the images to samples by request; add errors to the results."""
+        decoded: dict[int, AnyArray] = {}
         try:
-            decoded = self._decoder.decode([*images.values()])
-        except Exception as error:  # noqa: BLE001 - no single image is at fault
-            results.update(dict.fromkeys(images, _as_result(error)))
-            return found
-        for index, samples in zip(images, decoded, strict=True):
+            outcomes = self._decoder.decode([*images.values()])
+        except Exception as error:  # noqa: BLE001 - not caused by a single image
+            results.update(dict.fromkeys(images, to_result(error)))
+            return decoded
+        for index, samples in zip(images, outcomes, strict=True):
             if isinstance(samples, InvalidInput):
                 results[index] = samples
             elif not self._stacked and len(samples) > 1:
-                results[index] = InvalidInput(f"the model takes one image, the request has {len(samples)}")
+                results[index] = InvalidInput(f"the model accepts one image, but the request has {len(samples)}")
             else:
-                found[index] = samples
-        return found
+                decoded[index] = samples
+        return decoded
 
     def _groups(self, samples: Mapping[int, AnyArray]) -> list[list[int]]:
-        """Indices of the requests that are computed together: their samples have one shape."""
+        """Group the indices of requests whose samples have one shape."""
         if not self._batching:
             return [[index] for index in samples]
         groups: dict[tuple[int, ...], list[int]] = {}
@@ -221,49 +218,46 @@ class ImageExecutor:
             groups.setdefault(array.shape[1:], []).append(index)
         return [*groups.values()]
 
-    def _ask_in_parts(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
-        """Compute samples of one shape, in as many requests as there are instances."""
-        parts = _parts_of(samples, self._parts)
-        if self._asking is None or len(parts) == 1:
-            return self._ask_together(samples, names)
-        others = [self._asking.submit(self._ask_together, part, names) for part in parts[1:]]
-        results = self._ask_together(parts[0], names)
-        for part in others:
+    def _infer_in_parts(self, samples: _Samples, names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Compute samples of one shape, in one request per instance of the tensor model."""
+        first, *others = _split(samples, self._parts)
+        pending = [self._threads.submit(self._infer_together, part, names) for part in others]
+        results = self._infer_together(first, names)
+        for part in pending:
             results.update(part.result())
         return results
 
-    def _ask_together(self, samples: Mapping[int, AnyArray], names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
-        """Compute samples of one shape at once; when that fails, those of each request alone."""
+    def _infer_together(self, samples: _Samples, names: Mapping[int, tuple[str, ...]]) -> dict[int, Result]:
+        """Compute samples of one shape together; if that fails, those of each request alone."""
         union = tuple(name for name in self._outputs if any(name in names[index] for index in samples))
         try:
             if len(samples) == 1:
                 ((index, array),) = samples.items()
-                return {index: self._ask(array if self._stacked else array[0], union)}
-            outputs = self._ask(np.concatenate([*samples.values()]), union)
+                return {index: self._infer(array if self._stacked else array[0], union)}
+            outputs = self._infer(np.concatenate([*samples.values()]), union)
             parts = split_batch(outputs, [len(array) for array in samples.values()])
             return {
                 index: {name: part[name] for name in names[index]} for index, part in zip(samples, parts, strict=True)
             }
         except Exception as error:  # noqa: BLE001 - the request at fault fails again, alone
             if len(samples) == 1:
-                return dict.fromkeys(samples, _as_result(error))
-        return {
-            index: result
-            for each, array in samples.items()
-            for index, result in self._ask_together({each: array}, names).items()
-        }
+                return dict.fromkeys(samples, to_result(error))
+        results: dict[int, Result] = {}
+        for index, array in samples.items():
+            results.update(self._infer_together({index: array}, names))
+        return results
 
 
 def _drop_cancelled(requests: Sequence[InferenceRequest], samples: _Samples, results: dict[int, Result]) -> None:
-    """Drop requests that were cancelled meanwhile."""
+    """Drop requests that were cancelled during decoding."""
     for index in [index for index in samples if requests[index].is_cancelled()]:
         results[index] = Cancelled("the client cancelled the request before it was computed")
         del samples[index]
 
 
-def _parts_of(samples: Mapping[int, AnyArray], count: int) -> list[dict[int, AnyArray]]:
-    """Split requests in their order into parts of about equally many images; few requests give fewer parts."""
-    parts: list[dict[int, AnyArray]] = [{} for _ in range(count)]
+def _split(samples: _Samples, count: int) -> list[_Samples]:
+    """Split requests in order into at most `count` non-empty parts of about equally many images."""
+    parts: list[_Samples] = [{} for _ in range(count)]
     total, begun = sum(map(len, samples.values())), 0
     for index, array in samples.items():
         parts[begun * count // total][index] = array
@@ -271,25 +265,16 @@ def _parts_of(samples: Mapping[int, AnyArray], count: int) -> list[dict[int, Any
     return [part for part in parts if part]
 
 
-def _as_result(error: Exception) -> GraphkilnError:
-    if isinstance(error, GraphkilnError):
-        return error
-    if isinstance(error, MemoryError):
-        return OutOfMemory(f"there is not enough memory for this request: {error}")
-    _log.error("a request with images failed unexpectedly", exc_info=error)
-    return ExecutionError(f"unexpected {type(error).__name__}: {error}")
-
-
 class TensorModel:
-    """Version of the model that computes the samples.
+    """Client of the tensor model's version inside the server.
 
     Args:
-        config: Configuration of the model that takes images.
+        config: Configuration of the model that decodes images.
         version: Number of both versions.
 
     Attributes:
         contract: Published contract of the version, or None.
-        preprocess: How images become samples.
+        preprocess: Conversion of images to samples.
         output_types: Type of each output, in order.
 
     Raises:
@@ -300,12 +285,19 @@ class TensorModel:
     def __init__(self, config: ModelConfigProto, version: int) -> None:
         parameters = {key: value.string_value for key, value in config.parameters.items()}
         self._name, self._version, self._input = parameters[TENSOR_MODEL], version, parameters[TENSOR_INPUT]
-        self.contract = _contract(parameters, version)
-        self.preprocess = self.contract.preprocess if self.contract and self.contract.preprocess else _spec(parameters)
+        self.contract: Contract | None = None
+        if CONTRACTS in parameters:
+            self.contract = Contracts.from_json(parameters[CONTRACTS]).find(str(version))
+        if self.contract and self.contract.preprocess:
+            self.preprocess = self.contract.preprocess
+        elif PREPROCESS in parameters:
+            self.preprocess = Preprocess.from_json(parameters[PREPROCESS])
+        else:
+            raise InvalidInput("this version publishes no preprocessing, so that it cannot accept images")
         self.output_types = {output.name: DType.from_config(output.data_type) for output in config.output}
 
-    def ask(self, samples: AnyArray, outputs: tuple[str, ...]) -> Outputs:
-        """Have the version compute some outputs of samples.
+    def infer(self, samples: AnyArray, outputs: tuple[str, ...]) -> Outputs:
+        """Compute some outputs of samples.
 
         Raises:
             GraphkilnError: The request failed; the class follows Triton's code.
@@ -321,16 +313,6 @@ class TensorModel:
             raise _read_error(response.error())
         tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
         return {name: to_array(tensors[name], self.output_types[name]) for name in outputs}
-
-
-def _contract(parameters: dict[str, str], version: int) -> Contract | None:
-    return Contracts.from_json(parameters[CONTRACTS]).find(str(version)) if CONTRACTS in parameters else None
-
-
-def _spec(parameters: dict[str, str]) -> Preprocess:
-    if PREPROCESS not in parameters:
-        raise InvalidInput("this version publishes no preprocessing, so an image cannot become its input")
-    return Preprocess.from_json(parameters[PREPROCESS])
 
 
 def _read_error(error: Any) -> GraphkilnError:

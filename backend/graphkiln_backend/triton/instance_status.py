@@ -1,12 +1,12 @@
-"""Status files: each model instance, a process, writes small files that the supervisor reads at any time.
+"""Status files: small files that each model instance, a process, writes for the supervisor.
 
 They are in the supervisor's folder, named after the instance and its process:
 
-- `.loading`: being loaded, since when, and the current step
-- `.json`: ready; engine, precision and timings
+- `.loading`: the instance is being loaded: since when, and the current step
+- `.json`: the instance is ready: engine, precision and timings
 - `.counters`, memory-mapped: batches begun and ended, when the last one began, and a heartbeat
-- `.crash`: the signal that killed it while it was loading, written by Python's faulthandler
-- `.fault`: it computed wrong outputs and serves no more; the difference in one line
+- `.crash`: the signal that killed the process during loading, written by Python's faulthandler
+- `.fault`: the instance computed wrong outputs and refuses requests; the difference in one line
 
 `triton.snapshot` reads them.
 """
@@ -23,8 +23,8 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Self
@@ -33,14 +33,35 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.environment import instances_folder
 
-# When the last batch began, batches begun, batches ended; written in this order, so that a reader that sees a batch as
-# begun finds its time, not that of the batch before.
+# When the last batch began, batches begun, batches ended. Written in this order, so that a reader that sees a batch as
+# begun also sees its time, not that of the batch before.
 _BATCHES = struct.Struct("=dqq")
 _ENDED, _ENDED_AT = struct.Struct("=q"), 16
 _HEARTBEAT = struct.Struct("=d")
 _PROGRESS = struct.Struct("=dqqd")
 _BEAT_EVERY_S = 1.0
 _MOST_CHARACTERS = 80  # of the current step
+
+# faulthandler's names of signals, in the first line of its report. Source: CPython, "faulthandler".
+_FATAL = re.compile(r"Fatal Python error: (.+)")
+_SIGNALS = {
+    "Segmentation fault": "SIGSEGV",
+    "Aborted": "SIGABRT",
+    "Bus error": "SIGBUS",
+    "Floating-point exception": "SIGFPE",
+    "Floating point exception": "SIGFPE",
+    "Illegal instruction": "SIGILL",
+}
+_KILLED = "SIGKILL or by itself"  # faulthandler cannot report SIGKILL: the record stays empty
+_HINTS = {
+    "SIGILL": "a package was built for another processor: graphkiln doctor examines this machine",
+    _KILLED: "the kernel does that when memory runs out: free some, or raise the container's limit",
+}
+_OTHER_HINT = (
+    "this is a fault of the engine, not of the configuration: try another engine (engine: openvino) or precision, "
+    "fewer rewrites (optimization { graph { level: 2 } }), or another release of the runtime"
+)
+
 _lowering_log = logging.getLogger("graphkiln.lowering")
 
 
@@ -50,15 +71,14 @@ class InstanceStatus:
 
     Attributes:
         precision: Read back from the engine.
-        nodes: Executed nodes by executor; empty where they could not be read.
+        nodes: Executed nodes by executor; empty if the engine does not report them.
         products: Executed convolutions and matrix products by element type.
         threads: Threads inside one operator.
         load_ms: Milliseconds from the start of loading until the instance was proven and ready.
-        warmup_ms: The part of it for warming up.
+        warmup_ms: The part of `load_ms` that warm-up took.
         self_test: Verdict line of the golden samples, or empty.
         self_test_error: Relative L2 error on the golden samples, or -1.
-        fallbacks: Number of the plan's session configurations that failed before the one that serves
-            (`ProvenSession.failures`), not of those that were left to try.
+        fallbacks: Session configurations that failed before the one that serves (`ProvenSession.failures`).
         phases_ms: Milliseconds of each phase of loading.
     """
 
@@ -87,7 +107,7 @@ class Progress:
         begun: Batches begun.
         ended: Batches ended.
         begun_at: When the last batch began; 0 before the first one.
-        heartbeat: Written once a second, whether the instance computes or not.
+        heartbeat: Time of the last heartbeat, written once a second also while the instance computes.
     """
 
     begun: int
@@ -97,7 +117,7 @@ class Progress:
 
     @property
     def computing(self) -> bool:
-        """Whether a batch is in flight."""
+        """True while a batch is in flight."""
         return self.begun != self.ended
 
     @classmethod
@@ -105,8 +125,8 @@ class Progress:
         """Read until two readings agree, so that a batch never has the time of the batch before.
 
         Raises:
-            OSError: The file is gone.
-            struct.error: It was cut short.
+            OSError: The file does not exist any more.
+            struct.error: The file is truncated.
         """
         with path.open("rb", buffering=0) as file:
             content = os.pread(file.fileno(), _PROGRESS.size, 0)
@@ -132,10 +152,139 @@ class Loading:
     activity: str = "lowering"
 
 
-class BatchCounters:
-    """Count batches and write a heartbeat in shared memory; a lock besides, because sessions are not thread-safe.
+@contextmanager
+def report_loading(instance: str, model: str, version: int) -> Iterator[None]:
+    """Publish in the block that an instance is being loaded, and record the signal that kills this process.
 
-    Put `with counters:` around each batch; an exception ends the batch, too.
+    Does nothing if no supervisor started this server.
+    """
+    folder = instances_folder()
+    if folder is None:
+        yield
+        return
+    # A runtime may kill its process by a bug or by running out of memory; Triton only reports an unhealthy stub.
+    with CrashRecord(_path(folder, instance, os.getpid(), "crash")), LoadingFile(folder, instance, model, version):
+        yield
+
+
+class LoadingFile(logging.Handler, Closeable):
+    """Publish that an instance is being loaded; the current step is the last INFO message of lowering."""
+
+    def __init__(self, folder: Path, instance: str, model: str, version: int) -> None:
+        super().__init__(logging.INFO)
+        self._path = _path(folder, instance, os.getpid(), "loading")
+        self._loading = Loading(pid=os.getpid(), model=model, version=version, since=time.monotonic())
+        self._write()
+        _lowering_log.addHandler(self)
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Publish a message as the current step."""
+        if record.levelno == logging.INFO:
+            self._loading = replace(self._loading, activity=record.getMessage()[:_MOST_CHARACTERS])
+            with suppress(OSError):  # the step is informative only
+                self._write()
+
+    def close(self) -> None:
+        """Remove the file: the instance is ready, or has failed."""
+        _lowering_log.removeHandler(self)
+        super().close()
+        self._path.unlink(missing_ok=True)
+
+    def _write(self) -> None:
+        write_whole(self._path, json.dumps(encode(self._loading)).encode())
+
+
+class CrashRecord(Closeable):
+    """Record in a file the signal that kills this process; `close` removes the file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._file = path.open("w")
+        self._was_on = faulthandler.is_enabled()
+        faulthandler.enable(self._file, all_threads=False)
+
+    def close(self) -> None:
+        """Stop recording."""
+        faulthandler.disable()
+        if self._was_on and sys.__stderr__ is not None:
+            faulthandler.enable(sys.__stderr__)
+        self._file.close()
+        self._path.unlink(missing_ok=True)
+
+
+def note_end(folder: Path, pid: int, why: str) -> None:
+    """Write into the crash records of a process why the supervisor ends it.
+
+    Args:
+        folder: Folder of the status files.
+        pid: The process.
+        why: Reason; follows "the process that loaded it was ended: ".
+
+    Raises:
+        OSError: A record cannot be written.
+    """
+    for path in folder.glob(f"*.{pid}.crash"):
+        path.write_text(why, encoding="utf-8")
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """The end of a process that was loading a version: description, and a hint."""
+
+    what: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        """The description, with the hint in parentheses."""
+        return f"{self.what} ({self.hint})" if self.hint else self.what
+
+
+def describe_crash(loading: Loading, record: str) -> Crash:
+    """Describe how a process ended that was loading a version.
+
+    Args:
+        loading: Its `.loading` file.
+        record: Content of its `.crash` file.
+    """
+    fatal = _FATAL.search(record)
+    if record and not fatal:
+        return Crash(f"the process that loaded it was ended: {record}")
+    name = fatal[1].strip() if fatal else ""
+    signal = _SIGNALS.get(name, name) or _KILLED
+    what = f"the process that loaded it was killed by {signal} while it did this: {loading.activity}"
+    return Crash(what, _HINTS.get(signal, _OTHER_HINT))
+
+
+class StatusFile(Closeable):
+    """Status of a ready instance, published until closed; `computing` counts its batches."""
+
+    def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
+        self._fault = _path(folder, instance, status.pid, "fault")
+        self.computing = BatchCounters(_path(folder, instance, status.pid, "counters"))
+        self._path = _path(folder, instance, status.pid, "json")
+        write_whole(self._path, json.dumps(encode(status)).encode())  # last: readers expect the counters to exist
+
+    @classmethod
+    def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
+        """Publish in the supervisor's folder; None if no supervisor started this server."""
+        folder = instances_folder()
+        return cls(folder, instance, status) if folder else None
+
+    def report_fault(self, line: str) -> None:
+        """Report that this instance computes wrong outputs; `line` describes the difference."""
+        write_whole(self._fault, " ".join(line.split()).encode())
+
+    def close(self) -> None:
+        """Remove the files."""
+        self._path.unlink(missing_ok=True)
+        self._fault.unlink(missing_ok=True)
+        self.computing.close()
+
+
+class BatchCounters:
+    """Count batches and write a heartbeat in shared memory.
+
+    Put `with counters:` around each batch. The block also holds a lock, because sessions are not thread-safe.
     """
 
     def __init__(self, path: Path) -> None:
@@ -157,7 +306,7 @@ class BatchCounters:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Mark the end of the batch."""
+        """Mark the end of the batch, also after an exception."""
         _ENDED.pack_into(self._memory, _ENDED_AT, self._begun)
         self._lock.release()
 
@@ -173,179 +322,16 @@ class BatchCounters:
             _HEARTBEAT.pack_into(self._memory, _BATCHES.size, time.monotonic())
 
 
-class StatusFile(Closeable):
-    """Status of a ready instance, published until this is closed; `computing` counts its batches."""
-
-    def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
-        name = _name(instance, status.pid)
-        self._fault = folder / f"{name}.fault"
-        self.computing = BatchCounters(folder / f"{name}.counters")
-        self._path = folder / f"{name}.json"
-        write_whole(self._path, json.dumps(encode(status)).encode())  # last: its reader expects the counters
-
-    @classmethod
-    def publish(cls, instance: str, status: InstanceStatus) -> Self | None:
-        """Publish in the supervisor's folder; None where no supervisor started this server."""
-        folder = instances_folder()
-        return cls(folder, instance, status) if folder else None
-
-    def report_fault(self, line: str) -> None:
-        """Report to the supervisor that this instance computes wrong outputs; `line` describes the difference."""
-        write_whole(self._fault, " ".join(line.split()).encode())
-
-    def close(self) -> None:
-        """Remove the files."""
-        self._path.unlink(missing_ok=True)
-        self._fault.unlink(missing_ok=True)
-        self.computing.close()
-
-
-class LoadingFile(Closeable):
-    """Record that an instance is being loaded, and its current step, until this is closed."""
-
-    def __init__(self, folder: Path, instance: str, model: str, version: int) -> None:
-        self._path = folder / f"{_name(instance, os.getpid())}.loading"
-        self._loading = Loading(pid=os.getpid(), model=model, version=version, since=time.monotonic())
-        self._write()
-        self._events = _LoweringEvents(self._show)
-        _lowering_log.addHandler(self._events)
-
-    def close(self) -> None:
-        """Remove the file: the instance is ready, or has failed."""
-        _lowering_log.removeHandler(self._events)
-        self._path.unlink(missing_ok=True)
-
-    def _show(self, activity: str) -> None:
-        self._loading = replace(self._loading, activity=activity)
-        with suppress(OSError):  # only people read it
-            self._write()
-
-    def _write(self) -> None:
-        write_whole(self._path, json.dumps(encode(self._loading)).encode())
-
-
-class _LoweringEvents(logging.Handler):
-    """Take the messages of lowering as the current step."""
-
-    def __init__(self, show: Callable[[str], None]) -> None:
-        super().__init__(logging.INFO)
-        self._show = show
-
-    def emit(self, record: logging.LogRecord) -> None:
-        if record.levelno == logging.INFO:
-            self._show(record.getMessage()[:_MOST_CHARACTERS])
-
-
-def report_loading(instance: str, model: str, version: int) -> AbstractContextManager[object]:
-    """Record that an instance is being loaded while the context lasts, if a supervisor started this server."""
-    folder = instances_folder()
-    return LoadingFile(folder, instance, model, version) if folder else nullcontext()
-
-
-# A runtime may kill its process while it loads a version: by a bug, or because memory runs out. Triton only reports
-# that the stub "is not healthy". Python's faulthandler writes the signal into the `.crash` file; after SIGKILL the file
-# is empty. Source: CPython, "faulthandler": the first line names the signal.
-
-SUFFIX = "crash"
-_FATAL = re.compile(r"Fatal Python error: (.+)")
-_SIGNALS = {  # by faulthandler's names
-    "Segmentation fault": "SIGSEGV",
-    "Aborted": "SIGABRT",
-    "Bus error": "SIGBUS",
-    "Floating-point exception": "SIGFPE",
-    "Floating point exception": "SIGFPE",
-    "Illegal instruction": "SIGILL",
-}
-_KILLED = "SIGKILL or by itself"
-_TRY = {
-    "SIGILL": "a package was built for another processor: graphkiln doctor examines this machine",
-    _KILLED: "without memory the kernel does that: free some, or give the container more",
-}
-_TRY_OTHERWISE = (
-    "it is a fault of the engine, not of the configuration: try another engine (engine: openvino) or precision, "
-    "fewer rewrites (optimization { graph { level: 2 } }), or another release of the runtime"
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Crash:
-    """How a process ended while it loaded a version: description, and what to try."""
-
-    what: str
-    hint: str = ""
-
-    def __str__(self) -> str:
-        """The description, with the hint in parentheses."""
-        return f"{self.what} ({self.hint})" if self.hint else self.what
-
-
-class CrashRecord(Closeable):
-    """Record in a file the signal that kills this process; the file is removed when this is closed."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._file = path.open("w")
-        self._was_on = faulthandler.is_enabled()
-        faulthandler.enable(self._file, all_threads=False)
-
-    def close(self) -> None:
-        """Stop recording."""
-        faulthandler.disable()
-        if self._was_on and sys.__stderr__ is not None:
-            faulthandler.enable(sys.__stderr__)
-        self._file.close()
-        self._path.unlink(missing_ok=True)
-
-
-def record_crash(instance: str) -> AbstractContextManager[object]:
-    """Record what kills this process while the context lasts, if a supervisor started this server."""
-    folder = instances_folder()
-    return CrashRecord(folder / f"{instance}.{os.getpid()}.{SUFFIX}") if folder else nullcontext()
-
-
-def note_end(folder: Path, pid: int, why: str) -> None:
-    """Write into the crash records of a process why the supervisor ends it.
-
-    Args:
-        folder: Folder of the status files.
-        pid: The process.
-        why: Reason; follows "the process that loaded it was ended: ".
-
-    Raises:
-        OSError: A record cannot be written.
-    """
-    for path in folder.glob(f"*.{pid}.{SUFFIX}"):
-        path.write_text(why, encoding="utf-8")
-
-
-def describe_crash(loading: Loading, record: str) -> Crash:
-    """Describe how a process ended that was loading a version.
-
-    Args:
-        loading: Its `.loading` file.
-        record: Content of its `.crash` file.
-    """
-    fatal = _FATAL.search(record)
-    if record and not fatal:
-        return Crash(f"the process that loaded it was ended: {record}")
-    name = fatal[1].strip() if fatal else ""
-    signal = _SIGNALS.get(name, name) or _KILLED
-    return Crash(
-        f"the process that loaded it was killed by {signal} while it did this: {loading.activity}",
-        _TRY.get(signal, _TRY_OTHERWISE),
-    )
-
-
-def _name(instance: str, pid: int) -> str:
-    """Name of an instance's files; with the pid, because an instance may end after its successor has begun."""
-    return f"{instance}.{pid}"
+def _path(folder: Path, instance: str, pid: int, kind: str) -> Path:
+    """Path of an instance's file; with the pid, because an instance may end after its successor has begun."""
+    return folder / f"{instance}.{pid}.{kind}"
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file and rename it into place, so that no reader sees half of it.
+    """Write a file atomically by renaming it into place.
 
     Raises:
-        OSError: It cannot be written.
+        OSError: The file cannot be written.
     """
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(content)

@@ -12,14 +12,14 @@ _FORMATTER = logging.Formatter()
 
 
 def log_to_triton(model: str) -> None:
-    """Send what graphkiln's packages log to Triton's log; the process of an instance has one model."""
+    """Forward log records of graphkiln's packages to Triton; an instance's process has exactly one model."""
     logger = logging.getLogger("graphkiln")
     logger.setLevel(logging.INFO)
     logger.handlers = [_TritonHandler(model)]
 
 
 class _TritonHandler(logging.Handler):
-    """Write each record after its model and request, followed by its traceback if it has one."""
+    """Prefix each record with its model and request id, and append its traceback."""
 
     def __init__(self, model: str) -> None:
         super().__init__(logging.INFO)

@@ -1,38 +1,84 @@
-"""graphkiln's own Prometheus metrics, next to Triton's on the metrics port."""
+"""graphkiln's own Prometheus metrics, next to Triton's on the metrics port; `metric_catalog` describes them."""
 
 from __future__ import annotations
 
 import math
+import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
 from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.locks import try_lock
 from graphkiln_backend.triton.environment import instances_folder
 from graphkiln_backend.triton.features import TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.metric_catalog import describe
-from graphkiln_backend.triton.restarts import RestartCounts
+from graphkiln_backend.triton.restarts import read_restarts
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISH_EVERY_S = 1.0
-# Codes of the error classes. Each counter exists from the start with 0: a rate needs a first value.
+# Triton's codes of all error classes. Each counter exists from the start with 0: a rate needs a first value.
 _CODES = ("CANCELLED", "INTERNAL", "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE")
 
 
-class InstanceMetrics(Closeable):
-    """Metrics of one instance, as listed in `metric_catalog`; Triton drops them when it ends.
+class _Counts(Protocol):
+    """Counts that a publisher publishes once a second."""
+
+    def publish(self) -> None:
+        """Publish what was counted since the last call."""
+        ...
+
+
+class _Publisher(Closeable):
+    """Publish counts once a second in a thread.
+
+    Args:
+        counts: Counts of this instance.
+        restarts: Counts of the server's restarts, if this instance may publish them.
+    """
+
+    def __init__(self, counts: Sequence[_Counts], restarts: RestartCounts | None = None) -> None:
+        self._counts = counts
+        self._restarts = restarts
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="graphkiln-metrics", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Publish the last counts and stop."""
+        self._closing.set()
+        self._thread.join()
+        if self._restarts:
+            self._restarts.close()
+
+    def _run(self) -> None:
+        while True:
+            is_last = self._closing.is_set()
+            for counts in self._counts:
+                counts.publish()
+            if is_last:
+                return
+            if self._restarts:
+                self._restarts.publish()
+            self._closing.wait(_PUBLISH_EVERY_S)
+
+
+class InstanceMetrics(_Publisher):
+    """Metrics of one instance; Triton drops them when the instance ends.
 
     Args:
         instance: Triton's name of the instance.
         status: Its status.
         shared_memory_bytes: Size of its region of shared memory.
-        batch_sizes: Rows of each run; the instance appends, this empties it once a second.
-        failed: Requests answered with an error so far, by Triton's code; read once a second.
+        batch_sizes: Rows of each run: the instance appends, the publisher removes.
+        failed: Requests answered with an error so far, by Triton's code.
     """
 
     def __init__(
@@ -52,24 +98,20 @@ class InstanceMetrics(Closeable):
             metrics.gauge("graphkiln_nodes", {**labels, "executor": executor}, count)
         for precision, count in status.products.items():
             metrics.gauge("graphkiln_products", {**labels, "precision": precision}, count)
-        for name, value in (
-            ("graphkiln_load_seconds", status.load_ms / 1e3),
-            ("graphkiln_warmup_seconds", status.warmup_ms / 1e3),
-            ("graphkiln_self_test_error", status.self_test_error),
-            ("graphkiln_shared_memory_bytes", shared_memory_bytes),
-        ):
-            metrics.gauge(name, labels, value)
-        fallbacks = metrics.counter("graphkiln_fallbacks_total", labels)
-        fallbacks.increment(status.fallbacks)
+        metrics.gauge("graphkiln_load_seconds", labels, status.load_ms / 1e3)
+        metrics.gauge("graphkiln_warmup_seconds", labels, status.warmup_ms / 1e3)
+        metrics.gauge("graphkiln_self_test_error", labels, status.self_test_error)
+        metrics.gauge("graphkiln_shared_memory_bytes", labels, shared_memory_bytes)
+        metrics.counter("graphkiln_fallbacks_total", labels).increment(status.fallbacks)
         self._replays = metrics.counter("graphkiln_self_test_replays_total", labels)
         self._failures = metrics.counter("graphkiln_self_test_failures_total", labels)
-        self._last_pass = metrics.gauge(
-            "graphkiln_self_test_timestamp_seconds",
-            labels,
-            time.time() if status.self_test else 0,
+        passed_at = time.time() if status.self_test else 0
+        self._last_pass = metrics.gauge("graphkiln_self_test_timestamp_seconds", labels, passed_at)
+        folder = instances_folder()
+        super().__init__(
+            (_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed)),
+            RestartCounts(folder) if folder else None,
         )
-        counts = (_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed))
-        self._publisher = _Publisher(counts, _restart_counts())
 
     def count_replay(self, *, passed: bool) -> None:
         """Count a replay of the samples."""
@@ -79,36 +121,28 @@ class InstanceMetrics(Closeable):
         else:
             self._failures.increment(1)
 
-    def close(self) -> None:
-        """Publish the last counts and stop."""
-        self._publisher.close()
 
-
-class ImageMetrics(Closeable):
-    """Metrics of an instance of `NAME.images`: images decoded, and requests that failed.
+class ImageMetrics(_Publisher):
+    """Metrics of an instance of `NAME.images`: decoded images and failed requests.
 
     Args:
         instance: Triton's name of the instance.
         model: Model name.
         version: Model version.
         failed: Requests answered with an error so far, by Triton's code.
-        decode_seconds: Processor time of each image; the instance appends, this empties it once a second.
+        decode_seconds: Processor time of each image: the instance appends, the publisher removes.
     """
 
     def __init__(
         self, instance: str, model: str, version: str, failed: Mapping[str, int], decode_seconds: deque[float]
     ) -> None:
         labels = {"model": model, "version": version, "instance": instance}
-        counts = _Failed(_Metrics(), labels, failed), _Decoded(_Metrics(), labels, decode_seconds)
-        self._publisher = _Publisher(counts, None)
-
-    def close(self) -> None:
-        """Publish the last counts and stop."""
-        self._publisher.close()
+        metrics = _Metrics()
+        super().__init__((_Failed(metrics, labels, failed), _Decoded(metrics, labels, decode_seconds)))
 
 
 class _Metrics:
-    """Create metrics and keep them: Triton drops a metric that Python frees."""
+    """Create metrics and keep references to them: Triton drops a metric once Python frees it."""
 
     def __init__(self) -> None:
         self._alive: list[Any] = []
@@ -121,6 +155,9 @@ class _Metrics:
     def counter(self, name: str, labels: Mapping[str, str], *, part_of: str = "") -> Any:
         return self._create(pb_utils.MetricFamily.COUNTER, name, describe(part_of or name), labels)
 
+    def drop(self) -> None:
+        self._alive.clear()
+
     def _create(self, kind: Any, name: str, description: str, labels: Mapping[str, str]) -> Any:
         family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
         metric = family.Metric(labels=dict(labels))
@@ -128,35 +165,8 @@ class _Metrics:
         return metric
 
 
-class _RestartCounter:
-    """`graphkiln_restarts_total` of one cause; Triton drops it when Python frees it."""
-
-    def __init__(self, cause: str) -> None:
-        kind = pb_utils.MetricFamily.COUNTER
-        name = "graphkiln_restarts_total"
-        self._family = pb_utils.MetricFamily(name=name, description=describe(name), kind=kind)
-        self._metric = self._family.Metric(labels={"cause": cause})
-
-    def increment(self, value: float, /) -> None:
-        self._metric.increment(value)
-
-
-def _restart_counts() -> RestartCounts | None:
-    """Counts of restarts; None where no supervisor started this server."""
-    folder = instances_folder()
-    return RestartCounts(folder, _RestartCounter) if folder else None
-
-
-class _Counts(Protocol):
-    """A count that is published once a second."""
-
-    def publish(self) -> None:
-        """Publish what was counted since the last time."""
-        ...
-
-
 class _Failed:
-    """Requests that an instance answered with an error, by code; `totals` only grow."""
+    """Requests answered with an error, by code; `totals` only grow."""
 
     def __init__(self, metrics: _Metrics, labels: Mapping[str, str], totals: Mapping[str, int]) -> None:
         name = "graphkiln_failed_requests_total"
@@ -173,13 +183,12 @@ class _Failed:
 
 
 class _Decoded:
-    """Images that an instance decoded, and the processor time."""
+    """Decoded images and their processor time."""
 
     def __init__(self, metrics: _Metrics, labels: Mapping[str, str], seconds: deque[float]) -> None:
         self._images = metrics.counter("graphkiln_decoded_images_total", labels)
         self._seconds = metrics.counter("graphkiln_decode_seconds_total", labels)
-        self._metrics = metrics  # kept alive
-        self._unpublished = seconds  # appended to by the instance, emptied by the thread: both without a lock
+        self._unpublished = seconds  # a deque needs no lock between the instance and the publisher
 
     def publish(self) -> None:
         seconds = [self._unpublished.popleft() for _ in range(len(self._unpublished))]
@@ -189,16 +198,15 @@ class _Decoded:
 
 
 class _BatchSizeHistogram:
-    """Prometheus histogram of batch sizes. Triton's own costs a message to the server for every value: 31 us a run."""
+    """Prometheus histogram of batch sizes. Triton's own costs a message to the server per value: 31 us a run."""
 
     def __init__(self, metrics: _Metrics, labels: Mapping[str, str], batch_sizes: deque[int]) -> None:
         name = "graphkiln_batch_size"
         bounds = [*map(str, _BATCH_BUCKETS), "+Inf"]
-        self._metrics = metrics
         self._buckets = [metrics.counter(f"{name}_bucket", {**labels, "le": bound}, part_of=name) for bound in bounds]
         self._sum = metrics.counter(f"{name}_sum", labels, part_of=name)
         self._count = metrics.counter(f"{name}_count", labels, part_of=name)
-        self._batch_sizes = batch_sizes  # appended to by the instance, emptied by the thread: both without a lock
+        self._batch_sizes = batch_sizes  # a deque needs no lock between the instance and the publisher
 
     def publish(self) -> None:
         counts = Counter(self._batch_sizes.popleft() for _ in range(len(self._batch_sizes)))
@@ -210,33 +218,44 @@ class _BatchSizeHistogram:
         self._count.increment(counts.total())
 
 
-class _Publisher(Closeable):
-    """Thread that publishes the counts once a second."""
+class RestartCounts(Closeable):
+    """Publish the server's restarts while this instance holds the lock of the folder of status files.
 
-    def __init__(self, counts: Sequence[_Counts], restarts: RestartCounts | None) -> None:
-        self._counts = counts
-        self._restarts = restarts
-        self._closing = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="graphkiln-metrics", daemon=True)
-        self._thread.start()
+    When the instance ends, another one takes the lock and publishes the counts.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._lock: int | None = None
+        self._metrics = _Metrics()
+        self._counters: dict[str, Any] = {}
+        self._published: dict[str, int] = {}
+
+    def publish(self) -> None:
+        """Publish new restarts, unless another instance does."""
+        if not self._owns():
+            return
+        for cause, count in read_restarts(self._folder).items():
+            if cause not in self._counters:
+                self._counters[cause] = self._metrics.counter("graphkiln_restarts_total", {"cause": cause})
+            if (new := count - self._published.get(cause, 0)) > 0:
+                self._counters[cause].increment(new)
+                self._published[cause] = count
 
     def close(self) -> None:
-        self._closing.set()
-        self._thread.join()
-        if self._restarts:
-            self._restarts.close()
+        """Withdraw the metric and release the lock."""
+        self._counters.clear()  # before the lock is released: the counts of two owners would be added
+        self._metrics.drop()
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
 
-    def _run(self) -> None:
-        self._publish()
-        while not self._closing.wait(_PUBLISH_EVERY_S):
-            self._publish()
-        self._publish_counts()
-
-    def _publish(self) -> None:
-        self._publish_counts()
-        if self._restarts:
-            self._restarts.publish()
-
-    def _publish_counts(self) -> None:
-        for each in self._counts:
-            each.publish()
+    def _owns(self) -> bool:
+        if self._lock is None:
+            with suppress(OSError):  # the folder was removed: the server is ending
+                descriptor = os.open(self._folder, os.O_RDONLY)
+                if try_lock(descriptor):
+                    self._lock = descriptor
+                else:
+                    os.close(descriptor)
+        return self._lock is not None

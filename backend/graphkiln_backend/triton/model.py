@@ -1,10 +1,10 @@
 """Model class that Triton's Python stub loads: an instance from its start to ready, and its requests.
 
-Runs inside the stub process only. What needs no Triton is elsewhere: `graphkiln_backend.lowering` builds the session
-and proves it, `triton.executor` executes requests on it, `triton.replayer` proves it again while it serves.
+Runs inside the stub process only. Code that needs no Triton is elsewhere: `graphkiln_backend.lowering` builds and
+proves the session, `triton.executor` executes requests on it, `triton.replayer` proves it again while it serves.
 
 The stub imports the class from the backend's `model.py`, which `server.run_folder` writes. An instance is ready once
-`TritonPythonModel.initialize` returns: then Triton sends it requests.
+`TritonPythonModel.initialize` returns; then Triton sends it requests.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from graphkiln_backend.triton.environment import (
 )
 from graphkiln_backend.triton.executor import Executor, Refusal
 from graphkiln_backend.triton.features import Feature, TritonFeatures
-from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, record_crash, report_loading
+from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays
@@ -71,13 +71,13 @@ class TritonPythonModel:
 
     @staticmethod
     def auto_complete_config(config: Any) -> Any:
-        """Complete a configuration from the graph when Triton asks for it (normally `serve` has done so before).
+        """Complete a configuration from the graph if Triton requests it (normally `serve` has already done so).
 
         Raises:
-            TritonModelException: The configuration contradicts the graph, the graph cannot be read, or the versions
-                that would be served together take different requests.
+            TritonModelException: The configuration contradicts the graph, the graph cannot be read, or versions that
+                would be served together accept different requests.
         """
-        from graphkiln_backend.repository.agreement import check_agreement  # Triton seldom asks
+        from graphkiln_backend.repository.agreement import check_agreement  # rarely needed
         from graphkiln_backend.triton.snapshot import serving_versions
 
         document = config.as_dict()
@@ -99,12 +99,12 @@ class TritonPythonModel:
         """Load and prove the version's graph.
 
         Raises:
-            TritonModelException: The version cannot be served; the message holds the full cause.
+            TritonModelException: The version cannot be served; the message contains the full cause.
         """
         lift_memory_limit()
         note_sent(args["model_repository"])
         instance = args["model_instance_name"]
-        with record_crash(instance), report_loading(instance, args["model_name"], int(args["model_version"])):
+        with report_loading(instance, args["model_name"], int(args["model_version"])):
             self._load(args)
 
     def _load(self, args: dict[str, str]) -> None:
@@ -120,7 +120,7 @@ class TritonPythonModel:
             with phases.measure("read"):
                 document = parse_json(args["model_config"])
                 device = _device(args)
-                # Decides KIND_AUTO alone, which Triton has replaced by now: the instance's own GPU will do.
+                # has_gpu only decides KIND_AUTO, which Triton has already replaced by the instance's device.
                 config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
                 tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
                 names = [group.name for group in document.instance_group] or [""]
@@ -134,15 +134,15 @@ class TritonPythonModel:
             raise pb_utils.TritonModelException(bounded(f"{args['model_name']}: {error}")) from error
         self._session = proven.session
 
-        # What executes requests on it.
+        # Build the executor of requests.
         contract = deployment.version.contract.digest if CONTRACTS in config.parameters else ""
         executor = _build_executor(proven, config, tensors, contract)
         self._executor: Executor | SequenceExecutor | Refusal = executor
         if sequence:
-            from graphkiln_backend.triton.sequences import SequenceExecutor  # few models have sequences
+            from graphkiln_backend.triton.sequences import SequenceExecutor  # needed by few models
 
             self._executor = SequenceExecutor(executor, sequence)
-        # Before the stub makes its first array: from then on it uses the function that it found.
+        # Protect the stub before it creates its first array, when it looks numpy's functions up once and for all.
         if needs_protection(self._session.signature, batching=config.max_batch_size > 0):
             if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
                 from graphkiln_backend.triton.text_shapes import protect_texts
@@ -150,7 +150,7 @@ class TritonPythonModel:
                 pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
             protect_arrays(partial(pb_utils.Tensor, "first", np.zeros(1, np.float32)))
 
-        # Publish what runs, and keep proving it.
+        # Publish the status, and keep proving the session.
         phases.seconds |= proven.phases
         status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
         for line in (*deployment.plan.explain().splitlines(), f"runs: {proven.config}: {proven.placement}"):
@@ -166,15 +166,15 @@ class TritonPythonModel:
             lock=self._computing,
             interval_s=replay_interval_s(),
             instance=instance,
-            record=self._metrics,
+            metrics=self._metrics,
             on_fault=self._refuse,
         )
-        gc.collect()  # garbage in cycles would be frozen with the rest
-        gc.freeze()  # what was loaded lives as long as the instance: no collection need look at it
+        gc.collect()  # otherwise garbage in cycles would be frozen, too
+        gc.freeze()  # loaded objects live as long as the instance: collections can skip them
         trim_memory()
 
     def execute(self, requests: list[Any]) -> list[Any]:
-        """Compute a response for every request; an error in one request is in its response only.
+        """Compute a response for every request; an error of one request affects only its own response.
 
         Args:
             requests: `pb_utils.InferenceRequest`s of at most `max_batch_size` rows together.
@@ -188,7 +188,7 @@ class TritonPythonModel:
             return list(map(to_response, self._executor.execute_batch(requests), requests))
 
     def finalize(self) -> None:
-        """Free the session; Triton calls it when the version is unloaded."""
+        """Free the session; Triton calls this when the version is unloaded."""
         if self._replayer:
             self._replayer.close()
         self._metrics.close()
@@ -198,23 +198,23 @@ class TritonPythonModel:
         self._cache.close()
 
     def _refuse(self, fault: str) -> None:
-        """Answer every request with an error from now on, and ask the supervisor to restart the server."""
+        """Answer every request with an error from now on, and have the supervisor restart the server."""
         self._executor = Refusal(fault)
-        _log.error("replayed samples: this instance refuses all requests, because it computes wrongly: %s", fault)
+        _log.error("replayed samples: this instance computes wrong outputs and refuses all requests: %s", fault)
         if self._status:
             try:
                 self._status.report_fault(fault)
-            except OSError:  # the disk is full: the supervisor notices an instance that has ended, too
+            except OSError:  # the disk is full: the supervisor also restarts after an instance has ended
                 os._exit(1)
 
 
 def instance_number(name: str, model: str, groups: Sequence[tuple[str, int]]) -> int:
-    """Number of an instance among those of its model, from 0; each gets cores of its own by it (`parallel`).
+    """Index of an instance among all instances of its model; it selects the instance's cores.
 
     Args:
-        name: Triton's name of the instance: the name of its group and its number within the group.
+        name: Triton's name of the instance: group name, `_`, number within the group.
         model: Name of the model.
-        groups: Name and count of each instance group; an empty name is `MODEL_INDEX` in Triton.
+        groups: Name and count of each instance group; Triton names unnamed groups `MODEL_INDEX`.
 
     Source: Triton core, `SetDefaultInstanceCount`, `NormalizeInstanceGroup` and the names of instances.
     """
@@ -253,7 +253,7 @@ def _read_deployment(
 def _build_executor(proven: ProvenSession, config: ModelConfig, tensors: BatchTensors, contract: str) -> Executor:
     session = proven.session
     if tensors := tensors.of_graph(session.signature):
-        from graphkiln_backend.triton.ragged import RaggedExecutor  # few models have ragged batches
+        from graphkiln_backend.triton.ragged import RaggedExecutor  # needed by few models
 
         return RaggedExecutor(session, tensors, input_ranks=config.input_ranks, contract=contract)
     return Executor(
@@ -294,7 +294,7 @@ def _status(
 
 
 def _process_age_s() -> float:
-    """Seconds since this process was started. Source: proc(5), `starttime` of /proc/self/stat."""
+    """Seconds since this process started. Source: proc(5), `starttime` of /proc/self/stat."""
     fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 

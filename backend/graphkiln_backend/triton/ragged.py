@@ -1,4 +1,4 @@
-"""Ragged batches: requests of different lengths in one row, with inputs that hold where each request begins.
+"""Ragged batches: requests of different lengths in one row, with inputs that describe where each request begins.
 
 Implements `allow_ragged_batch`, `batch_input` and `batch_output` as Triton's C++ backends do; its Python stub does not.
 
@@ -51,7 +51,7 @@ class RaggedExecutor(Executor):
         self._guarded += [(name, rank + 1) for name, rank in ragged if input_ranks.get(name) == rank + 1]
 
     def execute(self, request: InferenceRequest) -> Result:
-        """Execute a single request: a batch of one."""
+        """Execute a single request, as a batch of one."""
         return self.execute_batch([request])[0]
 
     def _groups(self, feeds: dict[int, Feeds]) -> Iterable[list[int]]:
@@ -68,15 +68,15 @@ class RaggedExecutor(Executor):
         batch = form_batch(feeds, self._tensors)
         self._graph.check(batch)
         self.batch_sizes.append(sum(map(batch_size, feeds)))
-        parts = share_out(self._run(batch, self._union(requested)), feeds, self._tensors)
+        parts = split_outputs(self._run(batch, self._union(requested)), feeds, self._tensors)
         return [{name: part[name] for name in names} for part, names in zip(parts, requested, strict=True)]
 
 
 def form_batch(requests: Sequence[Feeds], tensors: BatchTensors) -> dict[str, AnyArray]:
-    """Join the inputs of requests into the inputs of the graph.
+    """Concatenate the inputs of requests to the inputs of the graph.
 
     Args:
-        requests: Inputs of each request, the batch first, with equal names.
+        requests: Inputs of each request, with equal names and the batch as first dimension.
         tensors: Tensors whose first dimension is not the batch.
     """
     batch: dict[str, AnyArray] = {}
@@ -92,7 +92,7 @@ def form_batch(requests: Sequence[Feeds], tensors: BatchTensors) -> dict[str, An
 
 
 def _describe(batch_input: BatchInput, shapes: Sequence[tuple[int, ...]]) -> AnyArray:
-    """Compute a `batch_input` from the shapes of its source in each request, the batch first."""
+    """Compute a `batch_input` from the shapes of its source in each request, including the batch."""
     dtype = batch_input.dtype.numpy
     counts = [math.prod(shape) for shape in shapes]
     match batch_input.kind:
@@ -109,7 +109,7 @@ def _describe(batch_input: BatchInput, shapes: Sequence[tuple[int, ...]]) -> Any
     return items if batch_input.kind is BatchInputKind.ITEM_SHAPE else items.reshape(-1)
 
 
-def share_out(outputs: Feeds, requests: Sequence[Feeds], tensors: BatchTensors) -> list[Outputs]:
+def split_outputs(outputs: Feeds, requests: Sequence[Feeds], tensors: BatchTensors) -> list[Outputs]:
     """Split the outputs of a batch into those of each request.
 
     Args:
@@ -118,44 +118,44 @@ def share_out(outputs: Feeds, requests: Sequence[Feeds], tensors: BatchTensors) 
         tensors: Tensors whose first dimension is not the batch.
 
     Raises:
-        ExecutionError: An output has another number of elements than the requests together.
+        ExecutionError: The number of elements of an output does not match the requests.
     """
     parts: list[Outputs] = [{} for _ in requests]
     for name, array in outputs.items():
         if name in tensors.outputs:
-            shared = _scatter(name, array, tensors.outputs[name], requests)
+            split = _split_elements(name, array, tensors.outputs[name], requests)
         else:
-            shared = _split_rows(name, array, [batch_size(feeds) for feeds in requests])
-        for part, own in zip(parts, shared, strict=True):
-            part[name] = own
+            split = _split_rows(name, array, [batch_size(feeds) for feeds in requests])
+        for part, array_of_request in zip(parts, split, strict=True):
+            part[name] = array_of_request
     return parts
 
 
-def _scatter(name: str, array: AnyArray, output: BatchOutput, requests: Sequence[Feeds]) -> list[AnyArray]:
+def _split_elements(name: str, array: AnyArray, output: BatchOutput, requests: Sequence[Feeds]) -> list[AnyArray]:
     shapes = [_fill(output.shape, feeds[output.source].shape) for feeds in requests]
     ends = np.cumsum([math.prod(shape) for shape in shapes])
     if array.size != ends[-1]:
-        raise _mixed(name, array, f"{ends[-1]} elements")
+        raise _shape_error(name, array, f"{ends[-1]} elements")
     parts = np.split(array.reshape(-1), ends[:-1])
     return [part.reshape(shape) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def _fill(shape: tuple[int, ...], source: tuple[int, ...]) -> tuple[int, ...]:
-    """Replace each -1 of a shape by the size of the source."""
+    """Replace each -1 of a shape by the size of the source in that dimension."""
     if len(shape) > len(source):
         raise ExecutionError(f"a batch_output of shape {list(shape)} has more dimensions than its input {list(source)}")
     return tuple(source[axis] if size == -1 else size for axis, size in enumerate(shape))
 
 
 def _split_rows(name: str, array: AnyArray, sizes: Sequence[int]) -> list[AnyArray]:
-    """Split by rows. More rows than the batch has are dropped, as in Triton's C++ backends."""
+    """Split by rows; surplus rows are dropped, as in Triton's C++ backends."""
     ends = np.cumsum(sizes)
     if not array.ndim or len(array) < ends[-1]:
-        raise _mixed(name, array, f"a batch of {ends[-1]} rows")
+        raise _shape_error(name, array, f"a batch of {ends[-1]} rows")
     return [array[end - size : end] for end, size in zip(ends, sizes, strict=True)]
 
 
-def _mixed(name: str, array: AnyArray, expected: str) -> ExecutionError:
+def _shape_error(name: str, array: AnyArray, expected: str) -> ExecutionError:
     return ExecutionError(
         f"output '{name}' has the shape {list(array.shape)} for {expected}",
         hint="write a batch_output for it, or serve the graph with max_batch_size: 0",

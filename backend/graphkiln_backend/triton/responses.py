@@ -1,4 +1,4 @@
-"""Turn results into Triton's responses; count requests that failed, and log why."""
+"""Convert results to Triton's responses; count and log failed requests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import triton_python_backend_utils as pb_utils
 
@@ -15,31 +15,23 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.triton.environment import LOG_FORMAT_VARIABLE
-from graphkiln_backend.triton.executor import Result
+from graphkiln_backend.triton.executor import InferenceRequest, Result
 from graphkiln_backend.triton.tensors import to_dlpack
 
 _BF16 = DType.BF16.numpy
-_MOST_A_SECOND = 50  # a client that sends nonsense as fast as it can must not fill the disk
+_MOST_A_SECOND = 50  # invalid requests at full speed must not fill the disk
 
 _log = logging.getLogger("graphkiln.triton")
 
 
-class Identified(Protocol):
-    """The part of `pb_utils.InferenceRequest` that a log line needs."""
-
-    def request_id(self) -> str:
-        """The client's id of the request; may be empty."""
-        ...
-
-
 class FailureLog:
-    """Count requests that failed, and log at most `_MOST_A_SECOND` a second.
+    """Count failed requests, and log at most `_MOST_A_SECOND` of them a second.
 
-    Lines are written only where programs read the log (`serve --log-format json`): a terminal would drown in clients'
-    mistakes. The number of those left out is logged once the second is over.
+    They are logged only with `serve --log-format json`: on a terminal, mistakes of clients would hide everything else.
+    The number of omitted lines is logged when the second is over.
 
     Args:
-        clock: Seconds.
+        clock: Returns seconds.
 
     Attributes:
         counts: Failures so far, by Triton's code.
@@ -52,37 +44,27 @@ class FailureLog:
         self._second = 0.0
         self._logged = 0
 
-    def record(self, request: Identified | None, error: GraphkilnError) -> None:
-        """Count a request that failed, and log why.
-
-        Args:
-            request: The request, where it is known.
-            error: The cause.
-        """
+    def record(self, request: InferenceRequest | None, error: GraphkilnError) -> None:
+        """Count a failed request, and log the error with the request's id."""
         self.counts[error.triton_code] += 1
         if not self._is_on:
             return
         now = self._clock()
         if now - self._second >= 1:
             if self._logged > _MOST_A_SECOND:
-                _log.warning("%d more requests failed, which are not listed", self._logged - _MOST_A_SECOND)
+                _log.warning("%d more requests failed and were not logged", self._logged - _MOST_A_SECOND)
             self._second, self._logged = now, 0
         self._logged += 1
         if self._logged <= _MOST_A_SECOND:
-            name = request.request_id() if request else ""
-            _log.warning("request failed: %s: %s", error.triton_code, error, extra={"request_id": name})
+            request_id = request.request_id() if request else ""
+            _log.warning("request failed: %s: %s", error.triton_code, error, extra={"request_id": request_id})
 
 
-FAILURES = FailureLog()  # of this process, which is one instance
+FAILURES = FailureLog()  # one per process, that is, per instance
 
 
-def to_response(result: Result, request: Identified | None = None) -> Any:
-    """Build the `pb_utils.InferenceResponse` of a request from its outputs, or from its error, which is logged.
-
-    Args:
-        result: Outputs or error.
-        request: The request, whose id is logged.
-    """
+def to_response(result: Result, request: InferenceRequest | None = None) -> Any:
+    """Build the `pb_utils.InferenceResponse` of a result; errors are logged with the id of the request."""
     if isinstance(result, GraphkilnError):
         FAILURES.record(request, result)
         code = getattr(pb_utils.TritonError, result.triton_code)

@@ -1,8 +1,8 @@
-"""Sequences: each request gets the states that the request before it computed.
+"""Sequences: each request gets the states that the previous request of its sequence computed.
 
 Triton's sequence batcher routes the requests of a sequence to one instance, one at a time and in order, and provides
-the control inputs. It provides states with their initial values only, because its Python stub hands none back: they are
-kept here by correlation id. A request whose states are gone is refused, never computed from initial states.
+the control inputs. It provides only initial values of states, because its Python stub cannot return states to it. So
+states are kept here by correlation id. A request whose states were freed is refused, never computed from initial ones.
 """
 
 from __future__ import annotations
@@ -19,44 +19,32 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
 from graphkiln_backend.repository.batch_tensors import SequenceState, SequenceTensors
-from graphkiln_backend.triton.executor import InferenceRequest, Result
+from graphkiln_backend.triton.executor import Executor, InferenceRequest, Result
 from graphkiln_backend.triton.tensors import ArrayTensor, InputTensor, to_array
 
 _START, _END = 1, 2  # source: `tritonserver.h`, `TRITONSERVER_REQUEST_FLAG_SEQUENCE_START` and `_END`
-_QUEUE_S = 60.0  # Triton's idle time begins when a request arrives, ours when it was computed
+_QUEUE_S = 60.0  # Triton measures idle time from a request's arrival, this module from its completion
 
 _log = logging.getLogger("graphkiln.triton")
 
 CorrelationId: TypeAlias = int | str
-States: TypeAlias = dict[str, AnyArray]  # by the name of the input that takes them
+States: TypeAlias = dict[str, AnyArray]  # by input name
 
 
 class SequenceRequest(InferenceRequest, Protocol):
     """The part of a sequence's `pb_utils.InferenceRequest` that is used."""
 
     def correlation_id(self) -> CorrelationId:
-        """Correlation id; 0 or empty for requests that Triton makes itself: warm-up, and filled slots of a batch."""
+        """Correlation id; 0 or empty for requests that Triton creates itself: warm-up, and empty slots of a batch."""
         ...
 
     def flags(self) -> int:
-        """Bits: first or last request of its sequence."""
-        ...
-
-
-class Computing(Protocol):
-    """The part of `Executor` that is used."""
-
-    def execute(self, request: InferenceRequest) -> Result:
-        """Execute a single request."""
-        ...
-
-    def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
-        """Execute requests, as one batch where possible."""
+        """Bits that mark the first and the last request of a sequence."""
         ...
 
 
 class SequenceLost(GraphkilnError):
-    """The states of a sequence are gone: continuing it would compute wrong outputs."""
+    """The states of a sequence were freed: continuing it would compute wrong outputs."""
 
     triton_code = "INVALID_ARG"
     exit_code = 2
@@ -66,7 +54,7 @@ class SequenceExecutor:
     """Execute requests of sequences with their states; see `Executor`."""
 
     def __init__(
-        self, executor: Computing, tensors: SequenceTensors, *, clock: Callable[[], float] = time.monotonic
+        self, executor: Executor, tensors: SequenceTensors, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         self._executor = executor
         self._states = KeptStates(tensors, clock)
@@ -79,7 +67,7 @@ class SequenceExecutor:
         """Execute requests; those of different sequences as one batch.
 
         Returns:
-            One result per request, in order; no outputs for those that only fill a slot.
+            One result per request, in order; without outputs for those that only fill a slot.
         """
         results: list[Result] = [{} for _ in requests]
         for turn in _turns(requests):
@@ -102,9 +90,9 @@ class SequenceExecutor:
 
 
 def _turns(requests: Sequence[SequenceRequest]) -> list[list[int]]:
-    """Group indices of requests that can be computed together: the second of a sequence waits for its first.
+    """Group indices of requests that can be computed together: each group has one request per sequence at most.
 
-    Requests with which the direct strategy fills its slots are left out: no client has sent them.
+    Requests that Triton's direct strategy creates for empty slots are left out.
     """
     turns: list[list[int]] = []
     seen: dict[CorrelationId, int] = {}
@@ -121,7 +109,7 @@ def _turns(requests: Sequence[SequenceRequest]) -> list[list[int]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WithStates:
-    """A request with states among its inputs and its outputs."""
+    """A request with states among its inputs and outputs."""
 
     request: SequenceRequest
     tensors: Sequence[InputTensor]
@@ -144,10 +132,10 @@ class _WithStates:
 
 
 class KeptStates:
-    """States of the sequences of an instance, by correlation id.
+    """States of an instance's sequences, by correlation id.
 
-    They are freed at the end of a sequence, when another one starts with its id, and some time after Triton has ended
-    an idle sequence; there are never more than twice as many as Triton has slots.
+    They are freed at the end of a sequence, when another sequence starts with its id, and some time after Triton has
+    ended an idle sequence. At most twice as many sequences are kept as Triton has slots.
     """
 
     def __init__(self, tensors: SequenceTensors, clock: Callable[[], float]) -> None:
@@ -166,7 +154,7 @@ class KeptStates:
         """Add the states of its sequence to a request.
 
         Raises:
-            SequenceLost: It is not the first request, and there are no states.
+            SequenceLost: It is not the first request of its sequence, and there are no states.
         """
         tensors = request.inputs()
         given = {tensor.name(): tensor for tensor in tensors if tensor.name() in self._provided}
@@ -181,9 +169,9 @@ class KeptStates:
         )
 
     def keep(self, request: _WithStates, result: Result) -> Result:
-        """Keep the states that a request computed; return the outputs that the client requested.
+        """Keep the states that a request computed, and return the outputs that the client requested.
 
-        A failed request changes no state, but a sequence whose first request failed has none.
+        A failed request changes no state; a sequence whose first request failed has no states.
         """
         identity, flags = request.request.correlation_id(), request.request.flags()
         if flags & _END:
@@ -191,7 +179,7 @@ class KeptStates:
         if isinstance(result, GraphkilnError):
             return result
         if identity and self._tensors.states and not flags & _END:
-            states = {state.input_name: _own(result[state.output_name]) for state in self._tensors.states}
+            states = {state.input_name: _copy_view(result[state.output_name]) for state in self._tensors.states}
             self._kept[identity] = self._clock(), states
             self._kept.move_to_end(identity)
         self._free()
@@ -210,38 +198,38 @@ class KeptStates:
             }
         if identity not in self._kept:
             raise SequenceLost(
-                f"the states of sequence {identity!r} are gone: its first request failed, or it was idle too long",
-                hint="start the sequence again, from its first request",
+                f"sequence {identity!r} has no states: its first request failed, or it was idle too long",
+                hint="restart the sequence from its first request",
             )
         return self._kept[identity][1]
 
     def _initial(self, state: SequenceState, given: InputTensor | None, *, warming: bool) -> AnyArray:
-        """Initial state of a sequence: as config.pbtxt says, else zeros.
+        """Initial state of a sequence from config.pbtxt; zeros if there is none.
 
         Raises:
-            ExecutionError: Triton did not provide it.
+            ExecutionError: Triton did not provide the value of config.pbtxt.
         """
         if given is not None and state.initialized:
-            return np.array(to_array(given, state.dtype))  # Triton's memory ends with its request
+            return np.array(to_array(given, state.dtype))  # Triton frees its memory with the request
         if given is None and state.initialized and not warming:
-            raise ExecutionError(f"Triton gives no initial value of state '{state.input_name}'")
+            raise ExecutionError(f"Triton provides no initial value of state '{state.input_name}'")
         shape = ((1,) if self._tensors.batched else ()) + tuple(1 if dim < 0 else dim for dim in state.dims)
         if state.dtype is DType.BYTES:
             return np.full(shape, b"", np.object_)
-        return np.zeros(shape, state.dtype.numpy)  # Triton's memory holds anything
+        return np.zeros(shape, state.dtype.numpy)  # Triton's memory is not initialized
 
     def _id_for(self, request: SequenceRequest) -> dict[str, AnyArray]:
-        """Provide the correlation id as text; Triton provides it as a number.
+        """Provide the correlation id as a string if the graph expects one; Triton provides a number.
 
         Raises:
-            SignatureError: The id does not fit the graph's type: Triton would provide some of its bytes.
+            SignatureError: The id does not fit the graph's type; Triton would truncate it.
         """
         identity = request.correlation_id()
         if self._id_type is DType.BYTES:
             shape = (1, 1) if self._tensors.batched else (1,)
             return {self._tensors.id_input: np.full(shape, str(identity).encode(), np.object_)}
         if self._id_type and identity and not _fits(identity, self._id_type):
-            expected = f"{self._id_type}: the graph takes it as '{self._tensors.id_input}'"
+            expected = f"{self._id_type}, the type of input '{self._tensors.id_input}'"
             raise SignatureError("wrong sequence id", expected=expected, got=f"{type(identity).__name__} {identity!r}")
         return {}
 
@@ -252,7 +240,7 @@ class KeptStates:
             identity, (used_s, _) = next(iter(self._kept.items()))
             if used_s >= oldest_s and len(self._kept) <= 2 * self._tensors.slots:
                 return
-            _log.debug("the states of sequence %r are freed: it has ended without a last request", identity)
+            _log.debug("freeing the states of sequence %r, which ended without a last request", identity)
             del self._kept[identity]
 
 
@@ -260,6 +248,6 @@ def _fits(identity: CorrelationId, dtype: DType) -> bool:
     return isinstance(identity, int) and identity <= np.iinfo(dtype.numpy.name).max
 
 
-def _own(array: AnyArray) -> AnyArray:
-    """Copy a view, so that no larger array stays alive: outputs of a batch are views."""
+def _copy_view(array: AnyArray) -> AnyArray:
+    """Copy a view, so that it does not keep the whole batch alive."""
     return array if array.base is None else np.array(array)

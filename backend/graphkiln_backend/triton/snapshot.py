@@ -1,4 +1,4 @@
-"""Snapshot of all instances: their status files (`triton.instance_status`), read in one pass."""
+"""Snapshot of all instances, read from their status files (`triton.instance_status`) in one pass."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphkiln_backend.triton.instance_status import InstanceStatus, Loading, Pr
 
 _log = logging.getLogger("graphkiln.server")
 
-# `instance.pid`, pid and kind; restarts.json is the supervisor's, `.tmp` is not yet whole.
+# `instance.pid`, pid and kind; does not match restarts.json of the supervisor, and incomplete `.tmp` files.
 _NAME = re.compile(r"(.+\.(\d+))\.(json|counters|loading|fault|crash)", re.DOTALL)
 
 _Content = TypeVar("_Content")
@@ -28,15 +28,15 @@ _Files = Mapping[str, Mapping[str, os.DirEntry[str]]]  # kind -> `instance.pid` 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Snapshot:
-    """Status files by `instance.pid`, in the order of these names.
+    """Content of status files by `instance.pid`, sorted by it.
 
     Attributes:
         statuses: Ready instances.
-        progress: Their counters.
-        loading: Instances that are being loaded, or died while they were.
-        faults: Differences of those that computed wrong outputs.
-        crashes: Crash records of those that are being loaded.
-        ready: Pids of all ready instances, also where the status cannot be read.
+        progress: Counters of ready instances.
+        loading: Instances that are being loaded, or died during loading.
+        faults: Differences found by instances that computed wrong outputs.
+        crashes: Crash records of loading instances.
+        ready: Pids of all ready instances, even if their status cannot be read.
     """
 
     statuses: Mapping[str, InstanceStatus] = field(default_factory=dict)
@@ -48,10 +48,10 @@ class Snapshot:
 
 
 class SnapshotReader:
-    """Read the status files of a folder again and again.
+    """Read the status files of a folder repeatedly.
 
-    A status never changes, and decoding one takes 0.4 ms: each is read once. A file that cannot be read is left out and
-    logged once, so that the other instances are still seen.
+    A status never changes, and decoding one takes 0.4 ms, so each is read once. A file that cannot be read is skipped
+    and logged once.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class SnapshotReader:
         self._unreadable: set[str] = set()
 
     def read(self) -> Snapshot:
-        """Read each file; those that vanish meanwhile are left out."""
+        """Read all files; those removed meanwhile are skipped."""
         files = _list(self._folder)
         self._forget(files)
         return Snapshot(
@@ -73,33 +73,30 @@ class SnapshotReader:
         )
 
     def _forget(self, files: _Files) -> None:
-        """Drop instances that are gone: a server that polls loads thousands in its life."""
+        """Drop removed instances: a server in poll mode may load thousands in its life."""
         self._statuses = {key: status for key, status in self._statuses.items() if key in files["json"]}
         self._unreadable &= {file.name for kind in files.values() for file in kind.values()}
 
     def _read_all(
         self, files: Mapping[str, os.DirEntry[str]], read: Callable[[os.DirEntry[str]], _Content]
     ) -> dict[str, _Content]:
-        found = {}
+        contents = {}
         for key, file in files.items():
             try:
-                found[key] = read(file)
-            except FileNotFoundError:  # removed between the listing and the reading: unloaded
+                contents[key] = read(file)
+            except FileNotFoundError:  # unloaded after the listing
                 continue
-            except (OSError, ValueError, struct.error, GraphkilnError) as error:  # cut short, or of another release
-                self._warn(file.name, error)
-        return found
+            except (OSError, ValueError, struct.error, GraphkilnError) as error:  # truncated, or of another release
+                if file.name not in self._unreadable:
+                    self._unreadable.add(file.name)
+                    _log.warning("ignoring the unreadable status file %s of an instance: %s", file.name, error)
+        return contents
 
     def _read_status(self, file: os.DirEntry[str]) -> InstanceStatus:
         key = file.name.removesuffix(".json")
         if key not in self._statuses:
             self._statuses[key] = decode(InstanceStatus, _read_json(file))
         return self._statuses[key]
-
-    def _warn(self, name: str, error: Exception) -> None:
-        if name not in self._unreadable:
-            self._unreadable.add(name)
-            _log.warning("the status file %s of an instance cannot be read and is ignored: %s", name, error)
 
 
 def read_snapshot(folder: Path) -> Snapshot:
@@ -108,14 +105,14 @@ def read_snapshot(folder: Path) -> Snapshot:
 
 
 def serving_versions(model: str) -> frozenset[int]:
-    """Versions of a model with a ready instance; none where no supervisor started this server."""
+    """Versions of a model with a ready instance; empty if no supervisor started this server."""
     folder = instances_folder()
     statuses = read_snapshot(folder).statuses.values() if folder else ()
     return frozenset(status.version for status in statuses if status.model == model)
 
 
 def is_ready(folder: Path, key: str) -> bool:
-    """Whether an instance is still ready, after a snapshot was taken; `key` is its `instance.pid`."""
+    """Check that an instance is still ready after a snapshot was taken; `key` is its `instance.pid`."""
     return (folder / f"{key}.json").exists()
 
 
@@ -129,8 +126,8 @@ def _list(folder: Path) -> _Files:
     except FileNotFoundError:
         return files
     for entry in listed:
-        if found := _NAME.fullmatch(entry.name):
-            files[found[3]][found[1]] = entry
+        if match := _NAME.fullmatch(entry.name):
+            files[match[3]][match[1]] = entry
     return files
 
 

@@ -1,7 +1,7 @@
-"""Convert between Triton's tensors and arrays, bf16 by DLPack.
+"""Convert between Triton's tensors and numpy arrays, using DLPack for bf16.
 
-`pb_utils` hands out bf16 by DLPack only, and numpy reads DLPack without bf16: the structures are read and written here
-with ctypes. Nothing here needs `pb_utils` itself.
+`pb_utils` exposes bf16 only by DLPack, and numpy's DLPack does not support bf16, so the structures are read and written
+here with ctypes.
 
 Source: `dlpack.h` of DLPack 0.8 (`DLManagedTensor`, `DLDataTypeCode`).
 """
@@ -20,7 +20,7 @@ from graphkiln_backend.graph.errors import SignatureError
 _BFLOAT = 4
 _CPU = 1
 _CAPSULE = b"dltensor"
-_MOST_BYTES = 1 << 60  # Triton multiplies sizes in 64 bits: a shape that exceeds them comes with no data at all
+_MOST_BYTES = 1 << 60  # Triton computes sizes in 64 bits: a shape that overflows them comes without data
 
 
 class InputTensor(Protocol):
@@ -31,16 +31,16 @@ class InputTensor(Protocol):
         ...
 
     def as_numpy(self) -> AnyArray:
-        """The content; not for bf16."""
+        """Content as an array; not for bf16."""
         ...
 
     def to_dlpack(self) -> object:
-        """DLPack capsule of the content."""
+        """Content as a DLPack capsule."""
         ...
 
 
 class ArrayTensor:
-    """An array in place of a request's tensor; of any type, also bf16."""
+    """An array of any type, also bf16, with the interface of a request's tensor."""
 
     def __init__(self, name: str, array: AnyArray) -> None:
         self._name = name
@@ -51,11 +51,11 @@ class ArrayTensor:
         return self._name
 
     def as_numpy(self) -> AnyArray:
-        """The array."""
+        """Return the array."""
         return self._array
 
     def to_dlpack(self) -> object:
-        """DLPack capsule of a bf16 array."""
+        """Export a bf16 array as a DLPack capsule."""
         return to_dlpack(self._array)
 
 
@@ -83,7 +83,7 @@ _new_capsule.restype, _new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p
 _get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 _get_pointer.restype, _get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
 
-# Memory of exported tensors by the address of their structure, until the consumer calls the deleter.
+# Exported tensors by the address of their structure, kept alive until the consumer calls the deleter.
 _exported: dict[int, object] = {}
 
 
@@ -95,11 +95,11 @@ _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
 def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
-    """Read an input tensor in CPU memory; a view of bf16 is valid as long as its request.
+    """Read an input tensor in CPU memory; the result for bf16 is a view, valid as long as its request.
 
     Args:
         tensor: A tensor of a request.
-        dtype: Its element type, or None where the graph has no such input.
+        dtype: Its element type, or None if the graph has no such input.
     """
     if dtype is not DType.BF16 or isinstance(tensor, ArrayTensor):
         return tensor.as_numpy()
@@ -107,7 +107,7 @@ def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
 
 
 def from_dlpack(capsule: object) -> AnyArray:
-    """View the contiguous bf16 tensor in a DLPack capsule, which keeps owning it.
+    """View the contiguous bf16 tensor in a DLPack capsule, which stays its owner.
 
     Raises:
         SignatureError: The shape is larger than any memory.
@@ -125,7 +125,7 @@ def from_dlpack(capsule: object) -> AnyArray:
 
 
 def to_dlpack(array: AnyArray) -> object:
-    """Put a bf16 array into a DLPack capsule, which keeps it alive until the consumer calls the deleter."""
+    """Export a bf16 array as a DLPack capsule; the array is kept alive until the consumer calls the deleter."""
     array = np.ascontiguousarray(array)
     shape = (ctypes.c_int64 * array.ndim)(*array.shape)
     managed = _ManagedTensor(

@@ -1,6 +1,6 @@
-"""Refuse a request whose texts do not fill its shape, where the stub makes their arrays in Python (until 25.10).
+"""Refuse string tensors that do not match the shape of their request (Triton before 25.10).
 
-The stub gives what `pb_utils.deserialize_bytes_tensor` returns the shape of the request, and ends where that fails.
+Those stubs reshape the result of `pb_utils.deserialize_bytes_tensor`, and exit if that raises.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from graphkiln_backend.graph.dtypes import AnyArray
 
 
 def protect_texts(deserialize: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray], AnyArray]:
-    """Wrap `deserialize_bytes_tensor`: its arrays become empty where the requested shape is impossible."""
-    return lambda encoded: deserialize(encoded).view(_Words)
+    """Wrap `deserialize_bytes_tensor`: reshaping its arrays to an impossible shape gives an empty array."""
+    return lambda encoded: deserialize(encoded).view(_Strings)
 
 
-class _Words(np.ndarray[Any, Any]):
-    """Texts that the stub is about to give the shape of the request."""
+class _Strings(np.ndarray[Any, Any]):
+    """Strings that the stub is about to reshape."""
 
     def reshape(self, *shape: Any, **options: Any) -> AnyArray:
         plain = self.view(np.ndarray)

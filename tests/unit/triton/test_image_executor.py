@@ -1,11 +1,10 @@
-"""Requests with encoded images, between a Triton and a tensor model that are made up."""
+"""Requests with encoded images, with a fake Triton and a fake tensor model."""
 
 from __future__ import annotations
 
 import io
 import threading
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -36,13 +35,13 @@ def request(*images: bytes, outputs: Sequence[str] = ("y",), parameters: str = "
 
 
 class FakeModel:
-    """Returns the brightest pixel of each sample, and refuses batches with one of 13."""
+    """Return the brightest pixel of each sample; refuse batches that contain 13."""
 
     def __init__(self) -> None:
-        self.asked: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
+        self.calls: list[tuple[tuple[int, ...], tuple[str, ...]]] = []
 
     def __call__(self, samples: AnyArray, outputs: tuple[str, ...]) -> Outputs:
-        self.asked.append((samples.shape, outputs))
+        self.calls.append((samples.shape, outputs))
         if (samples == 13).any():
             raise ModelNotReady("thirteen")
         brightest = samples.reshape(len(samples), -1).max(axis=1)
@@ -68,19 +67,19 @@ def values(results: Sequence[Result], name: str = "y") -> list[object]:
     return [list(result[name]) if isinstance(result, dict) else type(result) for result in results]
 
 
-def test_requests_are_computed_as_one_batch(decoder: Decoder, model: FakeModel) -> None:
+def test_requests_share_a_batch(decoder: Decoder, model: FakeModel) -> None:
     results = executor(decoder, model).execute_batch([request(gray(1)), request(gray(2), gray(3)), request(gray(4))])
     assert values(results) == [[1], [2, 3], [4]]
-    assert model.asked == [((4, 1, 4, 4), ("y",))]
+    assert model.calls == [((4, 1, 4, 4), ("y",))]
 
 
-def test_a_bad_image_fails_its_own_request(decoder: Decoder, model: FakeModel) -> None:
+def test_damaged_image_fails_its_own_request(decoder: Decoder, model: FakeModel) -> None:
     results = executor(decoder, model).execute_batch([request(gray(1)), request(gray(2), b""), request(gray(4))])
     assert values(results) == [[1], InvalidInput, [4]]
     assert "image 1: 0 bytes is not an image" in str(results[1])
 
 
-def test_each_request_gets_the_outputs_that_it_asks_for(decoder: Decoder, model: FakeModel) -> None:
+def test_each_request_gets_its_requested_outputs(decoder: Decoder, model: FakeModel) -> None:
     requests = [request(gray(1), outputs=["z"]), request(gray(2), outputs=["z", "y"])]
     first, second = executor(decoder, model).execute_batch(requests)
     assert isinstance(first, dict)
@@ -90,70 +89,67 @@ def test_each_request_gets_the_outputs_that_it_asks_for(decoder: Decoder, model:
     assert (first["z"][0], second["z"][0]) == (-1, -2)
 
 
-def test_samples_of_several_shapes_are_computed_apart(decoder: Decoder, model: FakeModel) -> None:
+def test_samples_are_grouped_by_shape(decoder: Decoder, model: FakeModel) -> None:
     requests = [request(gray(1)), request(gray(2, (5, 4))), request(gray(3))]
     assert values(executor(decoder, model).execute_batch(requests)) == [[1], [2], [3]]
-    assert [shape for shape, _ in model.asked] == [(2, 1, 4, 4), (1, 1, 4, 5)]
+    assert [shape for shape, _ in model.calls] == [(2, 1, 4, 4), (1, 1, 4, 5)]
 
 
-def test_a_batch_that_fails_is_computed_one_by_one(decoder: Decoder, model: FakeModel) -> None:
+def test_failed_batch_is_computed_request_by_request(decoder: Decoder, model: FakeModel) -> None:
     results = executor(decoder, model).execute_batch([request(gray(1)), request(gray(13)), request(gray(3))])
     assert values(results) == [[1], ModelNotReady, [3]]
 
 
-def test_requests_for_another_contract_are_refused(decoder: Decoder, model: FakeModel) -> None:
+def test_request_for_another_contract_is_refused(decoder: Decoder, model: FakeModel) -> None:
     digest = Contract(labels=("a",), output="y").digest
     requests = [request(gray(1), parameters=f'{{"contract": "{name}"}}') for name in (digest, "another")]
     assert values(executor(decoder, model, contract=digest).execute_batch(requests)) == [[1], ContractChanged]
 
 
-def test_a_model_without_batches_is_asked_once_for_each_request(decoder: Decoder, model: FakeModel) -> None:
+def test_model_without_batches_gets_single_requests(decoder: Decoder, model: FakeModel) -> None:
     results = executor(decoder, model, batching=False).execute_batch([request(gray(1)), request(gray(2))])
     assert values(results) == [[1], [2]]
-    assert len(model.asked) == 2
+    assert len(model.calls) == 2
 
 
-def test_a_model_of_one_image_gets_it_without_a_batch(decoder: Decoder) -> None:
+def test_model_of_one_image_gets_no_batch_dimension(decoder: Decoder) -> None:
     shapes = []
 
-    def ask(sample: AnyArray, _outputs: tuple[str, ...]) -> Outputs:
+    def infer(sample: AnyArray, _outputs: tuple[str, ...]) -> Outputs:
         shapes.append(sample.shape)
         return {"y": sample.max(keepdims=True)}
 
-    single = ImageExecutor(decoder, ask, outputs=["y"], batching=False, stacked=False)
+    single = ImageExecutor(decoder, infer, outputs=["y"], batching=False, stacked=False)
     good, bad = single.execute_batch([request(gray(1)), request(gray(1), gray(2))])
     assert isinstance(good, dict)
     assert shapes == [(1, 4, 4)]
     assert isinstance(bad, InvalidInput)
 
 
-def test_a_request_without_images_says_so(decoder: Decoder, model: FakeModel) -> None:
+def test_request_without_images_is_refused(decoder: Decoder, model: FakeModel) -> None:
     (result,) = executor(decoder, model).execute_batch([InferenceRequest({"x": np.zeros(1)})])
     assert "no input 'IMAGE'" in str(result)
 
 
-def test_what_nobody_foresaw_is_every_requests_error(model: FakeModel, decoder: Decoder, logged: list[str]) -> None:
-    decoder.close()  # its threads take no more, and of two images one is theirs
+def test_unexpected_decoder_error_fails_all_requests(model: FakeModel, decoder: Decoder, logged: list[str]) -> None:
+    decoder.close()  # makes decoding two images fail
     results = executor(decoder, model).execute_batch([request(gray(1)), request(gray(2))])
     assert [type(result) for result in results] == [ExecutionError] * 2
     assert "failed unexpectedly" in "\n".join(logged)
 
 
-def test_what_waits_together_is_computed_at_the_same_time_in_as_many_parts_as_there_are_instances(
-    decoder: Decoder, model: FakeModel
-) -> None:
-    """Each part waits for the other one to be asked for, too."""
+def test_batch_is_split_across_instances(decoder: Decoder, model: FakeModel) -> None:
+    """Each part waits until the other one is computed, too."""
     together = threading.Barrier(2)
 
-    def ask(samples: AnyArray, outputs: tuple[str, ...]) -> Outputs:
+    def infer(samples: AnyArray, outputs: tuple[str, ...]) -> Outputs:
         together.wait(timeout=30)
         return model(samples, outputs)
 
-    with ThreadPoolExecutor(2) as pool:
-        spread = ImageExecutor(decoder, ask, outputs=("y", "z"), batching=True, asking=pool, parts=2)
+    with ImageExecutor(decoder, infer, outputs=("y", "z"), batching=True, parts=2) as spread:
         results = spread.execute_batch([request(gray(each)) for each in (1, 2, 3, 4, 5)])
         assert values(results) == [[1], [2], [3], [4], [5]]
-        assert sorted(shape[0] for shape, _ in model.asked) == [2, 3]
+        assert sorted(shape[0] for shape, _ in model.calls) == [2, 3]
         together.reset()
         unequal = [request(gray(1), gray(2), gray(3), gray(4)), request(gray(5)), request(gray(6), outputs=["z"])]
         first, second, third = spread.execute_batch(unequal)
@@ -162,16 +158,8 @@ def test_what_waits_together_is_computed_at_the_same_time_in_as_many_parts_as_th
         assert [*third] == ["z"]
 
 
-def test_of_one_request_there_is_one_part(decoder: Decoder, model: FakeModel) -> None:
-    with ThreadPoolExecutor(1) as pool:
-        spread = ImageExecutor(decoder, model, outputs=("y",), batching=True, asking=pool, parts=4)
-        assert values(spread.execute_batch([request(gray(1), gray(2))])) == [[1, 2]]
-    assert len(model.asked) == 1
-
-
-def test_an_error_in_one_part_is_that_requests_own(decoder: Decoder, model: FakeModel) -> None:
-    with ThreadPoolExecutor(2) as pool:
-        spread = ImageExecutor(decoder, model, outputs=("y",), batching=True, asking=pool, parts=2)
+def test_error_in_one_part_affects_its_request(decoder: Decoder, model: FakeModel) -> None:
+    with ImageExecutor(decoder, model, outputs=("y",), batching=True, parts=2) as spread:
         results = spread.execute_batch([request(gray(each)) for each in (1, 13, 3, 4)])
     assert values(results) == [[1], ModelNotReady, [3], [4]]
 
@@ -180,28 +168,21 @@ def cancelled(image: bytes) -> InferenceRequest:
     return InferenceRequest({"IMAGE": np.array([[image]], dtype=object)}, cancelled=True)
 
 
-def test_what_was_cancelled_while_it_was_decoded_is_not_computed(
+def test_request_cancelled_during_decoding_is_not_computed(
     decoder: Decoder, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "CANCELLATION_CHECK_S", -1.0)
     results = executor(decoder, model).execute_batch([request(gray(1)), cancelled(gray(2)), request(gray(3))])
     assert values(results) == [[1], Cancelled, [3]]
-    assert [shape for shape, _ in model.asked] == [(2, 1, 4, 4)]
+    assert [shape for shape, _ in model.calls] == [(2, 1, 4, 4)]
     assert values(executor(decoder, model).execute_batch([cancelled(gray(1))])) == [Cancelled]
-    assert len(model.asked) == 1
+    assert len(model.calls) == 1
 
 
-def test_a_damaged_image_is_damaged_though_its_request_was_cancelled(
+def test_cancellation_is_not_checked_if_decoding_is_fast(
     decoder: Decoder, model: FakeModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "CANCELLATION_CHECK_S", -1.0)
-    assert values(executor(decoder, model).execute_batch([cancelled(b"")])) == [InvalidInput]
-
-
-def test_where_decoding_is_quick_nobody_asks_whether_a_request_was_cancelled(
-    decoder: Decoder, model: FakeModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It is a message to Triton and back."""
+    """The check is a round trip to Triton."""
     monkeypatch.setattr(module, "CANCELLATION_CHECK_S", 3600.0)
     one = cancelled(gray(1))
     assert values(executor(decoder, model).execute_batch([one])) == [[1]]

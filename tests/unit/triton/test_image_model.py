@@ -1,4 +1,4 @@
-"""The model class that takes images, between a Triton and a tensor model that are made up."""
+"""Model class of `NAME.images`, with a fake Triton and a fake tensor model."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def arguments(version: str = "3") -> dict[str, str]:
 
 
 class FakeCall:
-    """A request to the tensor model, which returns the first pixel, or fails for black."""
+    """A request to the tensor model, which returns the first pixel and fails for black."""
 
     made: list[dict[str, Any]] = []  # noqa: RUF012 - of the process
 
@@ -85,7 +85,7 @@ def request(value: int) -> fake_triton.InferenceRequest:
 
 @pytest.mark.usefixtures("pb_utils")
 class TestModel:
-    def test_asks_the_version_of_its_own_number_with_its_contract(self) -> None:
+    def test_samples_go_to_the_same_version_with_its_contract(self) -> None:
         model = TritonPythonModel()
         model.initialize(arguments())
         first, second = model.execute([request(7), request(9)])
@@ -96,13 +96,13 @@ class TestModel:
         assert call["parameters"] == {"contract": CONTRACT.digest}
         assert call["inputs"][0].name() == "x"
 
-    def test_an_error_of_the_tensor_model_keeps_its_code(self) -> None:
+    def test_error_of_the_tensor_model_keeps_its_code(self) -> None:
         model = TritonPythonModel()
         model.initialize(arguments())
         (response,) = model.execute([request(0)])
         model.finalize()
         assert (response.error.code, response.error.message) == (TritonError.UNAVAILABLE, "gone")
 
-    def test_a_version_that_says_nothing_of_images_is_not_loaded(self) -> None:
+    def test_version_without_preprocessing_is_not_loaded(self) -> None:
         with pytest.raises(TritonModelException, match=r"cats\.images: .*publishes no preprocessing"):
             TritonPythonModel().initialize(arguments(version="4"))

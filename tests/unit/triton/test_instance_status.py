@@ -1,9 +1,13 @@
-"""The status files of instances: published whole, read while they come and go."""
+"""Status files of instances, written and read concurrently; crash records."""
 
 from __future__ import annotations
 
+import faulthandler
 import logging
 import os
+import signal
+import subprocess
+import sys
 import threading
 import time
 from pathlib import Path
@@ -12,10 +16,15 @@ import pytest
 from statuses import instance_status, read_counters, read_statuses
 
 from graphkiln_backend.triton import instance_status as module
+from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.instance_status import (
+    CrashRecord,
+    Loading,
     LoadingFile,
     Progress,
     StatusFile,
+    describe_crash,
+    note_end,
     report_loading,
 )
 from graphkiln_backend.triton.snapshot import read_snapshot
@@ -23,17 +32,7 @@ from graphkiln_backend.triton.snapshot import read_snapshot
 STATUS = instance_status()
 
 
-def test_counts_what_is_computing(tmp_path: Path) -> None:
-    file = StatusFile(tmp_path, "m_0", STATUS)
-    assert read_statuses(tmp_path) == [STATUS]
-    with file.computing:
-        assert read_counters(tmp_path) == {"m_0.1": (1, 0)}
-    assert read_counters(tmp_path) == {"m_0.1": (1, 1)}
-    file.close()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_an_instance_that_ends_late_leaves_its_successor_alone(tmp_path: Path) -> None:
+def test_late_end_of_an_instance_keeps_its_successors_files(tmp_path: Path) -> None:
     successor_status = instance_status(pid=STATUS.pid + 1)
     ending = StatusFile(tmp_path, "m_0", STATUS)
     successor = StatusFile(tmp_path, "m_0", successor_status)
@@ -44,7 +43,7 @@ def test_an_instance_that_ends_late_leaves_its_successor_alone(tmp_path: Path) -
     successor.close()
 
 
-def test_a_failed_batch_is_over_too(tmp_path: Path) -> None:
+def test_failed_batch_is_counted_as_ended(tmp_path: Path) -> None:
     file = StatusFile(tmp_path, "m_0", STATUS)
     with pytest.raises(ZeroDivisionError), file.computing:
         _ = 1 / 0
@@ -52,12 +51,7 @@ def test_a_failed_batch_is_over_too(tmp_path: Path) -> None:
     file.close()
 
 
-def test_publishes_nothing_without_a_supervisor(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAPHKILN_RUN_FOLDER", raising=False)
-    assert StatusFile.publish("m_0", STATUS) is None
-
-
-def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_status_round_trip(tmp_path: Path) -> None:
     status = instance_status(
         model="größe",
         nodes={"CPUExecutionProvider": 12},
@@ -70,7 +64,7 @@ def test_a_status_is_read_as_it_was_written(tmp_path: Path) -> None:
         assert read_statuses(tmp_path) == [status]
 
 
-def test_batches_are_counted_over_a_byte(tmp_path: Path) -> None:
+def test_counters_exceed_one_byte(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "m_0", STATUS) as file:
         for _ in range(300):
             with file.computing:
@@ -79,12 +73,7 @@ def test_batches_are_counted_over_a_byte(tmp_path: Path) -> None:
             assert read_counters(tmp_path) == {"m_0.1": (301, 300)}
 
 
-def test_one_instance_computes_while_another_is_idle(tmp_path: Path) -> None:
-    with StatusFile(tmp_path, "m_0", STATUS) as busy, StatusFile(tmp_path, "m_1", STATUS), busy.computing:
-        assert read_counters(tmp_path) == {"m_0.1": (1, 0), "m_1.1": (0, 0)}
-
-
-def test_the_counters_are_there_before_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_counters_exist_before_the_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     renamed: list[str] = []
     rename = Path.rename
     monkeypatch.setattr(Path, "rename", lambda path, target: (renamed.append(target.suffix), rename(path, target))[1])
@@ -92,7 +81,7 @@ def test_the_counters_are_there_before_the_status(tmp_path: Path, monkeypatch: p
         assert renamed == [".counters", ".json"]
 
 
-def test_closing_twice_and_after_the_folder_is_gone_is_no_error(tmp_path: Path) -> None:
+def test_close_is_idempotent(tmp_path: Path) -> None:
     file = StatusFile(tmp_path, "m_0", STATUS)
     for path in tmp_path.iterdir():
         path.unlink()
@@ -100,15 +89,7 @@ def test_closing_twice_and_after_the_folder_is_gone_is_no_error(tmp_path: Path) 
     file.close()
 
 
-def test_publishes_into_the_supervisors_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
-    file = StatusFile.publish("m_0", STATUS)
-    assert file is not None
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["m_0.1.counters", "m_0.1.json"]
-    file.close()
-
-
-def test_progress_says_since_when_it_computes(tmp_path: Path) -> None:
+def test_progress_of_idle_and_computing_instances(tmp_path: Path) -> None:
     before = time.monotonic()
     with StatusFile(tmp_path, "m_0", STATUS) as file:
         idle = read_snapshot(tmp_path).progress["m_0.1"]
@@ -123,7 +104,7 @@ def test_progress_says_since_when_it_computes(tmp_path: Path) -> None:
         assert (over.begun, over.ended, over.begun_at, over.computing) == (1, 1, busy.begun_at, False)
 
 
-def test_the_heart_beats_while_a_batch_is_computed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_heartbeat_continues_during_a_batch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_BEAT_EVERY_S", 0.001)
     with StatusFile(tmp_path, "m_0", STATUS) as file, file.computing:
         first = read_snapshot(tmp_path).progress["m_0.1"]
@@ -133,8 +114,8 @@ def test_the_heart_beats_while_a_batch_is_computed(tmp_path: Path, monkeypatch: 
         assert (latest.begun, latest.ended, latest.begun_at) == (first.begun, first.ended, first.begun_at)
 
 
-def test_a_batch_is_never_seen_with_the_time_of_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A file that changes while it is read is read again."""
+def test_torn_read_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that changes during reading is read again."""
     with StatusFile(tmp_path, "m_0", STATUS) as file:
         with file.computing:
             first = read_snapshot(tmp_path).progress["m_0.1"]
@@ -163,7 +144,7 @@ def test_no_thread_outlives_the_instance(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_a_fault_is_one_line_until_the_instance_ends(tmp_path: Path) -> None:
+def test_fault_is_published_as_one_line(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "m_0", STATUS) as file:
         assert read_snapshot(tmp_path).faults == {}
         file.report_fault("output 'y' differs:\n  3 of 8")
@@ -171,7 +152,7 @@ def test_a_fault_is_one_line_until_the_instance_ends(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loading_instance_is_listed_until_it_is_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_report_loading_publishes_until_the_end_of_the_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
     before = time.monotonic()
     with report_loading("m_0", "größe", 7):
@@ -183,19 +164,7 @@ def test_a_loading_instance_is_listed_until_it_is_loaded(tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_loading_that_fails_is_no_longer_listed(tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), LoadingFile(tmp_path, "m_0", "m", 1):
-        _ = 1 / 0
-    assert read_snapshot(tmp_path).loading == {}
-
-
-def test_without_a_supervisor_loading_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("GRAPHKILN_RUN_FOLDER", raising=False)
-    with report_loading("m_0", "m", 1):
-        pass
-
-
-def test_a_loading_instance_says_what_it_does(tmp_path: Path) -> None:
+def test_loading_publishes_the_current_step(tmp_path: Path) -> None:
     log = logging.getLogger("graphkiln.lowering")
     with LoadingFile(tmp_path, "m_0", "m", 1):
         (loading,) = read_snapshot(tmp_path).loading.values()
@@ -208,3 +177,49 @@ def test_a_loading_instance_says_what_it_does(tmp_path: Path) -> None:
     log.info("later")
     log.setLevel(logging.NOTSET)
     assert list(tmp_path.iterdir()) == []
+
+
+# Crash records of processes that are killed during loading.
+
+LOADING = Loading(pid=7, model="m", version=2, since=0.0, activity="proving onnxruntime on cpu")
+KILLED = """
+import os, resource, sys
+from graphkiln_backend.triton.instance_status import report_loading
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+with report_loading("m_0", "m", 2):
+    os.kill(os.getpid(), int(sys.argv[1]))
+"""
+
+
+@pytest.mark.parametrize(
+    "fatal", [signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGKILL]
+)
+def test_signal_that_kills_a_loading_process_is_recorded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fatal: signal.Signals
+) -> None:
+    monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path))
+    done = subprocess.run([sys.executable, "-c", KILLED, str(int(fatal))], timeout=120, check=False)
+    assert done.returncode == -fatal
+    (record,) = tmp_path.glob("*.crash")
+    crash = describe_crash(LOADING, record.read_text())
+    assert f"was killed by {fatal.name}" in crash.what
+    assert "proving onnxruntime on cpu" in crash.what
+    assert crash.hint
+
+
+def test_crash_record_is_removed_after_loading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path))
+    was_on = faulthandler.is_enabled()
+    with report_loading("m_0", "m", 2):
+        assert sorted(path.suffix for path in tmp_path.iterdir()) == [".crash", ".loading"]
+        assert faulthandler.is_enabled()
+    assert list(tmp_path.iterdir()) == []
+    assert faulthandler.is_enabled() is was_on
+
+
+def test_end_by_the_supervisor_is_recorded(tmp_path: Path) -> None:
+    with CrashRecord(tmp_path / "m_0.7.crash"), CrashRecord(tmp_path / "m_1.8.crash"):
+        note_end(tmp_path, 7, "loading m version 2 did not finish within 9 s")
+        crash = describe_crash(LOADING, (tmp_path / "m_0.7.crash").read_text())
+        assert (tmp_path / "m_1.8.crash").read_text() == ""
+    assert str(crash) == "the process that loaded it was ended: loading m version 2 did not finish within 9 s"

@@ -1,4 +1,4 @@
-"""graphkiln's metrics, on a metrics registry like Triton's."""
+"""graphkiln's own metrics, in a fake of Triton's registry."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from statuses import instance_status
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.triton import metrics as module
-from graphkiln_backend.triton.metric_catalog import METRICS
-from graphkiln_backend.triton.metrics import ImageMetrics, InstanceMetrics
+from graphkiln_backend.triton.metric_catalog import METRICS, describe
+from graphkiln_backend.triton.metrics import ImageMetrics, InstanceMetrics, RestartCounts
+from graphkiln_backend.triton.restarts import RESTARTS_FILE, read_restarts, write_restarts
 
 STATUS = instance_status(
     nodes={"CPUExecutionProvider": 10, "CUDAExecutionProvider": 2},
@@ -44,7 +45,7 @@ def buckets() -> list[float]:
 
 
 @pytest.mark.usefixtures("metrics")
-def test_what_the_instance_serves_with() -> None:
+def test_instance_metrics() -> None:
     assert metric("graphkiln_instance_info", engine="e", device="cpu", precision="fp32") == 1
     assert metric("graphkiln_load_seconds") == 1.5
     assert metric("graphkiln_warmup_seconds") == 0.25
@@ -54,7 +55,7 @@ def test_what_the_instance_serves_with() -> None:
 
 
 @pytest.mark.usefixtures("metrics")
-def test_what_really_ran_by_executor_and_precision() -> None:
+def test_nodes_and_products() -> None:
     assert metric("graphkiln_nodes", executor="CPUExecutionProvider") == 10
     assert metric("graphkiln_nodes", executor="CUDAExecutionProvider") == 2
     assert metric("graphkiln_products", precision="fp32") == 3
@@ -62,21 +63,21 @@ def test_what_really_ran_by_executor_and_precision() -> None:
 
 
 @pytest.mark.usefixtures("metrics")
-def test_every_metric_names_model_version_and_instance() -> None:
+def test_labels_of_all_metrics() -> None:
     of_servers = {metric.name for metric in METRICS if metric.of_server}
     for labels in [labels for name, labels in MetricFamily.published if name not in of_servers]:
         assert {("model", "m"), ("version", "3"), ("instance", "m_0")} <= labels
 
 
 @pytest.mark.usefixtures("metrics")
-def test_what_only_grows_is_a_counter() -> None:
+def test_counters() -> None:
     counters = {name for name, kind in MetricFamily.kinds.items() if kind == MetricFamily.COUNTER}
     histogram = {f"graphkiln_batch_size_{part}" for part in ("bucket", "sum", "count")}
     replays = {f"graphkiln_self_test_{part}_total" for part in ("replays", "failures")}
     assert counters == {"graphkiln_failed_requests_total", "graphkiln_fallbacks_total", *histogram, *replays}
 
 
-def test_batches_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
+def test_batch_sizes_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
     batch_sizes.extend([1, 3, 3, 128, 200])
     metrics.close()
     assert buckets() == [1, 1, 3, 3, 3, 3, 3, 4, 5]
@@ -85,18 +86,11 @@ def test_batches_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_size
     assert not batch_sizes
 
 
-def test_a_batch_of_no_rows_is_in_every_bucket(metrics: InstanceMetrics, batch_sizes: deque[int]) -> None:
-    batch_sizes.append(0)
-    metrics.close()
-    assert buckets() == [1] * len(BOUNDS)
-    assert metric("graphkiln_batch_size_sum") == 0
-
-
-def test_failed_requests_are_counted_once_by_their_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_requests_by_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
     failed = Counter[str]()
     with InstanceMetrics("m_0", STATUS, 0, deque(), failed) as metrics:
-        assert metric("graphkiln_failed_requests_total", code="INTERNAL") == 0, "rates need a beginning"
+        assert metric("graphkiln_failed_requests_total", code="INTERNAL") == 0, "rates need a first value"
         for count in (3, 5):
             failed["INTERNAL"], deadline = count, time.monotonic() + 20
             while metric("graphkiln_failed_requests_total", code="INTERNAL") < count:
@@ -108,7 +102,7 @@ def test_failed_requests_are_counted_once_by_their_code(monkeypatch: pytest.Monk
         assert metric("graphkiln_failed_requests_total", code="CANCELLED") == 1
 
 
-def test_what_decodes_for_another_model_tells_its_images_and_its_failures() -> None:
+def test_image_metrics() -> None:
     seconds = deque([0.25, 0.5, 0.25])
     with ImageMetrics("m.images_0", "m.images", "3", {"INVALID_ARG": 2}, seconds) as metrics:
         metrics.close()
@@ -122,40 +116,14 @@ def test_what_decodes_for_another_model_tells_its_images_and_its_failures() -> N
         assert not seconds
 
 
-def test_what_has_decoded_nothing_yet_says_so() -> None:
-    """Rates need a beginning."""
-    with ImageMetrics("m.images_0", "m.images", "3", {}, deque()) as metrics:
-        metrics.close()
-        assert metric("graphkiln_decoded_images_total") == metric("graphkiln_decode_seconds_total") == 0
-
-
-def test_every_code_of_the_tree_of_errors_is_counted() -> None:
+def test_codes_of_all_error_classes() -> None:
     kinds = [GraphkilnError]
     for kind in kinds:
         kinds += kind.__subclasses__()
     assert {kind.triton_code for kind in kinds} <= set(module._CODES)
 
 
-def test_no_batch_publishes_nothing(metrics: InstanceMetrics) -> None:
-    metrics.close()
-    assert buckets() == [0] * len(BOUNDS)
-
-
-def test_batches_are_published_while_the_instance_serves(
-    monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]
-) -> None:
-    monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}):
-        for count in (1, 2):
-            batch_sizes.append(4)
-            deadline = time.monotonic() + 20
-            while metric("graphkiln_batch_size_count") < count:
-                assert time.monotonic() < deadline
-                time.sleep(0.001)
-        assert metric("graphkiln_batch_size_sum") == 8
-
-
-def test_nothing_is_lost_or_counted_twice_under_load(monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]) -> None:
+def test_no_batch_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]) -> None:
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0)
     with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}) as metrics:
         for number in range(5000):
@@ -172,7 +140,7 @@ def test_no_thread_outlives_the_instance(batch_sizes: deque[int]) -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_metrics_vanish_with_the_instance(batch_sizes: deque[int]) -> None:
+def test_metrics_are_dropped_with_the_instance(batch_sizes: deque[int]) -> None:
     metrics = InstanceMetrics("m_0", STATUS, 0, batch_sizes, {})
     metrics.close()
     assert MetricFamily.published
@@ -180,7 +148,7 @@ def test_metrics_vanish_with_the_instance(batch_sizes: deque[int]) -> None:
     assert not MetricFamily.published
 
 
-def test_replays_are_counted_and_the_last_good_one_is_dated(metrics: InstanceMetrics) -> None:
+def test_replays_and_time_of_the_last_pass(metrics: InstanceMetrics) -> None:
     assert metric("graphkiln_self_test_timestamp_seconds") == 0  # of a version without golden samples
     before = time.time()
     metrics.count_replay(passed=True)
@@ -192,15 +160,82 @@ def test_replays_are_counted_and_the_last_good_one_is_dated(metrics: InstanceMet
     assert metric("graphkiln_self_test_timestamp_seconds") == dated
 
 
-def test_restarts_are_published_once_over_all_instances(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, batch_sizes: deque[int]
-) -> None:
-    monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
+class TestRestartCounts:
+    @staticmethod
+    def counts() -> dict[str, float]:
+        with MetricFamily.lock:
+            return {
+                dict(labels)["cause"]: metric.value
+                for (name, labels), metric in MetricFamily.published.items()
+                if name == "graphkiln_restarts_total"
+            }
+
+    def test_new_restarts_are_added(self, tmp_path: Path) -> None:
+        with RestartCounts(tmp_path) as restarts:
+            restarts.publish()
+            assert self.counts() == {}
+            write_restarts(tmp_path, {"load_deadline": 1, "wrong_outputs": 0})
+            for _ in range(2):
+                restarts.publish()
+                assert self.counts() == {"load_deadline": 1, "wrong_outputs": 0}
+            write_restarts(tmp_path, {"load_deadline": 3, "server_died": 1})
+            restarts.publish()
+            assert self.counts() == {"load_deadline": 3, "wrong_outputs": 0, "server_died": 1}
+
+    def test_one_instance_publishes_until_it_ends(self, tmp_path: Path) -> None:
+        write_restarts(tmp_path, {"instance_died": 2})
+        first, second = RestartCounts(tmp_path), RestartCounts(tmp_path)
+        for restarts in (first, second, first, second):
+            restarts.publish()
+        assert self.counts() == {"instance_died": 2}
+        first.close()
+        assert self.counts() == {}
+        second.publish()
+        assert self.counts() == {"instance_died": 2}
+        second.close()
+        assert self.counts() == {}
+
+    def test_removed_folder_publishes_nothing(self, tmp_path: Path) -> None:
+        with RestartCounts(tmp_path / "gone") as restarts:
+            restarts.publish()
+        assert self.counts() == {}
+
+    @pytest.mark.parametrize("content", ["", "{", "[1"])
+    def test_truncated_file_is_ignored(self, tmp_path: Path, content: str) -> None:
+        (tmp_path / RESTARTS_FILE).write_text(content)
+        assert read_restarts(tmp_path) == {}
+
+
+# The catalog of metrics.
+
+MINIMAL_STATUS = instance_status(nodes={"CPUExecutionProvider": 1}, products={"fp32": 1})
+
+
+def test_catalog_matches_published_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
     (tmp_path / "restarts.json").write_text('{"instance_died": 3}')
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}), InstanceMetrics("m_1", STATUS, 0, deque(), {}):
+    labels = ("m.images_0", "m.images", "3")
+    with InstanceMetrics("m_0", MINIMAL_STATUS, 0, deque(), {}), ImageMetrics(*labels, {}, deque()):
         deadline = time.monotonic() + 20
-        while "graphkiln_restarts_total" not in MetricFamily.names():
+        while "graphkiln_restarts_total" not in MetricFamily.names():  # published by a thread
             assert time.monotonic() < deadline
-        time.sleep(0.02)
-        assert metric("graphkiln_restarts_total", cause="instance_died") == 3
+            time.sleep(0.001)
+        found = published()
+    common = {"model", "version"}
+    assert found == {each.name: {*each.labels, *(() if each.of_server else common)} for each in METRICS}
+
+
+def published() -> dict[str, set[str]]:
+    """The labels of each metric by its name; of a histogram, those of its buckets."""
+    found: dict[str, set[str]] = {}
+    with MetricFamily.lock:
+        for name, labels in MetricFamily.published:
+            if not name.endswith(("size_sum", "size_count")):
+                found.setdefault(name.removesuffix("_bucket"), set()).update(key for key, _ in labels)
+    return found
+
+
+def test_unknown_metric_has_no_description() -> None:
+    assert describe("graphkiln_batch_size") == "rows of each run"
+    with pytest.raises(KeyError):
+        describe("graphkiln_unknown")

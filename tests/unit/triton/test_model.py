@@ -1,4 +1,4 @@
-"""The model class that Triton loads, between a Triton and a session that compute nothing."""
+"""Model class that Triton loads, with a fake Triton and a fake session."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from graphkiln_backend.triton import replayer
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance_status import StatusFile
-from graphkiln_backend.triton.model import TritonPythonModel
+from graphkiln_backend.triton.model import TritonPythonModel, instance_number
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.sequences import SequenceExecutor
 from graphkiln_backend.triton.snapshot import read_snapshot
@@ -52,7 +52,7 @@ ARGS = {
 
 
 class FakeSession:
-    """Doubles its input, unless it computes wrongly."""
+    """Double the input, unless `factor` is changed."""
 
     factor = 2
 
@@ -78,7 +78,7 @@ GOLDEN = GoldenSamples(
 
 
 class FakeDeployment:
-    """Reads nothing, and builds a session, or fails."""
+    """Build a fake session, or raise `error`."""
 
     def __init__(self) -> None:
         self.session = FakeSession()
@@ -121,7 +121,7 @@ def _restore() -> Iterator[None]:
 
 @pytest.fixture
 def deployment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeDeployment:
-    """What the model is built from; its instance is watched by a supervisor."""
+    """A fake deployment, under a supervisor."""
     fake = FakeDeployment()
     monkeypatch.setattr(module, "Deployment", fake)
     monkeypatch.setattr(module, "convert_if_needed", lambda version, _: version)
@@ -145,7 +145,7 @@ def request(*rows: float) -> InferenceRequest:
 
 
 class TestInitialize:
-    def test_the_version_is_read_for_the_instances_device(self, deployment: FakeDeployment, model: object) -> None:
+    def test_version_is_read_for_the_device_of_the_instance(self, deployment: FakeDeployment, model: object) -> None:
         folder, config, resources, overrides = deployment.read_with
         assert model
         assert folder == Path("/nowhere/m/3")
@@ -153,9 +153,7 @@ class TestInitialize:
         assert resources.device == CPU
         assert overrides == []
 
-    def test_it_stays_on_the_cores_that_the_plan_gives_it(
-        self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_instance_is_pinned_to_its_cores(self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch) -> None:
         kept: list[Any] = []
         monkeypatch.setattr(module, "stay_on", lambda cores: kept.append(tuple(cores)))
         deployment.places = (Place(CPU, (1, 3)),)
@@ -165,13 +163,13 @@ class TestInitialize:
         assert kept == [(1, 3)]
         assert deployment.read_with[2].instance == 1
 
-    def test_a_gpu_instance_runs_on_its_gpu(self, deployment: FakeDeployment) -> None:
+    def test_gpu_instance_uses_its_gpu(self, deployment: FakeDeployment) -> None:
         model = TritonPythonModel()
         model.initialize({**ARGS, "model_instance_kind": "GPU", "model_instance_device_id": "2"})
         assert deployment.read_with[2].device == Device.gpu(2)
         model.finalize()
 
-    def test_settings_of_the_command_line_come_along(
+    def test_settings_of_the_command_line_are_applied(
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         override = parse_override("precision=bf16")
@@ -181,37 +179,25 @@ class TestInitialize:
         assert deployment.read_with[3] == [override]
         model.finalize()
 
-    def test_a_version_that_cannot_be_served_is_an_exception_of_triton_with_the_cause(
-        self, deployment: FakeDeployment, tmp_path: Path
-    ) -> None:
+    def test_failed_load_raises_with_the_cause(self, deployment: FakeDeployment, tmp_path: Path) -> None:
         deployment.error = LoweringError("no session works", attempts=("onnxruntime: no",), hint="try another")
         with pytest.raises(TritonModelException, match=r"^m: no session works; onnxruntime: no \(try another\)$"):
             TritonPythonModel().initialize(ARGS)
         assert list((tmp_path / "instances").iterdir()) == []
 
-    def test_an_endless_cause_is_cut(self, deployment: FakeDeployment) -> None:
+    def test_long_cause_is_truncated(self, deployment: FakeDeployment) -> None:
         deployment.error = LoweringError("no session works", attempts=("ä" * 100_000,))
         with pytest.raises(TritonModelException, match=r"bytes in all\)$") as raised:
             TritonPythonModel().initialize(ARGS)
         assert len(str(raised.value).encode()) <= 2048
 
-    def test_the_cache_is_closed_where_nothing_can_be_served(
-        self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        closed: list[str] = []
-        monkeypatch.setattr(module, "open_cache", lambda: SimpleNamespace(close=lambda: closed.append("cache")))
-        deployment.error = LoweringError("no session works", attempts=())
-        with pytest.raises(TritonModelException):
-            TritonPythonModel().initialize(ARGS)
-        assert closed == ["cache"]
-
-    def test_a_bad_configuration_is_one_too(self, deployment: FakeDeployment) -> None:
+    def test_invalid_configuration_raises(self, deployment: FakeDeployment) -> None:
         config = json.dumps({"name": "m", "max_batch_size": "many"})
         with pytest.raises(TritonModelException, match=r"^m: "):
             TritonPythonModel().initialize({**ARGS, "model_config": config})
         assert not deployment.read_with
 
-    def test_the_status_says_what_serves(self, model: object, tmp_path: Path) -> None:
+    def test_status_of_a_ready_instance(self, model: object, tmp_path: Path) -> None:
         assert model
         (status,) = read_statuses(tmp_path / "instances")
         assert (status.model, status.version, status.engine, status.device) == ("m", 3, "onnxruntime", "cpu")
@@ -222,9 +208,7 @@ class TestInitialize:
         assert (status.self_test, status.self_test_error) == ("", -1.0)
         assert metric("graphkiln_instance_info", engine="onnxruntime", instance="m_0") == 1
 
-    def test_a_placement_that_could_not_be_read_is_told_as_unknown(
-        self, deployment: FakeDeployment, tmp_path: Path
-    ) -> None:
+    def test_unreadable_placement_is_unknown(self, deployment: FakeDeployment, tmp_path: Path) -> None:
         deployment.placement = None
         model = TritonPythonModel()
         model.initialize(ARGS)
@@ -233,14 +217,14 @@ class TestInitialize:
         model.finalize()
 
     @pytest.mark.usefixtures("model")
-    def test_the_plan_and_the_fallbacks_are_logged(self) -> None:
+    def test_plan_and_fallbacks_are_logged(self) -> None:
         lines = [line for level, line in Logger.lines if level == "info"]
         assert "graphkiln: m: candidates:" in lines
         assert any("runs: onnxruntime on cpu: 4 nodes on CPUExecutionProvider" in line for line in lines)
         warnings = [line for level, line in Logger.lines if level == "warning"]
         assert warnings == ["graphkiln: m: openvino failed", "graphkiln: m: warming up stopped early"]
 
-    def test_without_a_supervisor_nothing_is_published(
+    def test_without_supervisor_no_status_is_published(
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.delenv(RUN_FOLDER_VARIABLE)
@@ -252,7 +236,7 @@ class TestInitialize:
         model.finalize()
         assert deployment.session.closed
 
-    def test_it_is_listed_as_loading_until_it_is_loaded(self, deployment: FakeDeployment, tmp_path: Path) -> None:
+    def test_loading_is_published_until_ready(self, deployment: FakeDeployment, tmp_path: Path) -> None:
         seen: list[tuple[str, int]] = []
         build = deployment.build
 
@@ -269,16 +253,10 @@ class TestInitialize:
         assert read_snapshot(tmp_path / "instances").loading == {}
         model.finalize()
 
-    def test_a_load_that_fails_is_no_longer_listed(self, deployment: FakeDeployment, tmp_path: Path) -> None:
-        deployment.error = RepositoryError("no graph")
-        with pytest.raises(TritonModelException):
-            TritonPythonModel().initialize(ARGS)
-        assert read_snapshot(tmp_path / "instances").loading == {}
-
 
 @pytest.mark.usefixtures("deployment")
 class TestExecutors:
-    """The configuration decides what stands between Triton and the session."""
+    """The configuration decides the kind of executor."""
 
     SEQUENCE: ClassVar = {"state": [{"input_name": "x", "output_name": "y", "data_type": "TYPE_FP32", "dims": ["2"]}]}
     RAGGED: ClassVar = [{"name": "x", "dims": ["-1"], "allow_ragged_batch": True}]
@@ -293,24 +271,20 @@ class TestExecutors:
         ("fields", "expected"),
         [({}, Executor), ({"sequence_batching": SEQUENCE}, SequenceExecutor), ({"input": RAGGED}, Executor)],
     )
-    def test_of_sequences_and_rows(self, fields: dict[str, object], expected: type) -> None:
+    def test_executor_of_rows_and_sequences(self, fields: dict[str, object], expected: type) -> None:
         assert type(self.served(**fields)._executor) is expected
 
-    def test_of_ragged_batches(self, deployment: FakeDeployment) -> None:
+    def test_executor_of_ragged_batches(self, deployment: FakeDeployment) -> None:
         flat = TensorSpec(name="x", dtype=DType.FP32, shape=("total",))
         deployment.session.signature = Signature(inputs=(flat,), outputs=(flat,))
         assert type(self.served(input=self.RAGGED)._executor) is RaggedExecutor
 
-    def test_what_cannot_be_read_is_an_error_with_the_cause(self) -> None:
+    def test_invalid_sequence_batching_raises(self) -> None:
         with pytest.raises(TritonModelException, match="state 'x' has no data_type"):
             self.served(sequence_batching={"state": [{"input_name": "x"}]})
 
 
 class TestExecute:
-    def test_a_single_request(self, model: TritonPythonModel) -> None:
-        (response,) = model.execute([request(1)])
-        np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
-
     def test_one_response_per_request_in_order(self, model: TritonPythonModel) -> None:
         bad = InferenceRequest({"x": np.zeros((1, 2), np.int8)})
         first, second, third = model.execute([request(1), bad, request(3)])
@@ -319,11 +293,11 @@ class TestExecute:
         assert "wrong dtype of input 'x'" in second.error.message
         np.testing.assert_array_equal(third.outputs["y"], [[6, 6]])
 
-    def test_a_single_bad_request_gets_its_error(self, model: TritonPythonModel) -> None:
+    def test_single_invalid_request_gets_an_error(self, model: TritonPythonModel) -> None:
         (response,) = model.execute([InferenceRequest({})])
         assert response.error.code == TritonError.INVALID_ARG
 
-    def test_batches_are_counted_while_they_are_computed(
+    def test_batches_are_counted_during_execution(
         self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path
     ) -> None:
         seen: list[dict[str, tuple[int, int]]] = []
@@ -337,15 +311,15 @@ class TestExecute:
         assert [list(counters.values()) for counters in seen] == [[(1, 0)], [(2, 1)]]
         assert list(read_counters(tmp_path / "instances").values()) == [(2, 2)]
 
-    def test_rows_of_runs_are_published_at_the_latest_at_the_end(self, model: TritonPythonModel) -> None:
+    def test_last_batch_sizes_are_published_at_the_end(self, model: TritonPythonModel) -> None:
         model.execute([request(1, 2)])
         model.execute([request(1), request(2, 3)])
         model.finalize()
         assert metric("graphkiln_batch_size_count") == 2
         assert metric("graphkiln_batch_size_sum") == 5
 
-    def test_a_single_request_passes_few_functions(self, model: TritonPythonModel) -> None:
-        """After a run has filled the processor's caches, each line of Python costs ten times what a benchmark says."""
+    def test_single_request_calls_few_functions(self, model: TritonPythonModel) -> None:
+        """A run evicts the processor's caches: each line of Python costs ten times what a benchmark shows."""
         single = [request(1)]
         model.execute(single)
         called: list[str] = []
@@ -374,7 +348,7 @@ class TestReplay:
         monkeypatch.setenv(REPLAY_INTERVAL_VARIABLE, "0.01")
         monkeypatch.setattr(replayer, "_IDLE_S", 0.001)
 
-    def test_right_outputs_are_counted(self, model: TritonPythonModel, tmp_path: Path) -> None:
+    def test_passed_replays_are_counted(self, model: TritonPythonModel, tmp_path: Path) -> None:
         wait_until(lambda: metric("graphkiln_self_test_replays_total") > 1)
         assert metric("graphkiln_self_test_failures_total") == 0
         assert metric("graphkiln_self_test_timestamp_seconds") > 1.7e9
@@ -382,7 +356,7 @@ class TestReplay:
         (response,) = model.execute([request(1)])
         np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
 
-    def test_an_instance_that_computes_wrongly_refuses_every_request(
+    def test_wrong_outputs_make_the_instance_refuse_requests(
         self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path
     ) -> None:
         deployment.session.factor = 3
@@ -396,7 +370,7 @@ class TestReplay:
         assert "y: relative L2" in fault
         assert any("refuses all requests" in line and fault in line for _, line in Logger.lines)
 
-    def test_a_device_that_is_lost_is_a_fault(
+    def test_lost_device_is_a_fault(
         self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(replayer, "_RETRY_S", 0.001)
@@ -411,7 +385,7 @@ class TestReplay:
         (fault,) = read_snapshot(tmp_path / "instances").faults.values()
         assert "the device is lost" in fault
 
-    def test_a_fault_that_cannot_be_told_ends_the_instance(
+    def test_instance_exits_if_a_fault_cannot_be_reported(
         self, model: TritonPythonModel, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fail(*_: object) -> None:
@@ -423,7 +397,7 @@ class TestReplay:
         model._refuse("the outputs changed")
         assert codes == [1]
 
-    def test_without_a_supervisor_requests_are_refused_too(
+    def test_without_supervisor_wrong_outputs_are_refused(
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv(RUN_FOLDER_VARIABLE)
@@ -436,7 +410,7 @@ class TestReplay:
         model.finalize()
 
 
-def test_finalize_gives_everything_back(model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path) -> None:
+def test_finalize_frees_everything(model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path) -> None:
     assert len(list((tmp_path / "instances").iterdir())) == 2
     model.finalize()
     assert deployment.session.closed
@@ -445,7 +419,7 @@ def test_finalize_gives_everything_back(model: TritonPythonModel, deployment: Fa
 
 class TestAutoComplete:
     class Config:
-        """Triton's configuration, as far as it is used."""
+        """The part of Triton's configuration that is used."""
 
         def __init__(self, **document: Any) -> None:
             self.document = document
@@ -458,21 +432,19 @@ class TestAutoComplete:
         monkeypatch.setattr(fake_triton, "model_dir", str(digits / "1"))
         monkeypatch.setenv("GRAPHKILN_CACHE_FOLDER", str(tmp_path / "cache"))
 
-    def test_inputs_and_outputs_are_taken_from_the_graph(self) -> None:
+    def test_inputs_and_outputs_are_completed_from_the_graph(self) -> None:
         config = self.Config(name="digits", max_batch_size=8, input=[], output=[])
         assert TritonPythonModel.auto_complete_config(config) is config
         assert [tensor["name"] for tensor in config.document["input"]] == ["INPUT_0"]
         assert [int(dim) for dim in config.document["input"][0]["dims"]] == [1, 32, 32]
 
-    def test_a_contradiction_is_an_exception_of_triton(self) -> None:
+    def test_contradiction_with_the_graph_raises(self) -> None:
         wrong = [{"name": "nothing", "data_type": "TYPE_FP32", "dims": [1]}]
         config = self.Config(name="digits", max_batch_size=8, input=wrong, output=[])
         with pytest.raises(TritonModelException, match=r"^digits: .*nothing"):
             TritonPythonModel.auto_complete_config(config)
 
-    def test_another_signature_than_that_of_a_version_that_serves_is_one(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
+    def test_signature_unlike_a_serving_version_raises(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         for version, columns in ((1, 3), (2, 4)):
             zoo.add(tmp_path, "m", zoo.scale(("batch", columns)), version=version)
         monkeypatch.setattr(fake_triton, "model_dir", str(tmp_path / "m" / "2"))
@@ -488,9 +460,41 @@ class TestAutoComplete:
             with pytest.raises(TritonModelException, match=r"^m: its signature is not that of version 1, which serves"):
                 complete(all={})
 
-    def test_a_graph_that_is_missing_is_one_too(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_missing_graph_raises(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         (tmp_path / "m" / "1").mkdir(parents=True)
         monkeypatch.setattr(fake_triton, "model_dir", str(tmp_path / "m" / "1"))
         with pytest.raises(TritonModelException, match=r"^m: ") as raised:
             TritonPythonModel.auto_complete_config(self.Config(name="m", max_batch_size=0, input=[], output=[]))
         assert isinstance(raised.value.__cause__, RepositoryError)
+
+
+# Numbering of instances across groups.
+
+
+@pytest.mark.parametrize(
+    ("name", "groups", "number"),
+    [
+        ("digits_0_0", [("", 2)], 0),
+        ("digits_0_1", [("", 2)], 1),
+        ("digits_1_0", [("", 2), ("", 1)], 2),
+        ("digits_1_0", [("digits_0", 2), ("digits_1", 1)], 2),
+        ("own name_1", [("own name", 2)], 1),
+        ("fast_0", [("slow", 3), ("fast", 2)], 3),
+        ("fast_1", [("slow", 3), ("fast", 2)], 4),
+        ("slow_2", [("slow", 3), ("fast", 2)], 2),
+        ("digits_1_0", [("digits_1", 2), ("digits_0", 1)], 0),
+        ("digits", [("", 1)], 0),
+    ],
+)
+def test_instance_number(name: str, groups: list[tuple[str, int]], number: int) -> None:
+    assert instance_number(name, "digits", groups) == number
+
+
+def test_model_name_with_numbers() -> None:
+    assert instance_number("my_2_groups_1_1", "my_2_groups", [("", 3), ("", 2)]) == 4
+
+
+def test_instance_numbers_are_unique() -> None:
+    groups = [("a", 2), ("b", 3), ("", 1)]
+    names = [f"{group or 'm_2'}_{number}" for group, count in groups for number in range(count)]
+    assert [instance_number(name, "m", groups) for name in names] == list(range(6))

@@ -1,4 +1,4 @@
-"""Shapes that no array can have: numpy's function by which a C++ extension makes arrays, called as one would."""
+"""Impossible shapes: the array function that a C++ extension finds, and reshaping string tensors."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import pytest
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec
 from graphkiln_backend.triton.oversized_shapes import needs_protection, numpy_functions, protect_arrays
+from graphkiln_backend.triton.text_shapes import protect_texts
 
 MakeArray = Callable[..., np.ndarray]
 FLOAT = np.dtype(np.float32)
@@ -21,7 +22,7 @@ take_reference = ctypes.PYFUNCTYPE(None, ctypes.py_object)(("Py_IncRef", ctypes.
 
 
 def look_up() -> int:
-    """What an extension finds when it makes its first array."""
+    """The address that an extension finds when it creates its first array."""
     address: int = numpy_functions()[NEW_FROM_DESCR]
     return address
 
@@ -37,7 +38,7 @@ def make() -> MakeArray:
     )(found[0])
 
     def make_array(*shape: int) -> np.ndarray:
-        take_reference(FLOAT)  # which the function gives back
+        take_reference(FLOAT)  # the function steals a reference
         made: np.ndarray = typed(np.ndarray, FLOAT, len(shape), (ctypes.c_int64 * len(shape))(*shape), None, None, 0, 0)
         return made
 
@@ -45,19 +46,19 @@ def make() -> MakeArray:
 
 
 @pytest.mark.parametrize("shape", [(2, 3), (1,), (), (0, 2**40), (1, 1, 4)])
-def test_a_possible_array_is_made_as_ever(make: MakeArray, shape: tuple[int, ...]) -> None:
+def test_possible_shape_is_unchanged(make: MakeArray, shape: tuple[int, ...]) -> None:
     array = make(*shape)
     assert (array.shape, array.dtype) == (shape, FLOAT)
 
 
 @pytest.mark.parametrize("shape", [(1, 2**62), (2**62,), (0, 2**62), (2**32, 2**32), (2**63 - 1,) * 3])
-def test_an_impossible_one_is_empty_and_fits_no_input(make: MakeArray, shape: tuple[int, ...]) -> None:
+def test_impossible_shape_gives_an_empty_array(make: MakeArray, shape: tuple[int, ...]) -> None:
     array = make(*shape)
     assert array.size == 0
     assert array.ndim == len(shape) + 1
 
 
-def test_nothing_is_lost_and_nothing_is_freed_too_often(make: MakeArray) -> None:
+def test_reference_counts(make: MakeArray) -> None:
     gc.collect()
     before = sys.getrefcount(FLOAT)
     for _ in range(100):
@@ -67,7 +68,7 @@ def test_nothing_is_lost_and_nothing_is_freed_too_often(make: MakeArray) -> None
     assert abs(sys.getrefcount(FLOAT) - before) < 10
 
 
-def test_numpy_itself_and_later_extensions_find_numpys_own() -> None:
+def test_table_is_restored() -> None:
     before = look_up()
     protect_arrays(lambda: None)
     assert look_up() == before
@@ -87,6 +88,24 @@ def test_numpy_itself_and_later_extensions_find_numpys_own() -> None:
         ((), False, False),
     ],
 )
-def test_only_dimensions_that_a_request_chooses_need_it(shape: tuple[Dim, ...], batching: bool, needed: bool) -> None:
+def test_needs_protection(shape: tuple[Dim, ...], batching: bool, needed: bool) -> None:
     spec = TensorSpec(name="x", dtype=DType.FP32, shape=shape)
     assert needs_protection(Signature(inputs=(spec,), outputs=()), batching=batching) is needed
+
+
+# String tensors.
+
+
+class TestTexts:
+    words = np.array([b"a", b"b"], np.object_)
+
+    @pytest.mark.parametrize("shape", [[2], [1, 2], (2, 1)])
+    def test_possible_shape_of_strings(self, shape: list[int]) -> None:
+        shaped = protect_texts(lambda _: self.words)(np.zeros(2, np.uint8)).reshape(shape)
+        assert type(shaped) is np.ndarray
+        assert shaped.shape == tuple(shape)
+        assert shaped.ravel().tolist() == [b"a", b"b"]
+
+    def test_impossible_shape_of_strings(self) -> None:
+        shaped = protect_texts(lambda _: self.words[:0])(np.zeros(0, np.uint8)).reshape([4, 2**62])
+        assert shaped.shape == (0, 0, 0)

@@ -1,4 +1,4 @@
-"""Batches of requests of different lengths, and what tells the graph where each begins."""
+"""Ragged batches: requests of different lengths, and the inputs that describe them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.repository.batch_tensors import BatchInput, BatchInputKind, BatchOutput, BatchTensors
 from graphkiln_backend.triton.executor import Result
-from graphkiln_backend.triton.ragged import RaggedExecutor, form_batch, share_out
+from graphkiln_backend.triton.ragged import RaggedExecutor, form_batch, split_outputs
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -35,7 +35,7 @@ TENSORS = BatchTensors(ragged={"x": 2}, inputs=(COUNT,), outputs={"y": BatchOutp
 
 
 class FakeSession:
-    """`y = 2 x`, and each request's number of elements; fails where an element is 13."""
+    """Compute `y = 2 x` and the number of elements of each request; fail for 13."""
 
     signature = Signature(
         inputs=(spec("x", "total"), spec("n", "rows"), spec("bias", "rows", 2)),
@@ -71,7 +71,7 @@ def check(result: Result, length: int) -> None:
 
 @pytest.mark.parametrize("guarded", [False, True])
 class TestExecutor:
-    def test_one_request_is_a_batch_of_one(self, guarded: bool) -> None:
+    def test_single_request(self, guarded: bool) -> None:
         session = FakeSession()
         check(executor(session, guarded=guarded).execute(request(3, guarded=guarded)), 3)
         assert session.feeds[0]["x"].shape == (3,)
@@ -86,7 +86,7 @@ class TestExecutor:
         assert len(session.feeds) == 1
         assert list(served.batch_sizes) == [4]
 
-    def test_a_request_that_fails_fails_alone(self, guarded: bool) -> None:
+    def test_failed_request_does_not_affect_others(self, guarded: bool) -> None:
         results = executor(FakeSession(), guarded=guarded).execute_batch(
             [request(3, guarded=guarded), request(14, guarded=guarded), request(2, guarded=guarded)]
         )
@@ -95,7 +95,7 @@ class TestExecutor:
         check(results[2], 2)
 
 
-def test_a_graph_that_cannot_batch_is_told(logged: list[str]) -> None:
+def test_graph_that_cannot_batch_is_logged(logged: list[str]) -> None:
     class Alone(FakeSession):
         def run(self, feeds: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
             if len(feeds["n"]) > 1:
@@ -104,7 +104,7 @@ def test_a_graph_that_cannot_batch_is_told(logged: list[str]) -> None:
 
     for result, length in zip(executor(Alone()).execute_batch([request(3), request(5)]), (3, 5), strict=True):
         check(result, length)
-    assert logged == ["a batch of 2 requests failed, each of them alone did not: one at a time"]
+    assert logged == ["a batch of 2 requests failed, but each of them succeeded alone: one at a time"]
 
 
 def test_only_requested_outputs_are_computed() -> None:
@@ -117,13 +117,13 @@ def test_only_requested_outputs_are_computed() -> None:
     [{"x": array(1, 3).astype(np.int32)}, {"x": array(3)}, {"x": array(2, 3)}, {"bias": array(1, 3)}],
     ids=["dtype", "rank", "rows", "other input"],
 )
-def test_a_request_that_does_not_fit_is_an_error(feeds: Arrays) -> None:
+def test_invalid_request_is_refused_alone(feeds: Arrays) -> None:
     good, bad = executor(FakeSession()).execute_batch([request(3), request(3, feeds=feeds)])
     check(good, 3)
     assert isinstance(bad, SignatureError)
 
 
-def test_a_description_that_does_not_fit_the_graph_is_an_error() -> None:
+def test_batch_input_of_wrong_type_is_refused() -> None:
     session = FakeSession()
     session.signature = Signature(inputs=(*FakeSession.signature.inputs[:2],), outputs=FakeSession.signature.outputs)
     tensors = BatchTensors(ragged={"x": 2}, inputs=(describe(BatchInputKind.ELEMENT_COUNT),), outputs={})
@@ -144,8 +144,8 @@ def test_a_description_that_does_not_fit_the_graph_is_an_error() -> None:
     ],
 )
 @pytest.mark.parametrize("dtype", [DType.INT32, DType.FP32])
-def test_every_kind_of_batch_input(kind: BatchInputKind, expected: list[object], dtype: DType) -> None:
-    """The requests of Triton's own documentation: one of two rows of [3, 1], one of a row of [2, 2]."""
+def test_kinds_of_batch_input(kind: BatchInputKind, expected: list[object], dtype: DType) -> None:
+    """The requests of Triton's documentation: two rows of [3, 1], and one row of [2, 2]."""
     tensors = BatchTensors(ragged={"x": 3}, inputs=(describe(kind, dtype),))
     batch = form_batch([{"x": array(2, 3, 1)}, {"x": array(1, 2, 2)}], tensors)
     assert batch["n"].dtype == dtype.numpy
@@ -156,28 +156,28 @@ def test_every_kind_of_batch_input(kind: BatchInputKind, expected: list[object],
 class TestSharingOut:
     REQUESTS: Sequence[Arrays] = ({"x": array(2, 3)}, {"x": array(1, 1)})
 
-    def test_scattered_by_the_shape_of_the_input(self) -> None:
-        first, second = share_out({"y": array(7)}, self.REQUESTS, TENSORS)
+    def test_output_is_split_by_the_shape_of_the_input(self) -> None:
+        first, second = split_outputs({"y": array(7)}, self.REQUESTS, TENSORS)
         np.testing.assert_array_equal(first["y"], [[0, 1, 2], [3, 4, 5]])
         np.testing.assert_array_equal(second["y"], [[6]])
 
-    def test_sizes_that_are_written_stay(self) -> None:
+    def test_fixed_sizes_of_batch_outputs(self) -> None:
         tensors = BatchTensors(outputs={"y": BatchOutput(source="x", shape=(-1, 4))})
-        parts = share_out({"y": array(3, 4)}, self.REQUESTS, tensors)
+        parts = split_outputs({"y": array(3, 4)}, self.REQUESTS, tensors)
         assert [part["y"].shape for part in parts] == [(2, 4), (1, 4)]
 
-    def test_rows_that_nobody_sent_are_dropped(self) -> None:
-        parts = share_out({"count": array(4, 1)}, self.REQUESTS, TENSORS)
+    def test_surplus_rows_are_dropped(self) -> None:
+        parts = split_outputs({"count": array(4, 1)}, self.REQUESTS, TENSORS)
         assert [part["count"].tolist() for part in parts] == [[[0], [1]], [[2]]]
 
     @pytest.mark.parametrize(
         "outputs", [{"y": array(6)}, {"y": array(8)}, {"count": array(2, 1)}, {"count": np.float32(1)}]
     )
-    def test_elements_that_do_not_add_up_are_an_error(self, outputs: Arrays) -> None:
+    def test_wrong_number_of_elements_is_refused(self, outputs: Arrays) -> None:
         with pytest.raises(ExecutionError, match="write a batch_output for it"):
-            share_out(outputs, self.REQUESTS, TENSORS)
+            split_outputs(outputs, self.REQUESTS, TENSORS)
 
-    def test_an_output_of_more_dimensions_than_its_input_is_an_error(self) -> None:
+    def test_output_with_more_dimensions_than_its_input_is_refused(self) -> None:
         tensors = BatchTensors(outputs={"y": BatchOutput(source="x", shape=(-1, -1, -1))})
         with pytest.raises(ExecutionError, match="more dimensions"):
-            share_out({"y": array(7)}, self.REQUESTS, tensors)
+            split_outputs({"y": array(7)}, self.REQUESTS, tensors)

@@ -1,4 +1,4 @@
-"""Golden samples on a session that serves: when they run, whom they keep waiting, and what they find."""
+"""Replaying golden samples while serving: schedule, locking, and faults."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ LIMITS = REPLAY[Precision.FP32]
 
 
 class Session:
-    """Doubles; one caller at a time, or it says so."""
+    """Double the input; refuse concurrent runs."""
 
     def __init__(self) -> None:
         spec = TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 4))
@@ -85,7 +85,7 @@ class Instance:
             lock=self.lock,
             interval_s=interval_s,
             instance=name,
-            record=self.record,
+            metrics=self.record,
             on_fault=self.faults.append,
         )
 
@@ -100,7 +100,7 @@ StartInstance = Callable[..., Instance]
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartInstance]:
     monkeypatch.setattr(module, "_RETRY_S", 0.001)
-    monkeypatch.setattr(module, "_LOOK_EVERY_S", 0.001)
+    monkeypatch.setattr(module, "_POLL_S", 0.001)
     monkeypatch.setattr(module, "_IDLE_S", 0.01)
     with ExitStack() as stack:
 
@@ -112,7 +112,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[StartInstance]:
         yield make
 
 
-def test_right_outputs_are_counted_again_and_again(start: StartInstance) -> None:
+def test_passed_replays_are_counted(start: StartInstance) -> None:
     instance = start(interval_s=0.01)
     wait_until(lambda: len(instance.record.results) >= 3)
     assert all(instance.record.results)
@@ -120,7 +120,7 @@ def test_right_outputs_are_counted_again_and_again(start: StartInstance) -> None
     assert [value for _, value in instance.session.runs[:3]] == [1, 5, 9]
 
 
-def test_wrong_outputs_are_a_fault_once(start: StartInstance) -> None:
+def test_wrong_outputs_are_reported_once(start: StartInstance) -> None:
     instance = start(interval_s=0.01)
     wait_until(lambda: len(instance.record.results) >= 1)
     instance.session.factor = 2.01
@@ -134,14 +134,14 @@ def test_wrong_outputs_are_a_fault_once(start: StartInstance) -> None:
 
 
 @pytest.mark.parametrize("factor", [np.nan, np.inf, 0.0])
-def test_any_wrong_number_is_one(start: StartInstance, factor: float) -> None:
+def test_nan_inf_and_zero_are_wrong_outputs(start: StartInstance, factor: float) -> None:
     session = Session()
     session.factor = factor
     instance = start(interval_s=0.01, session=session)
     wait_until(lambda: bool(instance.faults))
 
 
-def test_an_engine_that_fails_for_a_moment_is_no_fault(start: StartInstance) -> None:
+def test_temporary_failure_is_no_fault(start: StartInstance) -> None:
     session = Session()
     run, failures = session.run, iter([ExecutionError("out of memory")] * 2)
 
@@ -158,7 +158,7 @@ def test_an_engine_that_fails_for_a_moment_is_no_fault(start: StartInstance) -> 
 
 
 @pytest.mark.parametrize("error", [ExecutionError("the device is lost"), MemoryError("9 EiB"), KeyError("y")])
-def test_an_engine_that_fails_every_time_is_a_fault(start: StartInstance, error: Exception) -> None:
+def test_persistent_failure_is_a_fault(start: StartInstance, error: Exception) -> None:
     session = Session()
     session.error = error
     instance = start(interval_s=0.01, session=session)
@@ -168,14 +168,14 @@ def test_an_engine_that_fails_every_time_is_a_fault(start: StartInstance, error:
     assert fault.startswith("the engine fails on replayed samples: ")
 
 
-def test_a_request_on_which_the_engine_fails_has_the_samples_replayed_at_once(start: StartInstance) -> None:
+def test_failed_request_triggers_a_replay(start: StartInstance) -> None:
     instance = start(interval_s=0)
     instance.session.error = ExecutionError("the device is lost")
     assert isinstance(instance.request(), ExecutionError)
     wait_until(lambda: bool(instance.faults))
 
 
-def test_a_request_that_is_at_fault_itself_is_no_fault_of_the_instance(start: StartInstance) -> None:
+def test_bad_request_is_no_fault(start: StartInstance) -> None:
     instance = start(interval_s=0)
     run = instance.session.run
 
@@ -193,14 +193,14 @@ def test_a_request_that_is_at_fault_itself_is_no_fault_of_the_instance(start: St
     assert not instance.faults
 
 
-def test_an_interval_of_0_replays_nothing(start: StartInstance) -> None:
+def test_interval_0_disables_replays(start: StartInstance) -> None:
     instance = start(interval_s=0)
     instance.request()
     time.sleep(0.05)
     assert instance.session.replayed == 0
 
 
-def test_an_idle_moment_is_waited_for(start: StartInstance) -> None:
+def test_replay_waits_until_idle(start: StartInstance) -> None:
     instance = start(interval_s=30, name="soon")
     instance.replayer.close()
     instance.executor.last_run_at = time.monotonic() + 1000
@@ -214,14 +214,14 @@ def test_an_idle_moment_is_waited_for(start: StartInstance) -> None:
     assert not busy.is_alive()
 
 
-def test_an_instance_that_is_never_idle_is_replayed_too(start: StartInstance, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_instance_is_replayed(start: StartInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_S", 1e9)
     instance = start(interval_s=0.02)
     wait_until(lambda: len(instance.record.results) >= 2)
     assert all(instance.record.results)
 
 
-def test_requests_and_samples_never_run_together_and_stay_apart(start: StartInstance) -> None:
+def test_requests_and_samples_never_overlap(start: StartInstance) -> None:
     session = Session()
     session.seconds = 0.0005
     instance = start(interval_s=0.001, session=session)
@@ -233,7 +233,7 @@ def test_requests_and_samples_never_run_together_and_stay_apart(start: StartInst
     assert all(instance.record.results)
 
 
-def test_a_request_waits_for_one_sample_and_not_for_all(start: StartInstance) -> None:
+def test_request_waits_for_one_sample(start: StartInstance) -> None:
     session = Session()
     instance = start(interval_s=0, session=session)
     free: list[int] = []
@@ -267,7 +267,7 @@ def test_instances_replay_at_different_times() -> None:
     assert all(100 <= seconds <= 1000 for seconds in first)
 
 
-def test_closing_does_not_wait_for_the_interval() -> None:
+def test_close_does_not_wait_for_the_interval() -> None:
     before = set(threading.enumerate())
     begun = time.monotonic()
     Instance(interval_s=1000).replayer.close()
@@ -276,7 +276,7 @@ def test_closing_does_not_wait_for_the_interval() -> None:
     assert set(threading.enumerate()) == before
 
 
-def test_closing_ends_a_replay_between_two_samples() -> None:
+def test_close_interrupts_a_replay() -> None:
     session = Session()
     session.seconds = 0.05
     instance = Instance(interval_s=0.001, session=session)

@@ -1,4 +1,4 @@
-"""What Triton keeps of models whose files came with a request: noted by instances, removed by the end of the run."""
+"""Leftover folders of models sent in a request: recorded by instances, removed at the end of the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from graphkiln_backend.triton.sent_models import NOTES, note_sent, remove_sent
 
 @pytest.fixture
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """What the run's instances share."""
+    """The folder shared by instances."""
     monkeypatch.setenv(SHARED_FOLDER_VARIABLE, str(tmp_path))
     return tmp_path
 
 
 @pytest.fixture
 def sent() -> Iterator[Path]:
-    """A model where Triton puts one."""
+    """A model in a folder like Triton's."""
     folder = Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
     (folder / "1").mkdir(parents=True)
     (folder / "1" / "model.onnx").write_bytes(b"x")
@@ -33,7 +33,7 @@ def sent() -> Iterator[Path]:
         folder.rmdir()
 
 
-def test_it_goes_with_the_run(shared: Path, sent: Path) -> None:
+def test_sent_model_is_removed(shared: Path, sent: Path) -> None:
     for _ in range(2):  # one for each instance
         note_sent(str(sent))
     remove_sent(shared / NOTES)
@@ -42,14 +42,14 @@ def test_it_goes_with_the_run(shared: Path, sent: Path) -> None:
     remove_sent(shared / NOTES)
 
 
-def test_a_model_of_a_store_is_not_noted(shared: Path) -> None:
+def test_model_of_a_store_is_not_recorded(shared: Path) -> None:
     note_sent(str(shared / "digits"))
     note_sent("/tmp/folder-of-models")
     assert not (shared / NOTES).exists()
     remove_sent(shared / NOTES)
 
 
-def test_what_is_not_tritons_is_left_alone(shared: Path, tmp_path: Path) -> None:
+def test_other_folders_are_not_removed(shared: Path, tmp_path: Path) -> None:
     mine = tmp_path / "folderAAAAAA"
     mine.mkdir()
     (shared / NOTES).mkdir()
@@ -59,25 +59,20 @@ def test_what_is_not_tritons_is_left_alone(shared: Path, tmp_path: Path) -> None
     assert mine.is_dir()
 
 
-def test_a_folder_of_another_user_is_left_alone(shared: Path, sent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_another_user_is_not_removed(shared: Path, sent: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     note_sent(str(sent))
     monkeypatch.setattr(sent_models.os, "geteuid", lambda: os.getuid() + 1)
     remove_sent(shared / NOTES)
     assert sent.is_dir()
 
 
-def test_one_that_triton_has_removed_is_no_error(shared: Path) -> None:
+def test_folder_removed_by_triton_is_ignored(shared: Path) -> None:
     note_sent("/tmp/folder______")
     remove_sent(shared / NOTES)
     assert list((shared / NOTES).iterdir()) == []
 
 
-def test_without_a_supervisor_nothing_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(SHARED_FOLDER_VARIABLE, raising=False)
-    note_sent("/tmp/folder______")
-
-
-def test_a_note_that_cannot_be_written_keeps_no_model_from_being_loaded(
+def test_unwritable_record_does_not_prevent_loading(
     sent: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv(SHARED_FOLDER_VARIABLE, str(tmp_path / "gone"))

@@ -1,4 +1,4 @@
-"""Sequences: states from request to request, of their own sequence only, and never a lost one from the start again."""
+"""Sequences: states between requests, lost states, correlation ids."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FAILING = 13.0
 
 
 class Request(InferenceRequest):
-    """A request of a sequence, with the initial state that Triton adds."""
+    """A request of a sequence, with an initial state as Triton adds it."""
 
     def __init__(
         self,
@@ -45,7 +45,7 @@ class Request(InferenceRequest):
 
 
 class Sums:
-    """A session: `y` and the state `out` are the sum of `x` and the state `in`."""
+    """A session whose outputs `y` and `out` are the sum of `x` and the state `in`."""
 
     def __init__(self, dtype: DType = DType.FP32) -> None:
         def spec(name: str) -> TensorSpec:
@@ -99,46 +99,46 @@ def y(result: Result) -> float:
 
 
 class TestStates:
-    def test_go_from_request_to_request_and_begin_with_zeros(self, sequences: SequenceExecutor) -> None:
+    def test_states_start_with_zeros_and_are_passed_on(self, sequences: SequenceExecutor) -> None:
         results = [sequences.execute(Request(7, value, START * (value == 1))) for value in (1, 2, 4)]
         assert [y(result) for result in results] == [1, 3, 7]
 
-    def test_begin_with_what_the_configuration_says(self, session: Sums) -> None:
+    def test_states_start_with_configured_values(self, session: Sums) -> None:
         served = SequenceExecutor(Executor(session, batching=True), tensors(initialized=True))
         first = Request(7, 1, START, given=np.full((1, 1), 100))
         assert y(served.execute(first)) == 101
-        first._tensors[1]._array[:] = -5  # Triton's memory is another's once its request was responded to
+        first._tensors[1]._array[:] = -5  # Triton reuses the memory after the response
         assert y(served.execute(Request(7, 1))) == 102
 
-    def test_are_each_sequences_own_also_in_one_batch(self, sequences: SequenceExecutor, session: Sums) -> None:
+    def test_states_of_sequences_in_one_batch(self, sequences: SequenceExecutor, session: Sums) -> None:
         sequences.execute_batch([Request(1, 1, START), Request("1", 10, START), Request(2, 100, START)])
         results = sequences.execute_batch([Request(2, 1), Request(1, 1), Request("1", 1)])
         assert [y(result) for result in results] == [101, 2, 11]
         assert session.batches == [3, 3]
 
-    def test_requests_of_one_sequence_wait_for_each_other(self, sequences: SequenceExecutor, session: Sums) -> None:
+    def test_requests_of_one_sequence_run_in_order(self, sequences: SequenceExecutor, session: Sums) -> None:
         batch = [Request(1, 1, START), Request(1, 2), Request(2, 10, START), Request(1, 4)]
         assert [y(result) for result in sequences.execute_batch(batch)] == [1, 3, 10, 7]
         assert session.batches == [2, 1, 1]
 
-    def test_of_an_id_that_is_used_again_begin_again(self, sequences: SequenceExecutor) -> None:
+    def test_reused_id_starts_a_new_sequence(self, sequences: SequenceExecutor) -> None:
         for flags in (START, START | END, START):
             assert y(sequences.execute(Request(7, 5, flags))) == 5
 
-    def test_are_outputs_for_those_that_request_them(self, sequences: SequenceExecutor) -> None:
+    def test_state_outputs_can_be_requested(self, sequences: SequenceExecutor) -> None:
         result = sequences.execute(Request(7, 5, START, outputs=["out"]))
         assert isinstance(result, dict)
         assert list(result) == ["out"]
         assert y(sequences.execute(Request(7, 1))) == 6
 
-    def test_of_bf16_travel_too(self) -> None:
+    def test_bf16_states(self) -> None:
         kept = SequenceTensors(states=(state(DType.BF16),), batched=True)
         served = SequenceExecutor(Executor(Sums(DType.BF16), batching=True), kept)
         bf16 = ml_dtypes.bfloat16
         assert y(served.execute(Request(7, 1.5, START, dtype=bf16))) == 1.5
         assert y(served.execute(Request(7, 1.5, dtype=bf16))) == 3.0
 
-    def test_of_texts_begin_empty(self) -> None:
+    def test_string_states_start_empty(self) -> None:
         class Echo(Sums):
             def run(self, feeds: dict[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
                 return dict.fromkeys(outputs, feeds["in"])
@@ -150,7 +150,7 @@ class TestStates:
         assert isinstance(result, dict)
         assert result["y"].tolist() == [[b""]]
 
-    def test_do_not_keep_a_whole_batch_alive(self, sequences: SequenceExecutor) -> None:
+    def test_states_do_not_keep_the_batch_alive(self, sequences: SequenceExecutor) -> None:
         sequences.execute_batch([Request(1, 1, START), Request(2, 1, START)])
         kept = [array for _, states in sequences._states._kept.values() for array in states.values()]
         assert len(kept) == 2
@@ -158,31 +158,31 @@ class TestStates:
 
 
 class TestLostStates:
-    """Zeros in their place would be a wrong output that nobody sees."""
+    """Computing from zeros instead would be a silent wrong output."""
 
-    def test_of_an_instance_that_started_again(self, sequences: SequenceExecutor) -> None:
+    def test_lost_after_a_restart_of_the_instance(self, sequences: SequenceExecutor) -> None:
         result = sequences.execute(Request(7, 1))
         assert isinstance(result, SequenceLost)
-        assert "start the sequence again" in str(result)
+        assert "restart the sequence" in str(result)
 
-    def test_after_the_end(self, sequences: SequenceExecutor) -> None:
+    def test_lost_after_the_last_request(self, sequences: SequenceExecutor) -> None:
         assert y(sequences.execute(Request(7, 1, START))) == 1
         assert y(sequences.execute(Request(7, 1, END))) == 2
         assert isinstance(sequences.execute(Request(7, 1)), SequenceLost)
         assert not len(sequences._states)
 
-    def test_after_a_first_request_that_failed(self, sequences: SequenceExecutor) -> None:
+    def test_lost_after_a_failed_first_request(self, sequences: SequenceExecutor) -> None:
         sequences.execute(Request(7, 1, START))
         assert isinstance(sequences.execute(Request(7, FAILING, START)), ExecutionError)
         assert isinstance(sequences.execute(Request(7, 1)), SequenceLost)
 
-    def test_are_one_requests_error_only(self, sequences: SequenceExecutor) -> None:
+    def test_lost_states_affect_one_request(self, sequences: SequenceExecutor) -> None:
         lost, good = sequences.execute_batch([Request(7, 1), Request(8, 1, START)])
         assert isinstance(lost, SequenceLost)
         assert y(good) == 1
 
 
-def test_a_request_that_failed_changes_nothing(sequences: SequenceExecutor) -> None:
+def test_failed_request_changes_no_state(sequences: SequenceExecutor) -> None:
     sequences.execute_batch([Request(7, 1, START), Request(8, 10, START)])
     failed, good = sequences.execute_batch([Request(7, FAILING), Request(8, 1)])
     assert isinstance(failed, ExecutionError)
@@ -190,7 +190,7 @@ def test_a_request_that_failed_changes_nothing(sequences: SequenceExecutor) -> N
     assert y(sequences.execute(Request(7, 1))) == 2
 
 
-def test_a_last_request_that_failed_is_the_last(sequences: SequenceExecutor) -> None:
+def test_failed_last_request_ends_the_sequence(sequences: SequenceExecutor) -> None:
     sequences.execute(Request(7, 1, START))
     sequences.execute(Request(7, FAILING, END))
     assert isinstance(sequences.execute(Request(7, 1)), SequenceLost)
@@ -207,7 +207,7 @@ class TestMemory:
         assert isinstance(sequences.execute(Request(1, 1)), SequenceLost)
         assert y(sequences.execute(Request(2, 1))) == 2
 
-    def test_there_are_never_more_than_triton_has_slots_twice(self, sequences: SequenceExecutor) -> None:
+    def test_number_of_sequences_is_bounded(self, sequences: SequenceExecutor) -> None:
         for identity in range(1, 100):
             sequences.execute(Request(identity, 1, START))
         assert len(sequences._states) == 8
@@ -216,24 +216,20 @@ class TestMemory:
 
 
 class TestWhatTritonMakes:
-    def test_requests_that_fill_a_slot_are_not_computed(self, sequences: SequenceExecutor, session: Sums) -> None:
+    def test_empty_slots_are_not_computed(self, sequences: SequenceExecutor, session: Sums) -> None:
         fill = Request(0, FAILING, outputs=())
         results = sequences.execute_batch([fill, Request(1, 1, START), fill])
         assert y(results[1]) == 1
         assert (results[0], results[2]) == ({}, {})
         assert session.batches == [1]
 
-    def test_a_batch_of_nothing_else(self, sequences: SequenceExecutor, session: Sums) -> None:
-        assert sequences.execute_batch([Request(0, 1, outputs=())]) == [{}]
-        assert session.batches == []
-
-    def test_warm_up_is_computed_and_leaves_nothing(self, sequences: SequenceExecutor) -> None:
+    def test_warm_up_leaves_no_states(self, sequences: SequenceExecutor) -> None:
         warm = Request(0, 1)
         del warm._tensors[1]  # Triton adds no states to it
         assert [y(result) for result in sequences.execute_batch([warm, warm])] == [1, 1]
         assert not len(sequences._states)
 
-    def test_an_initial_state_that_it_does_not_give_is_an_error(self, session: Sums) -> None:
+    def test_missing_initial_state_is_an_error(self, session: Sums) -> None:
         served = SequenceExecutor(Executor(session, batching=True), tensors(initialized=True))
         request = Request(7, 1, START)
         del request._tensors[1]
@@ -261,13 +257,13 @@ class TestIds:
 
     @pytest.mark.parametrize("batched", [False, True])
     @pytest.mark.parametrize(("identity", "text"), [("abc", b"abc"), (7, b"7"), ("\u00e4", "\u00e4".encode())])
-    def test_texts_are_provided_here(self, identity: int | str, text: bytes, batched: bool) -> None:
+    def test_string_id_is_provided_here(self, identity: int | str, text: bytes, batched: bool) -> None:
         result = self.ask(DType.BYTES, identity, batched=batched)
         assert isinstance(result, dict), result
         assert result["y"].tolist() == ([[text]] if batched else [text])
 
     @pytest.mark.parametrize("dtype", [DType.UINT64, DType.INT64, DType.UINT32, DType.INT32])
-    def test_numbers_come_from_triton(self, dtype: DType) -> None:
+    def test_integer_id_is_provided_by_triton(self, dtype: DType) -> None:
         result = self.ask(dtype, 7)
         assert isinstance(result, dict)
         assert result["y"].tolist() == [[7]]
@@ -275,7 +271,7 @@ class TestIds:
     @pytest.mark.parametrize(
         ("dtype", "identity"), [(DType.UINT64, "7"), (DType.INT32, 1 << 31), (DType.INT64, (1 << 64) - 1)]
     )
-    def test_that_triton_would_cut_short_are_refused(self, dtype: DType, identity: int | str) -> None:
+    def test_id_that_does_not_fit_is_refused(self, dtype: DType, identity: int | str) -> None:
         result = self.ask(dtype, identity)
         assert isinstance(result, SignatureError)
         assert f"expected {dtype}" in str(result)

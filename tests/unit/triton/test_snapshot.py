@@ -22,7 +22,7 @@ from graphkiln_backend.triton.snapshot import Snapshot, SnapshotReader, is_ready
 
 STATUS = instance_status()
 _OPENED: list[list[str]] = []
-"""Files that were opened, for whoever listens now."""
+"""Files that were opened, one list per listener."""
 
 
 def listen(event: str, arguments: tuple[Any, ...]) -> None:
@@ -30,7 +30,7 @@ def listen(event: str, arguments: tuple[Any, ...]) -> None:
         _OPENED[-1].append(str(arguments[0]))
 
 
-sys.addaudithook(listen)  # cannot be removed, and does nothing while nobody listens
+sys.addaudithook(listen)  # cannot be removed
 
 
 @contextmanager
@@ -42,7 +42,7 @@ def opened() -> Iterator[list[str]]:
         _OPENED.pop()
 
 
-def test_everything_is_listed_by_instance(tmp_path: Path) -> None:
+def test_snapshot_lists_everything_by_instance(tmp_path: Path) -> None:
     with ExitStack() as stack:
         for name in ("b_0", "a_1", "a_0"):
             stack.enter_context(StatusFile(tmp_path, name, instance_status(model=name)))
@@ -55,7 +55,7 @@ def test_everything_is_listed_by_instance(tmp_path: Path) -> None:
     assert read_snapshot(tmp_path) == Snapshot()
 
 
-def test_with_many_instances_each_file_is_opened_once_and_a_status_never_again(tmp_path: Path) -> None:
+def test_statuses_are_read_once_and_counters_each_time(tmp_path: Path) -> None:
     names = [f"model_{number}_0" for number in range(40)]
     with ExitStack() as stack:
         for name in names:
@@ -70,7 +70,7 @@ def test_with_many_instances_each_file_is_opened_once_and_a_status_never_again(t
     assert sorted(second) == sorted(counters)
 
 
-def test_nothing_is_kept_of_instances_that_are_gone(tmp_path: Path) -> None:
+def test_removed_instances_are_forgotten(tmp_path: Path) -> None:
     reader = SnapshotReader(tmp_path)
     for threads in (1, 2):
         with StatusFile(tmp_path, "m_0", instance_status(threads=threads)):
@@ -78,7 +78,7 @@ def test_nothing_is_kept_of_instances_that_are_gone(tmp_path: Path) -> None:
         assert reader.read() == Snapshot()
 
 
-def test_files_that_are_being_written_are_not_read(tmp_path: Path, logged: list[str]) -> None:
+def test_temporary_files_are_ignored(tmp_path: Path, logged: list[str]) -> None:
     (tmp_path / "m_0.1.json.tmp").write_text('{"pid": 1, "mo')
     (tmp_path / "m_0.1.counters.tmp").write_bytes(b"\0\0\0")
     assert read_snapshot(tmp_path) == Snapshot()
@@ -86,7 +86,7 @@ def test_files_that_are_being_written_are_not_read(tmp_path: Path, logged: list[
 
 
 @pytest.mark.parametrize("suffix", ["json", "counters", "fault", "loading"])
-def test_a_file_that_vanishes_after_it_was_listed_is_left_out(
+def test_file_removed_after_the_listing_is_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str], suffix: str
 ) -> None:
     find = module._list
@@ -106,11 +106,11 @@ def test_a_file_that_vanishes_after_it_was_listed_is_left_out(
     assert (seen.loading, seen.faults, logged) == ({}, {}, [])
 
 
-def test_a_folder_that_is_gone_has_no_instances(tmp_path: Path) -> None:
+def test_removed_folder_is_an_empty_snapshot(tmp_path: Path) -> None:
     assert read_snapshot(tmp_path / "gone") == Snapshot()
 
 
-def test_instances_come_and_go_while_they_are_read(tmp_path: Path) -> None:
+def test_concurrent_publishing(tmp_path: Path) -> None:
     over = threading.Event()
 
     def come_and_go() -> None:
@@ -135,7 +135,7 @@ def test_instances_come_and_go_while_they_are_read(tmp_path: Path) -> None:
         ("a_0.7.counters", "cut", "a_0.7.counters"),
     ],
 )
-def test_a_file_that_cannot_be_read_hides_no_other(
+def test_unreadable_file_is_skipped_and_logged_once(
     tmp_path: Path, logged: list[str], name: str, content: str, why: str
 ) -> None:
     (tmp_path / name).write_text(content)
@@ -146,22 +146,22 @@ def test_a_file_that_cannot_be_read_hides_no_other(
             assert (list(seen.statuses), list(seen.progress)) == (["m_0.1"], ["m_0.1"])
     (line,) = logged
     assert why in line
-    assert seen.ready == ({1, 7} if name.endswith("json") else {1}), "nobody takes it for one that still loads"
+    assert seen.ready == ({1, 7} if name.endswith("json") else {1}), "not taken for an instance that is still loading"
 
 
-def test_the_supervisors_own_file_is_no_status(tmp_path: Path) -> None:
+def test_restarts_file_is_not_a_status(tmp_path: Path) -> None:
     (tmp_path / "restarts.json").write_text(json.dumps({"instance_died": 1}))
     with StatusFile(tmp_path, "m_0", STATUS):
         assert read_snapshot(tmp_path).statuses == {"m_0.1": STATUS}
 
 
-def test_whether_an_instance_is_still_ready(tmp_path: Path) -> None:
+def test_is_ready(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "m_0", STATUS):
         assert is_ready(tmp_path, "m_0.1")
     assert not is_ready(tmp_path, "m_0.1")
 
 
-def test_the_versions_of_a_model_that_serve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_serving_versions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(RUN_FOLDER_VARIABLE, raising=False)
     assert serving_versions("m") == set()
     monkeypatch.setenv(RUN_FOLDER_VARIABLE, str(tmp_path))

@@ -1,4 +1,4 @@
-"""Triton's tensors as arrays and back; bf16 by DLPack, with numpy as the other side."""
+"""Conversion of Triton's tensors, bf16 by DLPack; numpy is the other side."""
 
 from __future__ import annotations
 
@@ -23,22 +23,17 @@ BF16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def bf16(*shape: int) -> np.ndarray:
-    """Numbers that differ, up to 8 bits of which bf16 holds exactly."""
+    """Different numbers of 8 bits, which bf16 represents exactly."""
     return (np.arange(int(np.prod(shape))) % 256).reshape(shape).astype(BF16)
 
 
-def test_other_types_are_views_of_the_tensors_memory() -> None:
+def test_other_types_are_views() -> None:
     array = np.arange(6, dtype=np.float32).reshape(2, 3)
     assert to_array(input_tensor("x", array), DType.FP32) is array
 
 
-def test_texts_pass_as_objects() -> None:
-    array = np.array([b"a", b""], np.object_)
-    assert to_array(input_tensor("x", array), DType.BYTES) is array
-
-
 @pytest.mark.parametrize("shape", [(1,), (5,), (2, 3), (2, 1, 4, 3)])
-def test_bf16_is_read_as_another_library_wrote_it(shape: tuple[int, ...]) -> None:
+def test_bf16_of_another_library(shape: tuple[int, ...]) -> None:
     written = bf16(*shape)
     read = to_array(input_tensor("x", written), DType.BF16)
     assert read.dtype == BF16
@@ -53,26 +48,26 @@ def test_bf16_is_not_copied() -> None:
     assert read[2] == 200
 
 
-def test_a_part_of_a_buffer_is_read_from_its_own_beginning() -> None:
+def test_byte_offset() -> None:
     buffer = bf16(10, 3)
     np.testing.assert_array_equal(from_dlpack(write_bf16(buffer[4:6])), buffer[4:6])
 
 
 @pytest.mark.parametrize("shape", [(0,), (0, 3), (2, 0, 4)])
-def test_an_empty_bf16_tensor_keeps_its_shape(shape: tuple[int, ...]) -> None:
+def test_empty_bf16_tensor(shape: tuple[int, ...]) -> None:
     read = from_dlpack(write_bf16(np.zeros(shape, BF16)))
     assert read.shape == shape
     assert read.dtype == BF16
 
 
-def test_an_empty_tensor_may_point_nowhere() -> None:
+def test_empty_tensor_without_memory() -> None:
     capsule = write_bf16(np.zeros((0, 3), BF16))
     data = ctypes.c_void_p.from_address(tensors._get_pointer(capsule, b"dltensor"))
     data.value = None
     assert from_dlpack(capsule).shape == (0, 3)
 
 
-def test_a_shape_that_no_memory_holds_is_refused() -> None:
+def test_impossible_shape_is_refused() -> None:
     capsule = write_bf16(np.zeros((1, 1), BF16))
     tensor = ctypes.cast(tensors._get_pointer(capsule, b"dltensor"), ctypes.POINTER(tensors._ManagedTensor)).contents
     tensor.tensor.shape[1] = 2**62
@@ -80,7 +75,7 @@ def test_a_shape_that_no_memory_holds_is_refused() -> None:
         from_dlpack(capsule)
 
 
-def test_a_used_capsule_is_refused() -> None:
+def test_used_capsule_is_refused() -> None:
     capsule = to_dlpack(bf16(2))
     read_bf16(capsule)
     with pytest.raises(ValueError, match="PyCapsule_GetPointer"):
@@ -88,15 +83,9 @@ def test_a_used_capsule_is_refused() -> None:
 
 
 @given(hnp.arrays(np.uint16, hnp.array_shapes(min_dims=1, max_dims=4, max_side=5), elements=st.integers(0, 0xFFFF)))
-def test_every_bit_pattern_survives_the_way_out(bits: np.ndarray) -> None:
+def test_all_bit_patterns_are_exported(bits: np.ndarray) -> None:
     read = read_bf16(to_dlpack(bits.view(BF16)))
     np.testing.assert_array_equal(read.view(np.uint16), bits)
-
-
-@given(hnp.arrays(np.uint16, hnp.array_shapes(min_dims=1, max_dims=4, max_side=5), elements=st.integers(0, 0xFFFF)))
-def test_every_bit_pattern_survives_out_and_in_again(bits: np.ndarray) -> None:
-    np.testing.assert_array_equal(from_dlpack(to_dlpack(bits.view(BF16))).view(np.uint16), bits)
-    tensors._exported.clear()  # nobody consumed the capsules
 
 
 @pytest.mark.parametrize(
@@ -104,12 +93,12 @@ def test_every_bit_pattern_survives_out_and_in_again(bits: np.ndarray) -> None:
     [lambda a: a.T, lambda a: a[::2], lambda a: a[:, 1:], lambda a: a[::-1]],
     ids=["transposed", "every second row", "columns", "reversed"],
 )
-def test_memory_with_gaps_is_written_in_order(make) -> None:
+def test_non_contiguous_array_is_exported(make) -> None:
     array = make(bf16(4, 3))
     np.testing.assert_array_equal(read_bf16(to_dlpack(array)), np.array(array))
 
 
-def test_the_array_lives_until_its_consumer_is_done() -> None:
+def test_array_lives_until_its_consumer_is_done() -> None:
     array = bf16(3)
     references = sys.getrefcount(array)
     read = read_bf16(to_dlpack(array))
@@ -121,13 +110,7 @@ def test_the_array_lives_until_its_consumer_is_done() -> None:
     assert not tensors._exported
 
 
-def test_the_array_is_held_although_its_owner_lets_go() -> None:
-    capsule = to_dlpack(bf16(1000))
-    gc.collect()
-    np.testing.assert_array_equal(read_bf16(capsule), bf16(1000))
-
-
-def test_two_exports_are_released_one_by_one() -> None:
+def test_exports_are_released_separately() -> None:
     first, second = read_bf16(to_dlpack(bf16(2))), read_bf16(to_dlpack(bf16(3)))
     assert len(tensors._exported) == 2
     del first
