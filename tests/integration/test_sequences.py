@@ -153,7 +153,7 @@ class TestStates:
     def test_a_sequence_whose_start_failed_is_not_continued_from_zeros(self, client: Any) -> None:
         with pytest.raises(triton_grpc.InferenceServerException, match="out of data bounds"):
             total(client, "direct", 9, 1000, "S")
-        with pytest.raises(triton_grpc.InferenceServerException, match="start the sequence again"):
+        with pytest.raises(triton_grpc.InferenceServerException, match="restart the sequence"):
             total(client, "direct", 9, 1)
         assert total(client, "direct", 9, 3, "SE") == 3
 

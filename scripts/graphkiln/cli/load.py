@@ -1,4 +1,4 @@
-"""`graphkiln load` and `graphkiln unload`: change what a server serves."""
+"""`graphkiln load` and `graphkiln unload`: load and unload models of a server."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ if TYPE_CHECKING:
     from graphkiln_client import Client
 
 Model = Annotated[str, typer.Argument(help="Model name.")]
-# Loading lowers, compiles and proves the model first.
-_LOAD_TIMEOUT_S = 600.0
+_LOAD_TIMEOUT_S = 600.0  # includes lowering, compiling and proving the model
 
 
 @with_connection(timeout_s=_LOAD_TIMEOUT_S, admin=True)
 def load(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> None:
     """Load or reload a model of a server.
 
-    In --model-control-mode=explicit, that is how new versions are served; in the
-    other modes, what is served is loaded again. It needs the admin key, which is
-    found by itself for a server of yours on this machine.
+    With --model-control-mode=explicit this serves new versions; in the other modes
+    it reloads the served ones. Requires the admin key, which is found
+    automatically for your own servers on this machine.
     """
     with connection.connect() as client:
         try:
@@ -38,13 +37,13 @@ def load(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> No
 
 @with_connection(admin=True)
 def unload(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> None:
-    """Unload a model of a server, which finishes its requests first.
+    """Unload a model of a server after its requests in flight.
 
-    It needs the admin key, which is found by itself for a server of yours on
+    Requires the admin key, which is found automatically for your own servers on
     this machine.
     """
     with connection.connect() as client:
-        _check_known(client, model)  # Triton unloads what it never knew
+        _check_known(client, model)  # Triton reports success for unknown models
         client.unload(model)
         typer.echo(f"{model}: unloading")
 
@@ -52,4 +51,4 @@ def unload(model: Model, connection: ConnectionOptions = DEFAULT_CONNECTION) -> 
 def _check_known(client: Client, model: str) -> None:
     names = sorted({each.name for each in client.models()})
     if model not in names:
-        raise ModelNotFound(f"the server knows no model '{model}'", hint=did_you_mean(model, names))
+        raise ModelNotFound(f"the server has no model '{model}'", hint=did_you_mean(model, names))

@@ -1,4 +1,4 @@
-"""`graphkiln models`: the models of a server."""
+"""`graphkiln models`: list the models of a server."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkiln.cli.options import AsJson
 def models(connection: ConnectionOptions = DEFAULT_CONNECTION, as_json: AsJson = False) -> None:
     """List the model versions of a server and their states.
 
-    Exit code 1 when one is not ready.
+    Exit code 1 if one of them is not ready.
     """
     with connection.connect() as client:
         served = client.models()
@@ -23,5 +23,5 @@ def models(connection: ConnectionOptions = DEFAULT_CONNECTION, as_json: AsJson =
         print_json([asdict(model) for model in served])
     else:
         rows = [(model.name, model.version or "-", model.state or "not loaded", model.reason) for model in served]
-        print_table(("model", "version", "state", "reason"), rows, empty="the server knows no model")
+        print_table(("model", "version", "state", "reason"), rows, empty="the server has no models")
     raise typer.Exit(0 if all(model.ready for model in served) else 1)

@@ -1,4 +1,4 @@
-"""`graphkiln serve`: model stores in, a supervised tritonserver out."""
+"""`graphkiln serve`: serve model stores with a supervised tritonserver."""
 
 from __future__ import annotations
 
@@ -26,16 +26,14 @@ if TYPE_CHECKING:
     from graphkiln_backend.triton.environment import Overrides
 
 _DEFAULT_STORE = Path("model_repository")
-# For infinity, too: calls of the system and of libraries take no longer times than some weeks.
-_LONGEST_S = 1e6
-# The instances read it, too (`triton.environment`); that module is not imported before it is needed.
-_LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"
+_LONGEST_S = 1e6  # replaces infinity, which system calls do not accept
+_LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"  # of `triton.environment`, which is imported later
 _TRITONS_FORMATS = ("default", "ISO8601")
 _LOG_FORMATS = ("text", "json", *_TRITONS_FORMATS)
 
 
 def _choose_log_format(context: typer.Context, value: str) -> str:
-    """Turn standard error into JSON at once, so that errors of other options are JSON, too."""
+    """Switch stderr to JSON at once, so that errors of other options are JSON, too."""
     if value not in _LOG_FORMATS:
         raise typer.BadParameter(f"'{value}' is not one of {', '.join(_LOG_FORMATS)}")
     if value == "json" and not context.resilient_parsing:
@@ -48,7 +46,7 @@ LogFormatOption = Annotated[
     str,
     typer.Option(
         help="text; json: each line of the log is an object, and failed requests are logged with their ids; "
-        "default or ISO8601: tritonserver's own, of its lines.",
+        "default or ISO8601: formats of tritonserver for its own lines.",
         envvar=_LOG_FORMAT_VARIABLE,
         metavar="FORMAT",
         callback=_choose_log_format,
@@ -62,32 +60,30 @@ def serve(
     model_store: Annotated[
         list[str] | None,
         typer.Option(
-            help="Folder of models, or of one; or s3://, gs://, as://, hf://, oci://; may be given several times.",
+            help="Folder of models or of one model, or s3://, gs://, as://, hf://, oci://; may be repeated.",
             envvar="GRAPHKILN_MODEL_STORE",
             metavar="STORE",
             show_default="./model_repository",
         ),
     ] = None,
     enable_openvino: Annotated[
-        list[str] | None, typer.Option(help="Run this model with OpenVINO; may be given several times.", metavar="NAME")
+        list[str] | None, typer.Option(help="Run this model with OpenVINO; may be repeated.", metavar="NAME")
     ] = None,
     enable_tensorrt: Annotated[
         list[str] | None,
-        typer.Option(
-            help="Run this model with TensorRT (not yet run on a GPU); may be given several times.", metavar="NAME"
-        ),
+        typer.Option(help="Run this model with TensorRT (not tested on a GPU yet); may be repeated.", metavar="NAME"),
     ] = None,
     set_: Annotated[
         list[str] | None,
         typer.Option(
             "--set",
-            help="Setting of a model over its config.pbtxt, such as resnet.precision=bf16; may be repeated.",
+            help="Override a setting of a model's config.pbtxt, such as resnet.precision=bf16; may be repeated.",
             metavar="MODEL.KEY=VALUE",
         ),
     ] = None,
     cache: Cache = "",
     cache_size: Annotated[
-        str, typer.Option(help="How large it may grow; the least recently used goes first.", metavar="SIZE")
+        str, typer.Option(help="Maximum size of the cache; least recently used entries are evicted.", metavar="SIZE")
     ] = "20G",
     host: Annotated[
         str, typer.Option(help="Address to listen on; 0.0.0.0 for all.", envvar="GRAPHKILN_HOST", metavar="ADDRESS")
@@ -95,7 +91,8 @@ def serve(
     admin_key_file: Annotated[
         str,
         typer.Option(
-            help="Key for repository control, shared memory, trace and logging; made where missing; 'off' opens them.",
+            help="File with the key for repository control, shared memory, trace and logging; created if missing. "
+            "'off' allows them without a key.",
             envvar="GRAPHKILN_ADMIN_KEY_FILE",
             show_default="a new key, which your own commands on this machine find",
             metavar="FILE",
@@ -104,51 +101,54 @@ def serve(
     trusted_keys: Annotated[
         Path | None,
         typer.Option(
-            help="Public keys in PEM, a file or a folder of *.pub: only what one of them signed goes live.",
+            help="Public keys in PEM, a file or a folder of *.pub: only versions signed by one of them are served.",
             envvar="GRAPHKILN_TRUSTED_KEYS",
             metavar="FILE|DIR",
         ),
     ] = None,
     tls_cert: Annotated[
-        Path | None, typer.Option(help="Certificate for https and grpcs, in PEM; plain without it.", metavar="FILE")
+        Path | None, typer.Option(help="Certificate in PEM; enables TLS for HTTP and gRPC.", metavar="FILE")
     ] = None,
-    tls_key: Annotated[Path | None, typer.Option(help="Its private key, in PEM.", metavar="FILE")] = None,
+    tls_key: Annotated[
+        Path | None, typer.Option(help="Private key of the certificate, in PEM.", metavar="FILE")
+    ] = None,
     tls_client_ca: Annotated[
         Path | None,
         typer.Option(
-            help="Authorities of which one must have signed a client's certificate (mutual TLS).", metavar="FILE"
+            help="Certificate authorities in PEM; clients need a certificate of one of them (mutual TLS).",
+            metavar="FILE",
         ),
     ] = None,
     edge: Annotated[
         str,
         typer.Option(
-            help="HAProxy in front of the server: on, off, or auto: beyond this machine and for TLS.",
+            help="HAProxy in front of the server: on, off, or auto (for TLS, and when listening beyond loopback).",
             metavar="MODE",
         ),
     ] = "auto",
     edge_rate: Annotated[
         int,
         typer.Option(
-            help="Most requests a second from one client address; 0 for any number.",
+            help="Maximum requests per second of one client address; 0 for no limit.",
             metavar="NUMBER",
             min=0,
         ),
     ] = 0,
     show_edge: Annotated[
-        bool, typer.Option("--show-edge", help="Print the configuration of HAProxy, without secrets, and end.")
+        bool, typer.Option("--show-edge", help="Print the configuration of HAProxy without secrets, and exit.")
     ] = False,
     page: Annotated[
         bool,
         typer.Option(
             "--page",
-            help="Also serve a page that shows the models and tries them in a browser; its address may follow.",
+            help="Also serve a web page to inspect and try the models; its address may follow.",
         ),
     ] = False,
     page_at: Annotated[
         str,
         typer.Option(
             "--page-address",
-            help="Where the page listens, which this option turns on, too.",
+            help="Address of the page; implies --page.",
             metavar="HOST[:PORT]",
             show_default="127.0.0.1:8003",
         ),
@@ -156,49 +156,49 @@ def serve(
     page_name: Annotated[
         list[str] | None,
         typer.Option(
-            help="A host name by which the page may be called; addresses and localhost always are. May be repeated.",
+            help="Host name allowed in requests to the page, besides addresses and localhost; may be repeated.",
             metavar="NAME",
         ),
     ] = None,
     server_memory: Annotated[
         str,
         typer.Option(
-            help="Most memory that tritonserver takes for what clients send; models are not counted.",
-            show_default="half of what is free",
+            help="Maximum memory of tritonserver for requests, not counting models.",
+            show_default="half of the free memory",
             metavar="SIZE",
         ),
     ] = "",
     replay_interval: Annotated[
         float,
         typer.Option(
-            help="Seconds between two replays of the golden samples in each instance while it serves; 0 for none. "
-            "One that computes wrongly is restarted.",
+            help="Seconds between two replays of the golden samples in each instance; 0 for none. "
+            "The server is restarted if an instance computes wrong outputs.",
             envvar="GRAPHKILN_REPLAY_INTERVAL",
             metavar="SECONDS",
             min=0,
         ),
     ] = 600.0,
     replace_onnxruntime: Annotated[
-        bool, typer.Option("--replace-onnxruntime", help="Replace an installed C++ onnxruntime backend, too.")
+        bool, typer.Option("--replace-onnxruntime", help="Also replace an installed C++ onnxruntime backend.")
     ] = False,
     drain: Annotated[
-        float, typer.Option(help="How long requests in flight may take after SIGTERM.", metavar="SECONDS", min=0)
+        float, typer.Option(help="Time for requests in flight to finish after SIGTERM.", metavar="SECONDS", min=0)
     ] = 5,
     compute_limit: Annotated[
         float,
-        typer.Option(help="How long one batch may take before the server is restarted.", metavar="SECONDS", min=0.1),
+        typer.Option(help="Maximum time of one batch; then the server is restarted.", metavar="SECONDS", min=0.1),
     ] = COMPUTE_LIMIT_S,
     load_deadline: Annotated[
-        float, typer.Option(help="How long a version may take to load before it is given up.", metavar="SECONDS", min=1)
+        float, typer.Option(help="Maximum time for loading a version; then it is given up.", metavar="SECONDS", min=1)
     ] = 600,
     log_format: LogFormatOption = "text",
 ) -> None:
     """Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C.
 
-    A model store may also be named without its option, as may a model of one:
-    `graphkiln serve STORE/NAME` serves nothing else.
+    Stores may also be given as arguments. `graphkiln serve STORE/NAME` serves one
+    model of a store.
 
-    Every other flag goes to tritonserver untouched, for example --http-port=9000,
+    Other flags are passed to tritonserver unchanged, for example --http-port=9000,
     --model-control-mode=poll or --log-verbose=1.
     """
     from graphkiln_backend.server.installation import find_installation
@@ -312,7 +312,7 @@ def _plan_edge(
     *,
     show: bool,
 ) -> EdgePlan | None:
-    """Decide on the edge, and warn of open endpoints; `show`: print its configuration instead, and end."""
+    """Decide about the edge, and warn of open endpoints; with `show`, print the edge's configuration and exit."""
     from graphkiln_backend.server.edge_plan import EdgePlan
 
     access.warn_if_open(flags)
@@ -325,7 +325,7 @@ def _plan_edge(
 
 
 def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[Path]) -> Overrides:
-    """Settings of the command line, by model; --set goes before --enable-*."""
+    """Collect the settings of the command line by model; those of --set precede those of --enable-*."""
     from graphkiln_backend.lowering.settings import Override, parse_override
     from graphkiln_backend.repository.stores import model_folders
 
@@ -342,7 +342,7 @@ def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[
         for name in names:
             _check_model(name, models, stores, f"--enable-{engine} {name}")
             if engines.setdefault(name, engine) != engine:
-                raise ServerSetupError(f"both --enable-{engines[name]} and --enable-{engine} name '{name}'")
+                raise ServerSetupError(f"both --enable-{engines[name]} and --enable-{engine} are given for '{name}'")
             overrides.setdefault(name, []).append(Override("engine", engine, f"--enable-{engine}"))
     return overrides
 

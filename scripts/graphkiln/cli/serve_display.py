@@ -1,4 +1,4 @@
-"""Display of `serve`: how far models are while they load, and what is served then."""
+"""Display of `graphkiln serve`: progress of loading, then a table of the served models."""
 
 from __future__ import annotations
 
@@ -19,15 +19,13 @@ if TYPE_CHECKING:
 _log = logging.getLogger("graphkiln.cli")
 
 _REFRESH_S = 0.25
-# A model that loads faster has no lines of progress.
-_SLOW_S = 1.0
+_SLOW_S = 1.0  # faster models have no lines of progress
 _TABLE_COLUMNS = 80
-# Of a reason in the table; the whole reason follows below it.
-_REASON_LENGTH = 80
+_REASON_LENGTH = 80  # in the table; full reasons follow below
 
 
 class LoadDisplay(Closeable):
-    """Progress of all models until it is closed: a live table on a terminal, else a line for each slow activity."""
+    """Progress of all models: a live table on a terminal, otherwise a line for each slow step."""
 
     def __init__(self) -> None:
         self._console = stderr_console()
@@ -36,10 +34,10 @@ class LoadDisplay(Closeable):
         self._shown_at = 0.0
 
     def show(self, rows: Sequence[LoadProgress]) -> None:
-        """Show the state of every model; called as often as one likes."""
+        """Show the state of all models; may be called at any rate."""
         if self._console is None:
             for row in rows:
-                self._say(row)
+                self._print(row)
         elif rows and time.monotonic() - self._shown_at > _REFRESH_S:
             self._shown_at = time.monotonic()
             if self._live is None:
@@ -51,14 +49,14 @@ class LoadDisplay(Closeable):
             self._live.update(make_table(("model", "version", "state", "seconds"), cells), refresh=True)
 
     def close(self) -> None:
-        """Take the table off the terminal; what is shown afterwards begins anew."""
+        """Remove the table from the terminal; the next start of the server begins a new one."""
         if self._live:
             self._live.stop()
             self._live = None
         self._printed.clear()
 
-    def _say(self, row: LoadProgress) -> None:
-        """A line for each activity of a model that is slow, and one for its end; none is repeated."""
+    def _print(self, row: LoadProgress) -> None:
+        """Print each new step of a slow model, and its end."""
         key = (row.model, row.version)
         last = self._printed.get(key, "")
         if row.activity == last or (row.seconds < _SLOW_S if not row.is_ready else not last):
@@ -69,7 +67,7 @@ class LoadDisplay(Closeable):
 
 
 def address_lines(flags: TritonFlags, page: ListenAddress | None, *, secure: bool) -> list[str]:
-    """A line with the addresses of the server, and one with that of its page."""
+    """Lines with the addresses of the server and of its page."""
     addresses = [f"{each.protocol} {each.local_address[0]}:{each.port}" for each in flags.listen_addresses()]
     lines = [("serving with TLS " if secure else "serving ") + ", ".join(addresses)]
     if page:
@@ -80,7 +78,7 @@ def address_lines(flags: TritonFlags, page: ListenAddress | None, *, secure: boo
 
 
 def log_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None:
-    """Log what is served, an event for each version, and where."""
+    """Log an event for each version, then the addresses."""
     if not states:
         _log.warning("no model is loaded")
     for state in states:
@@ -97,10 +95,10 @@ def log_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None:
 
 
 def print_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None:
-    """Print a table of what is served, and where, on stdout.
+    """Print a table of all versions and the addresses to stdout.
 
     Raises:
-        OSError: The reader has ended, or the disk is full.
+        OSError: The reader of stdout has ended, or the disk is full.
     """
     from textwrap import shorten
 
@@ -121,7 +119,7 @@ def print_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None
     ]
     console = Console()
     console.width = min(console.width, _TABLE_COLUMNS)
-    with console.capture() as printed:  # rich itself would end the process if the reader has ended
+    with console.capture() as printed:  # rich would exit if the reader of stdout has ended
         console.print(table if states else "no model is loaded")
         for line in (*reasons, *addresses):
             console.print(line, markup=False, highlight=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""`graphkiln health`: ready or not, now or within some seconds."""
+"""`graphkiln health`, with and without `--wait`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SILENT = Health(live=True, ready=False)
 
 
 class Clock:
-    """Time that passes by sleeping only."""
+    """A clock that only `sleep` advances."""
 
     def __init__(self) -> None:
         self.now = 100.0
@@ -44,15 +44,16 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 @pytest.mark.usefixtures("client")
-def test_a_ready_server(run: RunVerb) -> None:
+def test_ready_server(run: RunVerb) -> None:
     finished = run("health")
     assert (finished.code, finished.out, finished.err) == (0, "ready\n", "")
 
 
 @pytest.mark.parametrize(
-    ("state", "words"), [(LOADING, "cats 1 is LOADING: in a minute"), (SILENT, "nowhere.test:8000 answers, but is not")]
+    ("state", "words"),
+    [(LOADING, "cats 1 is LOADING: in a minute"), (SILENT, "nowhere.test:8000 responds, but is not")],
 )
-def test_one_that_is_not_ready_says_why(run: RunVerb, client: FakeClient, state: Health, words: str) -> None:
+def test_unready_server_gives_reasons(run: RunVerb, client: FakeClient, state: Health, words: str) -> None:
     client.healths = [state]
     finished = run("health")
     assert finished.code == 1
@@ -60,37 +61,35 @@ def test_one_that_is_not_ready_says_why(run: RunVerb, client: FakeClient, state:
     assert words in finished.err
 
 
-def test_no_server_at_all(run: RunVerb, client: FakeClient) -> None:
+def test_no_server(run: RunVerb, client: FakeClient) -> None:
     client.healths = [ConnectionFailed("no server at nowhere.test:8000")]
     finished = run("health")
     assert finished.code == 1
     assert finished.err == "graphkiln: no server at nowhere.test:8000\n"
 
 
-def test_waits_until_it_is_ready(run: RunVerb, client: FakeClient, clock: Clock) -> None:
+def test_wait_until_ready(run: RunVerb, client: FakeClient, clock: Clock) -> None:
     client.healths = [ConnectionFailed("not yet"), ConnectionFailed("not yet"), LOADING, READY]
     assert run("health", "--wait", "10").out == "ready\n"
     assert clock.slept == 3
 
 
 @pytest.mark.parametrize(("words", "seconds"), [([], 0), (["--wait", "2"], 2)])
-def test_waits_no_longer_than_requested(
-    run: RunVerb, client: FakeClient, clock: Clock, words: list[str], seconds: float
-) -> None:
+def test_wait_is_limited(run: RunVerb, client: FakeClient, clock: Clock, words: list[str], seconds: float) -> None:
     client.healths = [LOADING]
     assert run("health", *words).code == 1
     assert clock.now == pytest.approx(100 + seconds, abs=0.06)
 
 
 @pytest.mark.parametrize(("words", "timeout_s"), [([], 5), (["--wait", "2"], 2), (["--wait", "60"], 5)])
-def test_a_request_takes_no_longer_than_the_wait(
+def test_request_timeout_is_limited_by_the_wait(
     run: RunVerb, client: FakeClient, words: list[str], timeout_s: float
 ) -> None:
     run("health", *words)
     assert client.connected[0].timeout == timeout_s
 
 
-def test_json_says_the_state_and_the_reasons(run: RunVerb, client: FakeClient) -> None:
+def test_json_has_state_and_reasons(run: RunVerb, client: FakeClient) -> None:
     client.healths = [LOADING]
     finished = run("health", "--json")
     assert finished.code == 1

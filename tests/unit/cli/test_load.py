@@ -13,7 +13,7 @@ from graphkiln_backend.graph.errors import ServerError
 from graphkiln_client import ServedModel
 
 
-def test_load_says_what_is_served_then(run: RunVerb, client: FakeClient) -> None:
+def test_load_prints_served_versions(run: RunVerb, client: FakeClient) -> None:
     client.served = tuple(ServedModel(name=n, version="3", state="READY", reason="") for n in ("digits", "other"))
     assert run("load", "digits").out == "digits: version 3 ready\n"
     assert client.changed == [("load", "digits")]
@@ -26,7 +26,7 @@ def test_unload(run: RunVerb, client: FakeClient) -> None:
     assert client.changed == [("unload", "digits")]
 
 
-def test_the_options_reach_the_connection(run: RunVerb, client: FakeClient) -> None:
+def test_connection_options(run: RunVerb, client: FakeClient) -> None:
     client.served = (ServedModel(name="m", version="1", state="READY", reason=""),)
     for verb in ("load", "unload"):
         run(verb, "m", "--url", "grpcs://h", "--admin-key-file", "a", "--client-cert", "c", "--client-key", "k")
@@ -36,11 +36,11 @@ def test_the_options_reach_the_connection(run: RunVerb, client: FakeClient) -> N
     assert client.connected == [expected, replace(expected, timeout=30.0)]
 
 
-def test_unload_of_a_name_that_nobody_knows(run: RunVerb, client: FakeClient) -> None:
+def test_unload_of_unknown_model(run: RunVerb, client: FakeClient) -> None:
     client.served = (ServedModel(name="digits", version="1", state="READY", reason=""),)
     finished = run("unload", "digit")
     assert (finished.code, client.changed) == (2, [])
-    assert "the server knows no model 'digit' (did you mean 'digits'?)" in finished.err
+    assert "the server has no model 'digit' (did you mean 'digits'?)" in finished.err
 
 
 @pytest.mark.parametrize(("model", "words"), [("digit", "did you mean 'digits'?"), ("digits", "it cannot be loaded")])

@@ -15,7 +15,7 @@ FAILED = ServedModel(name="cats", version="1", state="UNAVAILABLE", reason="[/bo
 NEVER = ServedModel(name="dogs", version="", state="", reason="")
 
 
-def test_every_model_is_a_row(run: RunVerb, client: FakeClient) -> None:
+def test_table_has_a_row_per_model(run: RunVerb, client: FakeClient) -> None:
     client.served = (READY, FAILED, NEVER)
     finished = run("models")
     rows = [line for line in finished.out.splitlines() if "│" in line]
@@ -26,28 +26,26 @@ def test_every_model_is_a_row(run: RunVerb, client: FakeClient) -> None:
 
 
 @pytest.mark.parametrize(("served", "code"), [((READY,), 0), ((READY, FAILED), 1), ((NEVER,), 1), ((), 0)])
-def test_the_exit_code_says_whether_all_are_ready(
-    run: RunVerb, client: FakeClient, served: tuple[ServedModel, ...], code: int
-) -> None:
+def test_exit_code(run: RunVerb, client: FakeClient, served: tuple[ServedModel, ...], code: int) -> None:
     client.served = served
     assert run("models").code == code
     assert run("models", "--json").code == code
 
 
-def test_a_server_without_models_says_so(run: RunVerb, client: FakeClient) -> None:
+def test_server_without_models(run: RunVerb, client: FakeClient) -> None:
     client.served = ()
-    assert run("models").out == "the server knows no model\n"
+    assert run("models").out == "the server has no models\n"
     assert json.loads(run("models", "--json").out) == []
 
 
-def test_json_holds_every_field(run: RunVerb, client: FakeClient) -> None:
+def test_json_has_all_fields(run: RunVerb, client: FakeClient) -> None:
     client.served = (FAILED,)
     assert json.loads(run("models", "--json").out) == [
         {"name": "cats", "version": "1", "state": "UNAVAILABLE", "reason": "[/bold] no such file"}
     ]
 
 
-def test_a_long_reason_stays_within_80_columns(run: RunVerb, client: FakeClient) -> None:
+def test_long_reason_is_wrapped(run: RunVerb, client: FakeClient) -> None:
     client.served = (ServedModel(name="n" * 30, version="1", state="UNAVAILABLE", reason="no room left " * 40),)
     lines = run("models").out.splitlines()
     assert max(map(len, lines)) <= 80
@@ -59,15 +57,13 @@ def test_options_reach_the_connection(run: RunVerb, client: FakeClient) -> None:
     assert client.connected == [ConnectionOptions(url="grpc://there:8001", header=["A: b", "C:d"])]
 
 
-def test_an_admin_key_file_reaches_the_connection(run: RunVerb, client: FakeClient) -> None:
+def test_admin_key_file_of_the_connection(run: RunVerb, client: FakeClient) -> None:
     for verb in ("models", "health"):
         run(verb, "--admin-key-file", "key")
     assert [str(options.admin_key_file) for options in client.connected] == ["key", "key"]
 
 
-def test_the_url_may_come_from_the_environment(
-    run: RunVerb, client: FakeClient, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_url_from_the_environment(run: RunVerb, client: FakeClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKILN_URL", "http://elsewhere:9")
     run("models")
     assert client.connected[0].url == "http://elsewhere:9"

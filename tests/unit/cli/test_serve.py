@@ -1,4 +1,4 @@
-"""`graphkiln serve`: what the supervisor gets, what is printed, and what is refused before anything starts."""
+"""`graphkiln serve`: arguments of the supervisor, output, and mistakes reported before the start."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Serve = Callable[..., Finished]
 
 
 class FakeSupervisor:
-    """Reports its states, and ends with its code, without a server."""
+    """Report `states` and return `code` without a server."""
 
     def __init__(self) -> None:
         self.started: Launch | None = None
@@ -65,7 +65,7 @@ class FakeSupervisor:
 
 @pytest.fixture
 def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSupervisor:
-    """A supervisor that starts nothing, beside an installation whose flags are known."""
+    """A fake supervisor, and an installation with known flags."""
     installation = Installation(binary=tmp_path, backends=tmp_path, caches=tmp_path, stub=tmp_path, libraries=())
     vars(installation).update(flags=FLAGS, _help=None)
     monkeypatch.setattr(finding, "find_installation", lambda: installation)
@@ -91,7 +91,7 @@ def port_flags() -> list[str]:
 
 @pytest.fixture
 def serve(run: RunVerb, supervisor: FakeSupervisor, store: Path) -> Serve:
-    """Runs `graphkiln serve` with the store and free ports."""
+    """Run `graphkiln serve` with the store and free ports."""
     assert supervisor.started is None
     return lambda *words: run("serve", "--model-store", store, *port_flags(), *words)
 
@@ -115,7 +115,7 @@ class TestLaunch:
         assert not chosen.exists()
         assert list(supervisor.launch.overrides) == ["digits"]
 
-    def test_the_store_of_the_working_directory_or_of_the_environment(
+    def test_store_of_the_working_folder_or_environment(
         self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "model_repository").mkdir()
@@ -133,10 +133,10 @@ class TestLaunch:
         launch = supervisor.launch
         assert launch.flags.arguments[-3:] == ("--log-verbose", "1", "--log-format=ISO8601")
         assert (launch.replay_interval_s, launch.replace_onnxruntime) == (2.5, True)
-        assert launch.load_deadline_s == 1e6  # the system's calls take no infinity
+        assert launch.load_deadline_s == 1e6  # replaces infinity
         assert (launch.cache.folder, launch.cache.limit_bytes) == (tmp_path / "cache", 3 << 30)
 
-    def test_by_default_nothing_is_replaced_or_overridden(self, serve: Serve, supervisor: FakeSupervisor) -> None:
+    def test_defaults(self, serve: Serve, supervisor: FakeSupervisor) -> None:
         finished = serve()
         assert finished.code == 0
         assert finished.err.startswith("graphkiln: Triton of an unknown version: 58 known vulnerabilities")
@@ -144,22 +144,20 @@ class TestLaunch:
         launch = supervisor.launch
         assert (launch.replace_onnxruntime, launch.overrides, launch.replay_interval_s) == (False, {}, 600)
 
-    def test_the_page_is_served_beside_it(
-        self, serve: Serve, run: RunVerb, store: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        told: list[object] = []
-        monkeypatch.setattr(launch, "ListeningChild", lambda *given: told.append(given[-1]) or nullcontext())
+    def test_page_is_served(self, serve: Serve, run: RunVerb, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        listening: list[object] = []
+        monkeypatch.setattr(launch, "ListeningChild", lambda *given: listening.append(given[-1]) or nullcontext())
         (port,) = free_ports(1)
         assert f"page http://127.0.0.1:{port}" in serve("--page-address", f"127.0.0.1:{port}").out
-        assert [address.port for address in told if isinstance(address, ListenAddress)] == [port]
+        assert [address.port for address in listening if isinstance(address, ListenAddress)] == [port]
         assert serve("--page").out.count("page http://127.0.0.1:8003") == 1
         placed = run("serve", "--page", f"127.0.0.1:{port}", "--model-store", store, *port_flags())
         assert f"page http://127.0.0.1:{port}" in placed.out
         assert "page http" not in serve().out
-        assert len(told) == 3
+        assert len(listening) == 3
         assert "unexpected argument" in run("serve", f"127.0.0.1:{port}", "--model-store", store, *port_flags()).err
 
-    def test_settings_of_models_go_before_engines(self, serve: Serve, supervisor: FakeSupervisor) -> None:
+    def test_settings_precede_engines(self, serve: Serve, supervisor: FakeSupervisor) -> None:
         serve(
             *("--enable-openvino", "digits", "--enable-openvino=digits", "--enable-tensorrt=resnet"),
             *("--set", "digits.precision=bf16", "--set=digits.session.a.b=c=d"),
@@ -174,7 +172,7 @@ class TestLaunch:
         }
 
 
-def test_the_servers_code_is_the_commands(serve: Serve, supervisor: FakeSupervisor) -> None:
+def test_exit_code_of_the_server(serve: Serve, supervisor: FakeSupervisor) -> None:
     supervisor.code = 3
     finished = serve()
     assert finished.code == 3
@@ -182,7 +180,7 @@ def test_the_servers_code_is_the_commands(serve: Serve, supervisor: FakeSupervis
 
 
 class TestTable:
-    def test_every_version_is_a_row(self, serve: Serve, supervisor: FakeSupervisor) -> None:
+    def test_table_has_a_row_per_version(self, serve: Serve, supervisor: FakeSupervisor) -> None:
         status = instance_status(engine="onnxruntime", precision="bf16", threads=4, load_ms=1234.5)
         supervisor.states = [
             ModelState(model="digits", version="3", state="READY", reason="", status=status),
@@ -197,9 +195,7 @@ class TestTable:
             cells = [cell.strip() for cell in next(line for line in lines if name in line).split("│")[1:-1]]
             assert cells == [name, version, state, "-", "-", "-"]
 
-    def test_a_reason_follows_whole_and_the_table_fits_80_columns(
-        self, serve: Serve, supervisor: FakeSupervisor
-    ) -> None:
+    def test_long_reason_follows_the_table(self, serve: Serve, supervisor: FakeSupervisor) -> None:
         reason = "[no markup] /a/long/" + "folder/" * 30 + "model.onnx is cut short"
         name = "a-model-with-a-rather-long-name"
         supervisor.states = [
@@ -210,7 +206,7 @@ class TestTable:
         assert max(len(line) for line in lines if line[:1] in "│┃┏└") <= 80
         assert f"{name} 20261122: {reason}" in lines
 
-    def test_no_model_and_the_addresses(self, run: RunVerb, supervisor: FakeSupervisor, store: Path) -> None:
+    def test_addresses_without_models(self, run: RunVerb, supervisor: FakeSupervisor, store: Path) -> None:
         assert supervisor.states == []
         http, grpc, metrics = free_ports(3)
         ports = (f"--http-port={http}", f"--grpc-port={grpc}", f"--metrics-port={metrics}")
@@ -221,7 +217,7 @@ class TestTable:
         assert "metrics" not in run("serve", "--model-store", store, *port_flags(), "--allow-metrics=false").out
 
 
-def test_a_program_gets_an_event_for_each_version(caplog: pytest.LogCaptureFixture) -> None:
+def test_json_log_has_an_event_per_version(caplog: pytest.LogCaptureFixture) -> None:
     status = instance_status()
     states = [
         ModelState(model="digits", version="1", state="READY", reason="", status=status),
@@ -248,14 +244,14 @@ def test_a_program_gets_an_event_for_each_version(caplog: pytest.LogCaptureFixtu
         (["--enable-openvino", "resnt"], ["--enable-openvino resnt: there is no such model", "'resnet'"]),
         (
             ["--enable-openvino=digits", "--enable-tensorrt=digits"],
-            ["both --enable-openvino and --enable-tensorrt name 'digits'"],
+            ["both --enable-openvino and --enable-tensorrt are given"],
         ),
         (["--http-prt=9"], ["'--http-prt'", "'--http-port'"]),
         (["models"], ["unexpected argument 'models'", "--model-store models"]),
         (["--model-store", "nowhere"], ["is missing", "--model-store DIR"]),
     ],
 )
-def test_a_mistake_is_one_line_and_starts_nothing(
+def test_mistakes_are_reported_in_one_line(
     serve: Serve, supervisor: FakeSupervisor, words: list[str], expected: list[str]
 ) -> None:
     finished = serve(*words)
@@ -266,7 +262,7 @@ def test_a_mistake_is_one_line_and_starts_nothing(
     assert supervisor.started is None
 
 
-def test_a_busy_port_is_reported_before_anything_starts(run: RunVerb, supervisor: FakeSupervisor, store: Path) -> None:
+def test_busy_port_is_reported_before_the_start(run: RunVerb, supervisor: FakeSupervisor, store: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         port = holder.getsockname()[1]
         finished = run("serve", "--model-store", store, *port_flags()[1:], f"--http-port={port}")
@@ -276,19 +272,19 @@ def test_a_busy_port_is_reported_before_anything_starts(run: RunVerb, supervisor
 
 
 class TestAccess:
-    def test_own_commands_find_the_key_while_it_serves(self, serve: Serve, supervisor: FakeSupervisor) -> None:
+    def test_key_is_found_by_own_commands(self, serve: Serve, supervisor: FakeSupervisor) -> None:
         assert serve().code == 0
         assert supervisor.found_key == supervisor.launch.access.http_headers[HTTP_HEADER] != ""
         assert find_key("localhost", int(supervisor.launch.flags.values["http-port"])) == ""
 
-    def test_a_key_file_is_made_once(self, serve: Serve, supervisor: FakeSupervisor, tmp_path: Path) -> None:
+    def test_key_file_is_created_once(self, serve: Serve, supervisor: FakeSupervisor, tmp_path: Path) -> None:
         keys = []
         for _ in range(2):
             serve("--admin-key-file", tmp_path / "key")
             keys.append(supervisor.found_key)
         assert keys[0] == keys[1] == (tmp_path / "key").read_text().strip()
 
-    def test_open_on_purpose_on_a_public_address_is_a_warning(
+    def test_open_endpoints_on_a_public_address_are_a_warning(
         self, serve: Serve, supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         assert "DANGER" not in serve("--admin-key-file", "off").err
@@ -306,10 +302,10 @@ def row(activity: str, seconds: float, model: str = "m") -> LoadProgress:
     return LoadProgress(model=model, version=2, activity=activity, seconds=seconds)
 
 
-def test_a_log_has_a_line_for_each_activity_of_a_slow_model(capsys: pytest.CaptureFixture[str]) -> None:
+def test_log_has_a_line_per_step_of_slow_models(capsys: pytest.CaptureFixture[str]) -> None:
     steps = [("lowering", 0.2), ("lowering", 1.1), ("lowering", 1.2), ("proving onnxruntime on cpu", 2.0)]
     display = LoadDisplay()
-    for _ in range(2):  # the next start begins anew
+    for _ in range(2):  # the second time as after a restart
         for step in (*steps, ("ready", 2.5), ("ready", 2.5)):
             display.show([row(*step), row("ready", 0.1, model="fast")])
         display.close()
@@ -320,9 +316,7 @@ def test_a_log_has_a_line_for_each_activity_of_a_slow_model(capsys: pytest.Captu
         ]
 
 
-def test_a_terminal_has_a_table_that_goes_away(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_terminal_table_is_removed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serve_display, "_REFRESH_S", -1)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
@@ -337,7 +331,7 @@ def test_a_terminal_has_a_table_that_goes_away(
     assert "\x1b[2K" in shown, "erased"
 
 
-# `--log-format`: ours and tritonserver's.
+# `--log-format`.
 
 app = typer.Typer()
 
@@ -347,9 +341,9 @@ def verb(number: Annotated[int, typer.Option()] = 0, log_format: LogFormatOption
     typer.echo(f"{log_format} {number} {os.environ.get(LOG_FORMAT_VARIABLE, '')}")
 
 
-def test_json_begins_before_other_options_are_read(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_log_starts_before_other_options_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
-    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "text")  # so that it is as before afterwards
+    monkeypatch.setenv(LOG_FORMAT_VARIABLE, "text")  # restored after the test
     monkeypatch.setattr(module, "log_as_json", lambda: calls.append(None))
     assert CliRunner().invoke(app, []).output == "text 0 text\n"
     refused = CliRunner().invoke(app, ["--log-format", "xml"])
