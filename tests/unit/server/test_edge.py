@@ -521,7 +521,7 @@ class TestLife:
         front = open_front()
         first = front.edge.pid
         os.kill(first, signal.SIGSTOP)
-        TestTls().wait(lambda: front.edge.pid != first)
+        wait_until(lambda: front.edge.pid != first)
         assert front.ask()[0] == 200
         assert any("does not respond" in line for line in logged)
 
@@ -536,7 +536,7 @@ class TestLife:
         answers: list[int] = []
         asking = threading.Thread(target=lambda: answers.append(front.ask("/wait/2")[0]))
         asking.start()
-        TestTls().wait(lambda: front.edge.in_flight()["http"] == 1)
+        wait_until(lambda: front.edge.in_flight()["http"] == 1)
         front.edge.refuse()
         assert front.ask()[0] == 503
         front.edge.leave()
@@ -558,7 +558,7 @@ class TestLife:
         answers: list[int] = []
         asking = threading.Thread(target=lambda: answers.append(front.ask("/wait/0.5")[0]))
         asking.start()
-        TestTls().wait(lambda: front.edge.in_flight()["http"] == 1)
+        wait_until(lambda: front.edge.in_flight()["http"] == 1)
         front.edge.close()
         asking.join(30)
         assert answers == [200]
