@@ -84,7 +84,7 @@ def test_a_cache_that_others_can_write(start_server: StartServer, digits: Path, 
 
 def test_a_temporary_folder_that_is_too_small_gives_way(tmpfs: Path) -> None:
     finished = run_command("doctor", "--json", env={"TMPDIR": str(tmpfs)})
-    assert f"{tmpfs} is full: /tmp is used for temporary files" in finished.stderr
+    assert f"{tmpfs} is full: using /tmp for temporary files" in finished.stderr
     assert '"message": "/tmp, ' in finished.stdout
 
 

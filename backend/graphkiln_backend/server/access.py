@@ -1,6 +1,6 @@
 """The admin key and the endpoints that need it.
 
-The user's own `--http-restricted-api` and `--grpc-restricted-protocol` win for the endpoints that they name.
+The user's `--http-restricted-api` and `--grpc-restricted-protocol` take precedence for the endpoints they name.
 """
 
 from __future__ import annotations
@@ -23,41 +23,41 @@ from graphkiln_backend.system.owned_folder import hold_lock, locked_if_dead
 _log = logging.getLogger("graphkiln.server")
 
 _ATTEMPTS = 5
-# Triton's names of what changes the server. Loading runs code: a request may bring a model's files along.
+# Triton's names of administrative endpoints. Loading runs code: a load request may contain files.
 ADMIN_ENDPOINTS = ("model-repository", "shared-memory", "trace", "logging")
 _HTTP_FLAG, _GRPC_FLAG = "http-restricted-api", "grpc-restricted-protocol"
 _OTHER_SERVICES = ("sagemaker", "vertex-ai")
 _OPEN = (
-    "DANGER: anyone who reaches %s may run any code on this machine, since %s need no key "
+    "DANGER: anyone who reaches %s can run code on this machine, because %s need no key "
     "(leave out --admin-key-file off, or listen with --host 127.0.0.1)"
 )
-_OTHER = "DANGER: tritonserver's %s service listens on every address and knows no key"
+_OTHER = "DANGER: tritonserver's %s service listens on every address and has no key"
 _GRPC_PREFIX = GRPC_HEADER.removesuffix(HTTP_HEADER)
 
 
 @dataclass(frozen=True, slots=True)
 class AdminKey:
-    """The key that repository control, shared memory, trace and logging endpoints need.
+    """The key of the administrative endpoints.
 
     Attributes:
-        value: The value of the header; never shown.
+        value: Value of the header; never printed.
     """
 
     value: str = field(repr=False)
 
     @classmethod
     def obtain(cls, file: Path | None) -> AdminKey:
-        """Read the key in a file, which is made where it is missing; without a file, make a new key.
+        """Read the key from a file, creating the file if it is missing; without a file, create a new key.
 
         Raises:
-            ServerSetupError: The file cannot be read or made, or holds no key.
+            ServerSetupError: The file cannot be read or created, or contains no key.
         """
         new = cls(secrets.token_hex(32))
         if file is None:
             return new
         try:
             if not file.exists():
-                with suppress(FileExistsError):  # another server has just made it
+                with suppress(FileExistsError):  # another server has just created it
                     os.close(_write_new(file, new.value))
             if can_others_read(file):
                 _log.warning("--admin-key-file %s can be read by others: chmod 600 %s", file, file)
@@ -66,19 +66,19 @@ class AdminKey:
             raise ServerSetupError(f"--admin-key-file: {error}") from error
         except OSError as error:
             raise ServerSetupError(
-                f"--admin-key-file {file} cannot be read or made: {error.strerror}",
-                hint="name a file in a folder that is there and may be written",
+                f"--admin-key-file {file} cannot be read or created: {error.strerror}",
+                hint="use a file in an existing, writable folder",
             ) from error
 
 
 class PublishedKey(Closeable):
-    """A key, in files that only this user can read; closing removes them, and those of servers that were killed.
+    """Publish a key in files that only this user can read, until it is closed.
 
-    A file is locked as long as its server lives; the next server removes those that are not.
+    A file is locked while its server runs; starts and closing remove unlocked files of dead servers.
 
     Args:
-        key: The key; None for a server without one.
-        flags: The server's flags, whose HTTP and gRPC ports name the files.
+        key: The key, or None.
+        flags: The server's flags; the files are named after its HTTP and gRPC ports.
     """
 
     def __init__(self, key: AdminKey | None, flags: TritonFlags) -> None:
@@ -88,26 +88,26 @@ class PublishedKey(Closeable):
         _remove_dead()
         for address in filter(None, map(flags.listen_address, ("http", "grpc"))):
             name = str(address.port)
-            for folder in key_folders():  # of an earlier server on this port
+            for folder in key_folders():  # remove the key of an earlier server on this port
                 with suppress(OSError):
                     (folder / name).unlink()
             if self._text and not any(self._write(folder, name) for folder in key_folders()):
                 _log.warning("no folder for the admin key: commands on this machine need --admin-key-file")
 
     def close(self) -> None:
-        """Remove the files, unless another server has taken over a port since, and folders that are empty then."""
+        """Remove the files, unless another server uses the port now, and empty folders."""
         for file in self._files:
             with suppress(OSError, InvalidInput):
                 if read_key(file) == self._text:
                     file.unlink()
         while self._locks:
             os.close(self._locks.pop())
-        for folder in filter(is_private, key_folders()):  # else one stays for each machine with a shared home
+        for folder in filter(is_private, key_folders()):  # with a shared home, there is a folder for each machine
             with suppress(OSError):
                 folder.rmdir()
 
     def _write(self, folder: Path, name: str) -> bool:
-        for _ in range(_ATTEMPTS):  # another server that ends may remove the folder as an empty one
+        for _ in range(_ATTEMPTS):  # another server may remove the empty folder
             try:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
                 if is_private(folder):
@@ -122,7 +122,7 @@ class PublishedKey(Closeable):
 
 
 def _remove_dead() -> None:
-    """Remove the files of servers that were killed, whatever their ports."""
+    """Remove the files of dead servers on any port."""
     for folder in filter(is_private, key_folders()):
         with suppress(OSError):  # it is not a folder
             for file in sorted(folder.iterdir()):
@@ -132,13 +132,13 @@ def _remove_dead() -> None:
 
 
 def _write_new(file: Path, key: str) -> int:
-    """Write a key to a new file that only its owner can read, whole or not at all.
+    """Write a key to a new file that only its owner can read, atomically.
 
     Returns:
-        A descriptor; the file is locked as long as it stays open.
+        A descriptor; the file is locked while it is open.
 
     Raises:
-        FileExistsError: There is a file, a link, or anything else.
+        FileExistsError: The path exists.
         OSError: The file cannot be written.
     """
     part = file.with_name(f".{file.name}.{secrets.token_hex(8)}")
@@ -157,15 +157,15 @@ def _write_new(file: Path, key: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """Restrictions of the server's own endpoints.
+    """Restrictions of the server's endpoints.
 
     Attributes:
-        arguments: For tritonserver, beside the user's own; they hold the key.
-        http_headers: Headers with which requests of ours reach every restricted endpoint over HTTP.
+        arguments: Further arguments of tritonserver, which contain the key.
+        http_headers: Headers that the supervisor sends to restricted endpoints.
         grpc_metadata: The same for gRPC.
-        open_endpoints: Endpoints that change the server and need no key, as `HTTP model-repository`.
-        key: The key that the guarded endpoints need.
-        guarded: `http` and `grpc`, each with the endpoints that need the key.
+        open_endpoints: Administrative endpoints without a key, such as `HTTP model-repository`.
+        key: The key of the guarded endpoints.
+        guarded: Guarded endpoints by protocol (`http`, `grpc`).
     """
 
     arguments: tuple[str, ...] = field(default=(), repr=False)
@@ -177,7 +177,7 @@ class Access:
 
     @classmethod
     def plan(cls, flags: TritonFlags, key: AdminKey | None) -> Access:
-        """Restrict what the user has not restricted otherwise; nothing without a key."""
+        """Restrict the administrative endpoints that the user's flags do not name; nothing without a key."""
         http_users, http_own = _read_restrictions(flags.repeated_values.get(_HTTP_FLAG, ()))
         grpc_users, grpc_own = _read_restrictions(flags.repeated_values.get(_GRPC_FLAG, ()))
         http_left = [name for name in ADMIN_ENDPOINTS if name not in http_users]
@@ -194,7 +194,7 @@ class Access:
         )
 
     def warn_if_open(self, flags: TritonFlags) -> None:
-        """Log an error where the network may change the server without a key."""
+        """Log an error if administrative endpoints without a key are public."""
         public = [f"{address.host}:{address.port}" for address in flags.listen_addresses() if address.is_public]
         if self.open_endpoints and public:
             _log.error(_OPEN, ", ".join(public), ", ".join(self.open_endpoints))
@@ -208,7 +208,7 @@ def _restrict(flag: str, endpoints: Sequence[str], key: AdminKey) -> list[str]:
 
 
 def _read_restrictions(values: Sequence[str]) -> tuple[set[str], dict[str, str]]:
-    """The endpoints that a user's flags name, and the headers that they then need."""
+    """Endpoints named by a user's flags, and their headers."""
     endpoints: set[str] = set()
     headers: dict[str, str] = {}
     for value in values:

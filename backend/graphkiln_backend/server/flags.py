@@ -1,4 +1,4 @@
-"""tritonserver's own flags: checked against its `--help`, and passed on as typed."""
+"""Parse tritonserver's flags; they are checked against its `--help` and passed on as typed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ControlMode:
 
     Attributes:
         name: `none`, `poll` or `explicit`.
-        poll_s: Seconds between two looks at the stores, in poll mode.
-        managed: Whether graphkiln decides what Triton sees, over its repository API; impossible without HTTP and gRPC.
-        completes: Whether graphkiln completes configurations: not against the user's flags.
+        poll_s: Seconds between scans of the stores, in poll mode.
+        managed: Whether graphkiln controls the models over the repository API; needs HTTP or gRPC.
+        completes: Whether graphkiln completes configurations, which flags of the user can turn off.
     """
 
     name: str
@@ -42,12 +42,12 @@ class ControlMode:
             ServerSetupError: There is no such mode, or the interval is not a number of seconds.
         """
         name = flags.values.get("model-control-mode", "none")
-        if name not in _NAMES:  # Triton would print all of its flags
+        if name not in _NAMES:  # Triton would print all flags
             raise ServerSetupError(
                 f"unknown --model-control-mode '{name}'",
                 hint=did_you_mean(name, _NAMES),
             )
-        ours = name in {"none", "poll"} and "load-model" not in flags.values  # the rest is Triton's to refuse
+        ours = name in {"none", "poll"} and "load-model" not in flags.values  # Triton refuses --load-model here
         return cls(
             name=name,
             poll_s=_poll_seconds(flags),
@@ -56,11 +56,11 @@ class ControlMode:
         )
 
     def before_flags(self) -> tuple[str, ...]:
-        """Arguments that the user's own may overrule."""
+        """Arguments that the user's override."""
         return ("--exit-on-error=false",) if self.managed or self.name == "explicit" else ()
 
     def after_flags(self) -> tuple[str, ...]:
-        """Arguments that overrule the user's own: the last one counts."""
+        """Arguments that override the user's, because the last one counts."""
         return ("--model-control-mode=explicit", "--load-model=*") if self.managed else ()
 
 
@@ -78,24 +78,24 @@ def _poll_seconds(flags: TritonFlags) -> float:
 
 
 _TRUE = {"true", "1", "on"}
-# As libevhtp and gRPC want them, which tritonserver hands its addresses to.
+# Address syntax of libevhtp and gRPC.
 _IPV6_FORMS = {"http": "ipv6:{}", "metrics": "ipv6:{}", "grpc": "[{}]"}
 _STORE_FLAGS = ("model-repository", "model-store")
-_MANAGED_FLAGS = ("backend-directory",)  # set by graphkiln itself, to a folder that holds what the user's value names
-# tritonserver's name of a service in its flags -> protocol and default port.
+_MANAGED_FLAGS = ("backend-directory",)  # set by graphkiln, to a folder that includes the user's
+# Service name in tritonserver's flags -> protocol and default port.
 SERVICES = {"http": ("HTTP", 8000), "grpc": ("gRPC", 8001), "metrics": ("metrics", 8002)}
-_ANY_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all interfaces -> the one to ask by
-DEFAULT_HOST = "127.0.0.1"  # in place of tritonserver's own default, which is every interface
+_ANY_HOSTS = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - all interfaces -> loopback
+DEFAULT_HOST = "127.0.0.1"  # tritonserver's default is every interface
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ListenAddress:
-    """An address that the server will listen on.
+    """A listen address of the server.
 
     Attributes:
         protocol: `HTTP`, `gRPC` or `metrics`.
-        host: An IPv4 or IPv6 address, or a host name.
-        port: The TCP port.
+        host: IPv4 or IPv6 address, or a host name.
+        port: TCP port.
     """
 
     protocol: str
@@ -104,7 +104,7 @@ class ListenAddress:
 
     @property
     def local_address(self) -> tuple[str, int]:
-        """Host and port by which this machine reaches it."""
+        """Host and port for connections from this machine."""
         return (_ANY_HOSTS.get(self.host, self.host), self.port)
 
     @property
@@ -113,22 +113,22 @@ class ListenAddress:
         return not is_local(self.host)
 
     def overlaps(self, other: ListenAddress) -> bool:
-        """True if a program cannot listen on both: one port, and one host or every one."""
+        """True if both have the same port, and the same host or all interfaces."""
         hosts = {DEFAULT_HOST if host == "localhost" else host for host in (self.host, other.host)}
         return self.port == other.port and (len(hosts) == 1 or bool(hosts & {*_ANY_HOSTS}))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TritonFlags:
-    """The flags that a user gave for tritonserver.
+    """The user's flags for tritonserver.
 
     Attributes:
         arguments: As typed, in order, without the model stores.
         values: Flag -> its last value.
-        stores: Model stores given by tritonserver's own flag names, or as paths alone.
-        backends: A backend directory given by the user, or None.
-        repeated_values: Flag -> all its values, of flags that may be given several times.
-        default_host: Where services listen whose address the user did not give.
+        stores: Model stores given by tritonserver's flags, or as plain paths.
+        backends: The user's backend directory, or None.
+        repeated_values: Flag -> all its values.
+        default_host: Listen address of services without a flag.
         others: Words that are neither flags nor stores, such as the address of the page.
     """
 
@@ -149,17 +149,17 @@ class TritonFlags:
         *,
         is_other: Callable[[str], bool] = lambda _: False,
     ) -> TritonFlags:
-        """Read an argument list.
+        """Parse an argument list.
 
         Args:
             arguments: `--flag=value`, `--flag value` or `--flag`; a path is a model store.
             known: tritonserver's flags -> whether they take a value.
-            host: Where services listen whose address the arguments do not give.
-            is_other: True for words that go to `others`.
+            host: Listen address of services without a flag.
+            is_other: True for words that belong to `others`.
 
         Raises:
-            ServerSetupError: A flag is unknown (the nearest is named) or lacks its value, or an argument is neither a
-                flag nor a path.
+            ServerSetupError: A flag is unknown (the error suggests the nearest) or lacks its value, or an argument is
+                neither a flag nor a path.
         """
         kept: list[str] = []
         values: dict[str, str] = {}
@@ -202,7 +202,7 @@ class TritonFlags:
         )
 
     def listen_address(self, service: str) -> ListenAddress | None:
-        """The address of `http`, `grpc` or `metrics`, or None when it is switched off.
+        """Listen address of `http`, `grpc` or `metrics`; None if it is off.
 
         Raises:
             ServerSetupError: The port is not a number.
@@ -218,31 +218,34 @@ class TritonFlags:
         return ListenAddress(protocol=protocol, host=self._host(service), port=int(port))
 
     def is_on(self, service: str, default: str = "true") -> bool:
-        """True if tritonserver will start a service."""
+        """True if a service is on."""
         return self.values.get(f"allow-{service}", default).lower() in _TRUE
 
     def _host(self, service: str) -> str:
-        """Without another address, the metrics service listens where HTTP does: tritonserver's own rule."""
+        """By tritonserver's rule, the default host of metrics is that of HTTP."""
         default = self.values.get("http-address", self.default_host) if service == "metrics" else self.default_host
         return self.values.get(f"{service}-address", default).removeprefix("ipv6:").strip("[]")
 
     @property
     def addresses(self) -> dict[str, str]:
-        """Values of the flags that say where services listen, where the user gave none."""
+        """Address flags that the user did not give, with values."""
         names = {service: f"{service}-address" for service in ("http", "grpc")}
         return {
             name: spelled_for(service, self.default_host) for service, name in names.items() if name not in self.values
         }
 
     def listen_addresses(self) -> list[ListenAddress]:
-        """All addresses that the server will listen on."""
+        """All listen addresses of the server."""
         return [address for service in SERVICES if (address := self.listen_address(service))]
 
     def check_ports(self, page: ListenAddress | None = None) -> None:
-        """Bind every port once, but those of the page.
+        """Check that every port is free, by binding it once.
+
+        Args:
+            page: Address of the page, which must differ but is not bound.
 
         Raises:
-            ServerSetupError: A port is in use, not allowed, or named for two services; the hint names a free one.
+            ServerSetupError: A port is in use, not allowed, or used twice; the hint suggests a free one.
         """
         taken = [page] if page else []
         for service in SERVICES:
@@ -255,15 +258,15 @@ class TritonFlags:
                 check_free(service, address)
 
     def shares(self, service: str) -> bool:
-        """True if the user lets several servers listen on the port of a service."""
+        """True if the user allows several servers to share the port of a service."""
         return self.values.get(f"reuse-{service}-port", "false").lower() in _TRUE
 
 
 def check_distinct(service: str, address: ListenAddress, taken: Sequence[ListenAddress]) -> None:
-    """Refuse one port for two services: each of them would be free, until the first one listens.
+    """Refuse one port for two services, which would pass `check_free`.
 
     Raises:
-        ServerSetupError: There is another one that would listen there.
+        ServerSetupError: The address overlaps with another one.
     """
     for other in taken:
         if other.overlaps(address):
@@ -274,12 +277,12 @@ def check_distinct(service: str, address: ListenAddress, taken: Sequence[ListenA
 
 
 def spelled_for(service: str, host: str) -> str:
-    """A host as tritonserver expects it, for `http`, `grpc` or `metrics`."""
+    """Format a host for tritonserver's flags of `http`, `grpc` or `metrics`."""
     return _IPV6_FORMS[service].format(host) if ":" in host else host
 
 
 def _near_folder(argument: str) -> str:
-    """A hint for a path that leads nowhere."""
+    """Hint for a path that does not exist."""
     path = Path(argument)
     there = [each.name for each in path.parent.iterdir() if each.is_dir()] if path.parent.is_dir() else []
     near = nearest(path.name, there)
@@ -290,7 +293,7 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
     if not argument.startswith("--"):
         raise ServerSetupError(f"unexpected argument '{argument}'", hint=_near_folder(argument))
     if name not in known:
-        otherwise = "graphkiln serve --help names the flags"
+        otherwise = "graphkiln serve --help lists the flags"
         raise ServerSetupError(
             f"neither graphkiln nor tritonserver has a flag '--{name}'",
             hint=did_you_mean(name, known, prefix="--", otherwise=otherwise),
@@ -298,10 +301,10 @@ def _check_known(argument: str, name: str, known: dict[str, bool]) -> None:
 
 
 def check_free(service: str, address: ListenAddress) -> None:
-    """Bind a port once.
+    """Check that a port is free, by binding it once.
 
     Raises:
-        ServerSetupError: It is in use or not allowed; the hint names a free one.
+        ServerSetupError: It is in use or not allowed; the hint suggests a free one.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     with socket.socket(family) as listener:
@@ -316,12 +319,12 @@ def check_free(service: str, address: ListenAddress) -> None:
                 ) from error
             raise ServerSetupError(
                 f"port {address.port} ({address.protocol}) is in use",
-                hint=f"stop the program that holds it, or choose another: --{service}-port={free_port()}",
+                hint=f"stop the program that uses it, or choose another: --{service}-port={free_port()}",
             ) from error
 
 
 def free_port() -> int:
-    """A TCP port that is free at the moment."""
+    """Find a free TCP port."""
     with socket.socket() as listener:
         listener.bind((DEFAULT_HOST, 0))
         return int(listener.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Limits of open files, memory and threads: checked before a server of hundreds of instances is started."""
+"""Check the limits of open files, memory and threads before a start, and limit tritonserver's memory."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from graphkiln_backend.system.resources import CGROUPS, OWN_CGROUPS, memory_grou
 
 _log = logging.getLogger("graphkiln.server")
 
-# Open files: each connection is one, and Triton (24.10) waits for more without an end.
+# Open files: each connection is one; without free ones, Triton (24.10) waits forever.
 
-_LEAST = 256  # what a server of a few models has open, and some connections
-_OF_INSTANCE = 3  # in tritonserver, as counted with 16 instances
+_LEAST = 256  # a server of a few models, and some connections
+_OF_INSTANCE = 3  # in tritonserver, counted with 16 instances
 _ENOUGH = 65_536
 
 
 def raise_file_limit() -> None:
-    """Raise the limit of open files of this process as far as the system allows, within reason.
+    """Raise the limit of open files of this process as far as the system allows, at most to `_ENOUGH`.
 
     Raises:
-        ServerSetupError: That is too few.
+        ServerSetupError: The limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == resource.RLIM_INFINITY:
@@ -38,10 +38,10 @@ def raise_file_limit() -> None:
 
 
 def check_files(instances: int) -> None:
-    """Refuse more instances than open files allow: they would fail in the middle of a start.
+    """Refuse instances that would exceed the limit of open files during the start.
 
     Raises:
-        ServerSetupError: They need more open files than this process may have, once its limit is raised.
+        ServerSetupError: The hard limit is too low.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if resource.RLIM_INFINITY not in {soft, hard}:
@@ -57,35 +57,33 @@ def _require(needed: int, allowed: int, who: str) -> None:
         )
 
 
-# A limit on the memory of tritonserver's own process, so that a small request cannot take all of the machine's.
+# A memory limit of tritonserver's process, so that a request cannot exhaust the machine's memory.
 #
-# For a request whose tensors are JSON, Triton (24.10) makes room for the shape before it looks at the data: a few
-# bytes can ask for more memory than the machine has, and the kernel's out-of-memory killer decides what ends. Beyond
-# the limit the allocation fails, Triton ends, and the supervisor starts it again. It inflates a compressed HTTP body
-# without bound, too (1.5 MB became 1.5 GB in 2 s): that allocation fails with a response of 500, and the server goes
-# on. No option of Triton's changes either.
+# For tensors in JSON, Triton (24.10) allocates memory for the declared shape before it reads the data, and it inflates
+# compressed HTTP bodies without bound (1.5 MB became 1.5 GB in 2 s); neither can be configured. With the limit such an
+# allocation fails: the request gets a 500, or Triton exits and the supervisor restarts it, instead of the kernel's
+# out-of-memory killer ending any process.
 #
-# Graphs are not in that process but in the instances, which lift the limit for themselves when they start. The stacks
-# of its threads are, 8 MB of address space for each: 34 models with two instances have 2,472. The kernel counts them,
-# so the limit rises with their number.
+# Graphs are in the instances, which lift the limit for themselves. The stacks of threads count, 8 MB of address space
+# each: 34 models with two instances have 2,472 threads. So the limit rises with their number.
 
 _MEMORY = Path("/proc/meminfo")
 _AVAILABLE = "MemAvailable:"
-_LEAST_BYTES = 2 << 30  # tritonserver starts with 0.8 GB of address space that counts
+_LEAST_BYTES = 2 << 30  # tritonserver starts with 0.8 GB of counted address space
 _SHARE = 2
-# What tritonserver has besides stacks before it takes requests: 244 MB with one model, 256 MB with 34.
+# tritonserver without stacks, before requests: 244 MB with one model, 256 MB with 34.
 _OWN_BYTES = 512 << 20
-_LOADING_BYTES = 4 << 30  # room for the threads that come between two looks while models load: 500 of them
-# Of a thread where the user has set no limit. Source: glibc's ARCH_STACK_DEFAULT_SIZE is less.
+_LOADING_BYTES = 4 << 30  # for new threads between two checks while models load: 500 of them
+# Stack size without a limit. Source: glibc's ARCH_STACK_DEFAULT_SIZE is less.
 _UNLIMITED_STACK = 8 << 20
 
 
 class MemoryLimit:
-    """Hold tritonserver to what it needs itself, the stacks of its threads, and some bytes more.
+    """Limit tritonserver's memory to its own needs, the stacks of its threads, and a margin for requests.
 
     Args:
         pid: The process.
-        limit_bytes: How much more private writable memory it may take; 0 for any amount.
+        limit_bytes: Private writable memory for requests; 0 for no limit.
     """
 
     def __init__(self, pid: int, limit_bytes: int) -> None:
@@ -95,14 +93,14 @@ class MemoryLimit:
         self._users_bytes: int | None = None
 
     def follow(self, *, live: bool) -> None:
-        """Set the limit for the threads that there are now. A lower limit of the user's own stays.
+        """Update the limit for the present number of threads. A lower limit of the user stays.
 
         Args:
-            live: Whether the server takes requests. Until then threads may come by the hundred.
+            live: Whether the server accepts requests; before, hundreds of threads may start.
         """
         if not self._limit_bytes:
             return
-        with suppress(OSError, ValueError):  # it has just ended, or the system knows no such limit
+        with suppress(OSError, ValueError):  # it has just exited, or the system has no such limit
             soft, hard = resource.prlimit(self._pid, resource.RLIMIT_DATA)
             self._users_bytes = soft if self._users_bytes is None else self._users_bytes
             room = self._limit_bytes if live else max(self._limit_bytes, _LOADING_BYTES)
@@ -117,18 +115,18 @@ class MemoryLimit:
 
 
 def _stack_size() -> int:
-    """Bytes of a new thread's stack. Source: pthread_attr_init(3)."""
+    """Stack size of a new thread in bytes. Source: pthread_attr_init(3)."""
     soft, _ = resource.getrlimit(resource.RLIMIT_STACK)
     return _UNLIMITED_STACK if soft == resource.RLIM_INFINITY else soft
 
 
 def default_limit() -> int:
-    """Half of the memory that is free now, in bytes, but enough to serve at all."""
+    """Half of the free memory in bytes, at least `_LEAST_BYTES`."""
     return max(free_memory() // _SHARE, _LEAST_BYTES)
 
 
 def free_memory() -> int:
-    """Bytes that a new program could take, of the machine and of the container. Source: proc(5), /proc/meminfo."""
+    """Available memory of the machine and the container, in bytes. Source: proc(5), /proc/meminfo."""
     lines = map(str.split, _MEMORY.read_text().splitlines())
     available = next(int(line[1]) << 10 for line in lines if line[0] == _AVAILABLE)
     return min([available, *(group.free_bytes for group in memory_groups())])
@@ -136,17 +134,16 @@ def free_memory() -> int:
 
 # Threads of the models' instances in tritonserver.
 #
-# Triton's Python backend (24.10) keeps a pool of 32 threads for each instance, for requests that a model sends inside
-# the server and for responses that it streams. Models with a graph do neither: 34 of them with two instances each had
-# 2,472 threads in tritonserver alone. Podman allows a container 2,048, OpenShift a pod 4,096, and Triton aborts when it
-# gets no more.
+# Triton's Python backend (24.10) has a pool of 32 threads for each instance, for requests that a model sends inside the
+# server and for streamed responses, which models with a graph do not use: 34 models with two instances had 2,472
+# threads in tritonserver. Podman allows 2,048 per container, OpenShift 4,096 per pod; Triton aborts beyond.
 #
 # Source: Triton Python backend, `thread-pool-size`; podman-run(1), `--pids-limit`; Red Hat OpenShift, `podPidsLimit`.
 
-_POOL = 32  # Triton's own
-_LEAST_POOL = 8  # of models that send requests inside the server, such as `NAME.images`
+_POOL = 32  # Triton's default
+_LEAST_POOL = 8  # for models that send requests inside the server, such as `NAME.images`
 _MOST_IN_POOLS = 1024
-_BESIDE_POOL = 12  # threads of an instance beside its pool at least: 4 in tritonserver, 8 in its own process
+_BESIDE_POOL = 12  # minimum threads of an instance beside its pool: 4 in tritonserver, 8 in its process
 _OF_SERVER = 50
 _MORE = "docker run --pids-limit=-1, podman run --pids-limit=0, podPidsLimit of a node, TasksMax= of systemd"
 
@@ -155,28 +152,28 @@ def pool_size(instances: int) -> int:
     """Threads in the pool of each instance.
 
     Args:
-        instances: Their number; 0 where models are loaded later: Triton's own then.
+        instances: Number of instances; 0 if models are loaded later, for Triton's default.
     """
     return max(_LEAST_POOL, min(_POOL, _MOST_IN_POOLS // max(instances, 1)))
 
 
 def check_threads(instances: int) -> None:
-    """Raise the limit of processes as far as allowed, and refuse more instances than it allows.
+    """Raise the limit of processes as far as allowed, and refuse instances that would exceed it.
 
     Raises:
-        ServerSetupError: They need more threads than may run here.
+        ServerSetupError: The limit is too low.
     """
     needed = _OF_SERVER + instances * (pool_size(instances) + _BESIDE_POOL)
     for allowed, hint in (*_allowed_by_groups(), *_allowed_to_user()):
         if needed > allowed:
             raise ServerSetupError(
-                f"{instances} model instances need {needed} threads at least, and {allowed} more may run here",
+                f"{instances} model instances need at least {needed} threads, and only {allowed} more may run here",
                 hint=f"{hint}; or fewer models, or instances of each: instance_group {{ count: 1 }}",
             )
 
 
 def _allowed_by_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iterator[tuple[int, str]]:
-    """Threads that the control groups of this process allow beyond those in them, with a way to allow more."""
+    """Yield the free threads of each control group of this process, with a hint to raise the limit."""
     for folder, _ in own_groups("pids", cgroups, own):
         most, now = (_number(read_file(folder / f"pids.{name}")) for name in ("max", "current"))
         if most is not None:
@@ -184,7 +181,7 @@ def _allowed_by_groups(cgroups: Path = CGROUPS, own: Path = OWN_CGROUPS) -> Iter
 
 
 def _allowed_to_user() -> Iterator[tuple[int, str]]:
-    """Threads that the limit of processes allows, once it is as high as may be; root has none."""
+    """Raise the process limit of the user to its maximum and yield it; root has no limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NPROC)
     if os.geteuid() == 0 or soft == resource.RLIM_INFINITY:
         return
@@ -195,29 +192,29 @@ def _allowed_to_user() -> Iterator[tuple[int, str]]:
 
 
 def _number(text: str) -> int | None:
-    """None for anything but a number, such as `max`, or nothing."""
+    """Parse a number; None for `max` or an empty text."""
     return int(text) if text.strip().isdecimal() else None
 
 
-# What the process of an instance takes beside its graph: 42 to 49 MB, see docs/operations.md.
+# Memory of an instance's process without its graph: 42 to 49 MB, see docs/operations.md.
 INSTANCE_BYTES = 45 << 20
 
 
 def check_instances(instances: int) -> None:
-    """Refuse more instances than may run, and warn where memory will be short.
+    """Refuse too many instances, and warn if memory will be short.
 
     Args:
-        instances: Their number; 0 where it is not known.
+        instances: Number of instances; 0 if unknown.
 
     Raises:
-        ServerSetupError: They need more threads or open files than may be had.
+        ServerSetupError: They need more threads or open files than the limits allow.
     """
     check_threads(instances)
     check_files(instances)
     needed, free = instances * INSTANCE_BYTES, free_memory()
     if needed > free:
         _log.warning(
-            "%d model instances take %s beside their graphs, and %s of memory are free: the kernel may end some",
+            "%d model instances need %s beside their graphs, and %s of memory is free: the kernel may kill some",
             instances,
             format_size(needed),
             format_size(free),

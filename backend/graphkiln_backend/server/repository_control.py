@@ -1,7 +1,7 @@
-"""Triton's model repository extension: list the versions that a server knows, load or unload a model.
+"""Triton's model repository extension: list versions, load and unload models.
 
-Loads go over gRPC where they can: over HTTP, Triton (24.10) loads in one of the threads that serve connections, and
-every connection of that thread waits until the load is over.
+Loads use gRPC if possible: over HTTP, Triton (24.10) loads in a thread that serves connections, which block all other
+connections of that thread until the load is done.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from graphkiln_backend.graph.text import in_path
 from graphkiln_backend.server.flags import ListenAddress
 
 _TIMEOUT_S = 5.0
-# Triton's reason for a version that it no longer serves as requested; any other reason means that it failed.
+# Triton's reason for a deliberately unloaded version; any other reason means a failure.
 _UNLOADED = "unloaded"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionState:
-    """A model version as the server lists it.
+    """A model version in the repository index.
 
     Attributes:
         model: Model name.
-        version: Model version; empty for a model of which no version was ever loaded.
-        state: Triton's state: `READY`, `LOADING`, `UNAVAILABLE`, ...; `UNLOADED` where it names none.
+        version: Model version; empty for a model without any loaded version.
+        state: Triton's state: `READY`, `LOADING`, `UNAVAILABLE`, ...; `UNLOADED` if it has none.
         reason: Triton's reason for a state other than READY.
     """
 
@@ -41,16 +41,16 @@ class VersionState:
 
     @property
     def failed(self) -> bool:
-        """True if it could not be loaded, for which Triton's readiness is "no"."""
+        """True if its load failed, which makes Triton not ready."""
         return self.state == "UNAVAILABLE" and self.reason != _UNLOADED
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadOverride:
-    """Configuration and files to load in the place of a model's folder, invisible to other loads of the model.
+    """Configuration and files of a load request, used instead of the model's folder for this load only.
 
     Attributes:
-        config: The configuration, as JSON.
+        config: Configuration in JSON.
         files: Contents by path below the model's folder.
     """
 
@@ -59,16 +59,16 @@ class LoadOverride:
 
 
 class RepositoryControl(Protocol):
-    """Repository control of a running server. Every call may raise OSError: the server may end at any time."""
+    """Repository control of a running server. Every call may raise OSError, because the server may exit at any time."""
 
     def index(self) -> list[VersionState]:
-        """List every version that the server knows."""
+        """List every version known to the server."""
 
     def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
-        """Load what the repository holds of a model, or something else; return why that failed, or nothing."""
+        """Load a model from the repository, or an override; return the error, or an empty text."""
 
     def unload(self, model: str) -> None:
-        """Unload a model with all its versions; return before that is done."""
+        """Start to unload all versions of a model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +79,7 @@ class GrpcControl:
     metadata: Sequence[tuple[str, str]] = field(default=(), repr=False)
 
     def index(self) -> list[VersionState]:
-        """List every version that the server knows."""
+        """List every version known to the server."""
         with _errors_as_os_errors():
             response = self._call("RepositoryIndex", _messages().RepositoryIndexRequest(), _TIMEOUT_S)
         return [
@@ -88,7 +88,7 @@ class GrpcControl:
         ]
 
     def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
-        """Load what the repository holds of a model, or something else; return why that failed, or nothing."""
+        """Load a model from the repository, or an override; return the error, or an empty text."""
         import grpc
 
         request = _messages().RepositoryModelLoadRequest(model_name=model)
@@ -105,7 +105,7 @@ class GrpcControl:
         return ""
 
     def unload(self, model: str) -> None:
-        """Unload a model with all its versions; return before that is done."""
+        """Start to unload all versions of a model."""
         with _errors_as_os_errors():
             self._call("RepositoryModelUnload", _messages().RepositoryModelUnloadRequest(model_name=model), _TIMEOUT_S)
 
@@ -122,9 +122,9 @@ class HttpControl:
     """Repository control over HTTP.
 
     Args:
-        address: Where the server listens.
-        headers: Required by its restricted endpoints.
-        loads: Over gRPC, where the server serves that, too.
+        address: HTTP address of the server.
+        headers: Headers for its restricted endpoints.
+        loads: Used for loads if the server serves gRPC, too.
     """
 
     address: ListenAddress
@@ -132,7 +132,7 @@ class HttpControl:
     loads: GrpcControl | None = None
 
     def index(self) -> list[VersionState]:
-        """List every version that the server knows."""
+        """List every version known to the server."""
         path = "/v2/repository/index"
         status, body = self._post(path, _TIMEOUT_S)
         if status != HTTPStatus.OK:
@@ -148,13 +148,13 @@ class HttpControl:
         ]
 
     def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
-        """Load what the repository holds of a model, or something else; return why that failed, or nothing."""
+        """Load a model from the repository, or an override; return the error, or an empty text."""
         if self.loads:
             return self.loads.load(model, timeout_s, override)
         return self._change(model, "load", timeout_s, _to_json(override) if override else b"")
 
     def unload(self, model: str) -> None:
-        """Unload a model with all its versions; return before that is done."""
+        """Start to unload all versions of a model."""
         if error := self._change(model, "unload", _TIMEOUT_S):
             raise ConnectionError(f"{model} cannot be unloaded: {error}")
 
@@ -163,7 +163,7 @@ class HttpControl:
         return "" if status == HTTPStatus.OK else _error_text(body) or f"status {status}"
 
     def _post(self, path: str, timeout_s: float, request: bytes = b"") -> tuple[int, bytes]:
-        from http.client import HTTPConnection, HTTPException  # with ssl, which the start of a server need not wait for
+        from http.client import HTTPConnection, HTTPException  # imports ssl, which a start does not need
 
         connection = HTTPConnection(*self.address.local_address, timeout=timeout_s)
         try:
@@ -189,17 +189,17 @@ def _error_text(body: bytes) -> str:
 
 
 def open_channel(address: ListenAddress) -> Any:
-    """Make a gRPC channel to a server without TLS, which opens when it is used."""
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # the supervisor's children are other programs
+    """Make a gRPC channel to a server without TLS; it connects when it is used."""
+    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # child processes run other programs
     import grpc
 
     host, port = address.local_address
     target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # it is on this machine
+    return grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # the server is on this machine
 
 
 def ask_whether_live(channel: Any) -> Any:
-    """Ask over a channel whether a server is live; the call is a future of grpc."""
+    """Send a ServerLive request; return the pending call, a future of grpc."""
     from tritonclient.grpc import service_pb2_grpc
 
     return service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive.future(_messages().ServerLiveRequest())

@@ -1,24 +1,22 @@
-"""The temporary folder of one server run: the assembled backend directory, linked stores, and status files.
+"""The temporary folder of one server run: backends, links to stores, status files.
 
-In `/tmp/graphkiln-XXXX/`:
+Contents of `/tmp/graphkiln-XXXX/`:
 
-- `owner.json`: the owner of the folder (graphkiln_backend.system.owned_folder)
-- `address.json`: where its server listens (graphkiln_backend.server.ports)
+- `owner.json`: owner of the folder (graphkiln_backend.system.owned_folder)
+- `address.json`: address of the server (graphkiln_backend.server.ports)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
-- `backends/onnxruntime/`: the same, where no C++ backend of that name is installed
+- `backends/onnxruntime/`: the same, if no C++ backend of that name is installed
 - `backends/oneflow/`: the same, for repositories of oneflow-serving
-- `stores/0`, `1`, ...: links to model stores whose paths Triton cannot take
-- `cache`: a link to the artifact cache, where its path is not ASCII
-- `overlay/models/`: the mirror of the stores, with complete configurations (graphkiln_backend.server.mirror); in the
-  user's explicit mode, with `stores/` (links to the stores) and `images/` (models that take images) beside it
-- `instances/`: a link to `/dev/shm/graphkiln-XXXX-instances/`, status files (graphkiln_backend.triton.instance_status)
-- `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime.loading)
-- `tmp/`: TMPDIR of the server and its stubs, so that what runtimes leave there goes with the run
+- `stores/0`, `1`, ...: links to model stores whose paths Triton does not accept
+- `cache`: link to the artifact cache, if its path is not ASCII
+- `overlay/models/`: mirror of the stores, with complete configurations (graphkiln_backend.server.mirror); in explicit
+  mode also `stores/` (links to the stores) and `images/` (models that take images)
+- `instances/`: link to `/dev/shm/graphkiln-XXXX-instances/`, status files (graphkiln_backend.triton.instance_status)
+- `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime)
+- `tmp/`: TMPDIR of the server and its stubs, removed with the run
 
-What Triton makes beside it, in /tmp, goes with it, too: see graphkiln_backend.server.run_folder.
-
-The run's regions in /dev/shm have another owner: see graphkiln_backend.server.shared_memory.
+The run's regions in /dev/shm have another owner file: see graphkiln_backend.server.shared_memory.
 """
 
 from __future__ import annotations
@@ -47,26 +45,26 @@ _log = logging.getLogger("graphkiln.server")
 
 
 def installed_backend_names() -> frozenset[str]:
-    """The names under which `serve` installs our backend here; all of its names where no Triton is installed."""
+    """Names under which `serve` installs graphkiln's backend; all of its names if no Triton is installed."""
     try:
         return backend_names([installation.find_installation().backends], replace_onnxruntime=False)
     except ServerSetupError:
         return BACKEND_NAMES
 
 
-# What Triton (24.10) puts into /tmp wherever TMPDIR leads, and leaves there when it is killed: found again, removed.
+# Files that Triton (24.10) writes to /tmp, ignoring TMPDIR, and leaves there when it is killed; removed with the run.
 #
-# - `/tmp/gk-XXXXyyyyyy/`: for packed environments of its Python backend, in place of `/tmp/python_env_yyyyyy`: the copy
-#   of the backend in a run folder is given a name that says whose the folder is.
-# - `/tmp/folderXXXXXX/`: models whose files came with the request that loads them; their instances note it in the run
+# - `/tmp/gk-XXXXyyyyyy/`: packed environments of its Python backend. The path is patched in the copy of the backend
+#   (`/tmp/python_env_yyyyyy` by default), so that the folder can be assigned to its run.
+# - `/tmp/folderXXXXXX/`: models whose files were sent with the load request; their instances record them in the run
 #   folder (graphkiln_backend.triton.sent_models).
 
-# Where the folder for environments is made, followed by six random letters: a constant in the backend's library.
+# Constant in the backend's library; six random letters are appended.
 _ENVIRONMENTS = b"/tmp/python_env_"
 
 
 def rename_environments(library: Path, run: str) -> None:
-    """Give the folder for environments of a copied Python backend a name that says whose it is.
+    """Patch the folder for environments in a copied Python backend, so that its name contains the run's.
 
     Raises:
         OSError: It cannot be written.
@@ -83,16 +81,16 @@ def environments_of(run: str) -> list[Path]:
 
 
 def remove_environments(run: str) -> None:
-    """Remove the folders for packed environments of a run, as far as they can be."""
+    """Remove the folders for packed environments of a run, as far as possible."""
     for folder in environments_of(run):
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def remove_sent_models(run: Path) -> None:
-    """Remove the files that Triton has kept of models that came with a request, as far as they can be."""
-    for noting in ("shared", "overlay"):  # instances, and what makes Triton forget a failure
+    """Remove the files of models that were sent with a load request, as far as possible."""
+    for noting in ("shared", "overlay"):  # of instances, and of placeholders
         remove_sent(run / noting / NOTES)
-    # A placeholder that was killed before it noted its folder: its code names the notes (`server.mirror`).
+    # Placeholders killed before they recorded their folder: their code contains its path (`server.mirror`).
     notes = repr(str(run / "overlay" / NOTES))
     for model in Path("/tmp").glob("folder??????"):  # noqa: S108 - fixed in Triton
         with suppress(OSError):
@@ -103,41 +101,41 @@ def remove_sent_models(run: Path) -> None:
 
 
 def _environments(run: str) -> str:
-    """The replacement of `_ENVIRONMENTS`: as long, and unique, as the run's name is."""
+    """Replacement of `_ENVIRONMENTS` of the same length, unique to the run."""
     return f"/tmp/gk-{run.removeprefix(PREFIX)}"  # noqa: S108 - a constant of the backend
 
 
-# All names that graphkiln's backend can have in a configuration.
+# Names of graphkiln's backend in configurations.
 BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 _MODEL_FILE = '''"""Loads graphkiln's Triton backend."""
 
 import gc
 import sys
 
-gc.disable()  # what is imported stays: to look for garbage in it took a twentieth of its time
-sys.path.sort(key=lambda folder: not folder)  # a stub looks first in the working folder, the empty one
+gc.disable()  # garbage collection during imports took 5% of their time
+sys.path.sort(key=lambda folder: not folder)  # the stub puts the working folder ('') first
 from graphkiln_backend.triton.model import TritonPythonModel
 
 gc.freeze()
 gc.enable()
 '''
-_ROOM_BYTES = 16 << 20  # what a run needs for Triton's Python backend (3 MB), and something more
+_ROOM_BYTES = 16 << 20  # needed by a run: Triton's Python backend (3 MB) and a reserve
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
 
 class RunFolder(Closeable):
-    """The folder of a run; closing it removes it, and every shared-memory region of the run.
+    """The folder of a run; closing it removes it and all shared-memory regions of the run.
 
-    Its path never holds a space: Triton (as of 24.10) starts its stubs through a shell without quoting.
+    Its path never contains a space: Triton (24.10) starts its stubs through a shell without quoting.
 
     Attributes:
         path: The folder.
         backends: The assembled backend directory.
-        instances: Status files.
-        overlay: Mirrors of model stores.
-        shared: What instances of a model share.
+        instances: Folder of status files.
+        overlay: Folder of mirrors of model stores.
+        shared: Folder of files shared by instances of a model.
         temporary: TMPDIR of the server.
-        shared_memory_prefix: What the names of its instances' shared-memory regions begin with.
+        shared_memory_prefix: Name prefix of its instances' shared-memory regions.
 
     Raises:
         ServerSetupError: No temporary folder can be made.
@@ -165,13 +163,13 @@ class RunFolder(Closeable):
             raise
 
     def _make_instances(self) -> None:
-        """Put status files into memory: a full disk must not keep a model from being loaded."""
+        """Keep status files in memory, because a full disk must not prevent loading."""
         folder = SHARED_MEMORY / f"{self.path.name}-instances"
         folder.mkdir(mode=0o700)
         self.instances.symlink_to(folder)
 
     def _own_regions(self) -> None:
-        """Make the file among the regions whose lock says that the run lives."""
+        """Create the owner file of the regions, locked while the run lives."""
         owner = region_owner(self.path.name)
         try:
             self._resources.callback(os.close, create_locked(owner))
@@ -184,19 +182,19 @@ class RunFolder(Closeable):
     def assemble_backends(
         self, installation: Installation, extra: Path | None, *, replace_onnxruntime: bool = False
     ) -> frozenset[str]:
-        """Link the installation's backends and the user's own, copy its Python backend, and add graphkiln's.
+        """Link the backends of the installation and the user, copy the Python backend, and add graphkiln's.
 
         Args:
-            installation: The server to assemble for.
-            extra: The user's own backend folder, which goes before the installation's.
-            replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend, too.
+            installation: The installed server.
+            extra: The user's backend folder, which takes precedence.
+            replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.
 
         Returns:
-            The names under which graphkiln's backend is installed.
+            Names under which graphkiln's backend is installed.
 
         Raises:
             ServerSetupError: The user's backend folder does not exist, the run folder cannot be written, or the working
-                folder holds a module that Triton would run as graphkiln's backend.
+                folder contains a module that Triton would run instead of graphkiln's backend.
         """
         if extra and not extra.is_dir():
             raise ServerSetupError(f"--backend-directory {extra} is not a folder")
@@ -216,15 +214,15 @@ class RunFolder(Closeable):
         return names
 
     def _copy_python_backend(self, installation: Installation) -> None:
-        """Copy it, because Triton refuses a backend library whose real path is outside the backend's folder."""
+        """Copy the backend, because Triton refuses a library whose real path is outside of the backend's folder."""
         python = self.backends / "python"
-        shutil.copytree(installation.backends / "python", python)  # with what is compiled: each stub would do it anew
-        shutil.copy2(installation.stub, python / installation.stub.name)
-        for library in python.glob("*.so"):
+        shutil.copytree(installation.backends / "python", python)  # with compiled files, which each stub would compile
+        again shutil.copy2(installation.stub, python / installation.stub.name)
+                                                                                                                              for library in python.glob("*.so"):
             rename_environments(library, self.path.name)
 
     def link_stores(self, stores: Sequence[Path]) -> list[Path]:
-        """The stores under paths that Triton can take: their own where possible, else links."""
+        """Paths of the stores that Triton accepts: links if necessary."""
         paths = []
         for index, store in enumerate(stores):
             path = store.absolute()
@@ -237,7 +235,7 @@ class RunFolder(Closeable):
         return paths
 
     def readable(self, path: Path) -> Path:
-        """A path that a stub can read: Triton starts its Python without the user's locale, so it knows ASCII only."""
+        """An ASCII path, a link if necessary: Triton starts stubs without the user's locale."""
         if str(path).isascii():
             return path
         link = self.path / "cache"
@@ -246,7 +244,7 @@ class RunFolder(Closeable):
         return link
 
     def close(self) -> None:
-        """Remove the folder and what a killed server left in shared memory."""
+        """Remove the folder and the shared-memory regions of a killed server."""
         self._resources.close()
 
     def _remove_regions(self) -> None:
@@ -255,20 +253,20 @@ class RunFolder(Closeable):
 
 
 def _refuse_other_model_file() -> None:
-    """A stub (24.10) imports `model`, and looks for it in the working folder before the backend's own folder."""
+    """Refuse a `model` module in the working folder, which stubs (24.10) import before the backend's."""
     found = PathFinder.find_spec("model", [""])
     if found and found.has_location:
         raise ServerSetupError(
-            f"Triton would run {found.origin} in place of graphkiln's backend, as a server's working folder goes first",
-            hint="start the server from a folder without a Python module of the name model",
+            f"Triton would run {found.origin} instead of graphkiln's backend, because the working folder goes first",
+            hint="start the server in a folder without a Python module named model",
         )
 
 
 def temporary_parent() -> Path:
-    """The folder that run folders are made in: TMPDIR's, or the first other one where there is room.
+    """Parent of run folders: TMPDIR, or the first other place with enough space.
 
     Raises:
-        ServerSetupError: No folder for temporary files can be written, or programs cannot be started from it.
+        ServerSetupError: No temporary folder is writable and allows execution.
     """
     try:
         parent = tempfile.gettempdir()
@@ -288,14 +286,14 @@ def temporary_parent() -> Path:
     chosen = next((place for place in usable if _free_bytes(place) >= _ROOM_BYTES), usable[0])
     if chosen != places[0]:
         reason = refused.get(places[0], f"{places[0]} is full")
-        _log.warning("%s: %s is used for temporary files", reason, chosen)
+        _log.warning("%s: using %s for temporary files", reason, chosen)
     return chosen
 
 
 def _find_unfit(place: Path) -> str:
-    """The reason for which no run folder can be made in a folder, or empty."""
+    """Why a run folder cannot be made in a folder; empty if it can."""
     if not _SAFE_PATH.fullmatch(str(place)):
-        return f"{place} has letters in its path that Triton cannot take"
+        return f"{place} has characters in its path that Triton does not accept"
     if not os.access(place, os.W_OK | os.X_OK):
         return f"cannot make a temporary folder: {place} {'cannot be written' if place.exists() else 'is missing'}"
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
@@ -310,10 +308,10 @@ def _free_bytes(place: Path) -> int:
 
 @contextmanager
 def _explained_errors(folder: Path) -> Iterator[None]:
-    """Name the folder of a file system's error, and what to do.
+    """Translate file system errors.
 
     Raises:
-        ServerSetupError: There was one.
+        ServerSetupError: A file system error occurred.
     """
     try:
         yield
@@ -326,7 +324,7 @@ def _explained_errors(folder: Path) -> Iterator[None]:
 
 
 def backend_names(folders: Sequence[Path], *, replace_onnxruntime: bool) -> frozenset[str]:
-    """The names under which graphkiln's backend is installed beside the backends of some folders."""
+    """Names under which graphkiln's backend is installed beside the backends of some folders."""
     installed = {path.name for folder in folders for path in folder.iterdir()}
     kept = installed & {ONEFLOW_BACKEND, *(() if replace_onnxruntime else (DROP_IN_BACKEND,))}
     return BACKEND_NAMES - kept

@@ -241,7 +241,7 @@ class TestPrepare:
     ) -> None:
         limits = [(20, "a larger limit")]
         monkeypatch.setattr("graphkiln_backend.server.limits._allowed_by_groups", lambda: limits)
-        with pytest.raises(ServerSetupError, match=r"need \d+ threads at least, and 20 more may run here"):
+        with pytest.raises(ServerSetupError, match=r"need at least \d+ threads, and only 20 more may run here"):
             make_launch(installation, store).prepare(folder)
 
 

@@ -148,7 +148,7 @@ class TestPlaces:
     ) -> None:
         monkeypatch.setattr(module, "_free_bytes", lambda place: 10 << 30 if place == places[2] else 0)
         assert temporary_parent() == places[2]
-        assert logged == [f"{places[0]} is full: {places[2]} is used for temporary files"]
+        assert logged == [f"{places[0]} is full: using {places[2]} for temporary files"]
 
     def test_one_that_is_gone_gives_way(self, places: list[Path], logged: list[str]) -> None:
         places[0].rmdir()
