@@ -31,7 +31,7 @@ def test_numpy_2_is_refused_on_the_triton_of_the_stand_in(repository: Path) -> N
     store = ("--network", "none", "-v", f"{repository / 'model_repository'}:/models:ro")
     finished = run_in_image(store, "graphkiln", "serve", image=TRITON_IMAGE)
     assert finished.returncode == 2
-    assert "the stubs of Triton 2.51.0 (24.10) know numpy 1 alone" in finished.stderr
+    assert "the stubs of Triton 2.51.0 (24.10) support numpy 1 only" in finished.stderr
 
 
 def test_it_serves_on_the_triton_of_its_base(repository: Path) -> None:

@@ -206,7 +206,7 @@ def test_the_next_start_removes_what_a_killed_one_left_and_has_its_ports_at_once
         port = f"--http-port={holder.getsockname()[1]}"
         finished = run_command("serve", "--model-store", digits.parent, port, env=environment)
     assert finished.returncode == 2
-    assert "removed what dead runs left" in finished.stderr
+    assert "removed the leftovers of" in finished.stderr
     _, alive = psutil.wait_procs(children, timeout=5)
     assert not alive
     assert list(server.temporary.iterdir()) == []

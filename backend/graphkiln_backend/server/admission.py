@@ -1,8 +1,8 @@
-"""Proof of a version outside the server, before it may appear there.
+"""Prove a version outside of the server before it is loaded.
 
-The version is lowered, self-tested and warmed up as an instance would, in another process with a deadline, so that
-a graph that crashes its runtime or never finishes ends nothing but that process. What was lowered stays in the artifact
-cache, where the instance finds it.
+The version is lowered, self-tested and warmed up like in an instance, in another process with a deadline, so that a
+graph that crashes its runtime or never finishes harms only that process. The instance finds the lowered graph in the
+artifact cache.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from graphkiln_backend.system.processes import keep_temporary_files_in, worker
 from graphkiln_backend.system.signals import ServerStopping
 
 _POLL_S = 0.1
-_NICENESS = 10  # requests go first
+_NICENESS = 10  # serving has priority
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Candidate:
-    """A version that may be served if it proves itself.
+    """A version to prove.
 
     Attributes:
-        folder: Its version folder.
-        config: The config.pbtxt that it would be served with, complete.
+        folder: Version folder.
+        config: Complete config.pbtxt for serving it.
         overrides: Settings of the command line for its model.
         cache: The artifact cache.
-        temporary: A folder for what need not last.
+        temporary: Folder for temporary files.
     """
 
     folder: Path
@@ -54,11 +54,11 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The outcome for a candidate.
+    """Result of a proof.
 
     Attributes:
-        reason: Why it may not be served; empty where it may.
-        words: What serves it, where it may be served.
+        reason: Why the version is refused; empty if it passed.
+        words: Engine and placement, if it passed.
     """
 
     reason: str
@@ -66,7 +66,7 @@ class Verdict:
 
 
 def admit(candidate: Candidate, *, deadline_s: float, stopped: Callable[[], bool] = lambda: False) -> Verdict:
-    """Build and prove a version in another process, which ends with the call, however that ends.
+    """Build and prove a version in another process, which ends with this call.
 
     Raises:
         ServerStopping: `stopped` was true.
@@ -84,7 +84,7 @@ def _wait(receiver: Connection, process: BaseProcess, deadline_s: float, stopped
         if stopped():
             raise ServerStopping
         if time.monotonic() > deadline:
-            return Verdict(f"its loading did not end within {deadline_s:g} s")
+            return Verdict(f"its loading did not finish within {deadline_s:g} s")
     try:
         return Verdict(*receiver.recv())
     except EOFError:

@@ -1,6 +1,6 @@
-"""Known vulnerabilities of the Triton that runs, and which of them clients can reach in a configuration.
+"""Known vulnerabilities of the installed Triton, and which of them clients can reach.
 
-Scanners of packages do not see a server inside a wheel. The table is `advisories.toml`; it names its date and source.
+Package scanners do not detect the server inside the wheel. `advisories.toml` has the table with its date and source.
 """
 
 from __future__ import annotations
@@ -13,19 +13,19 @@ from pathlib import Path
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 
-CURRENT = "the image target `triton` stands on NVIDIA's current Triton: docker build --target triton, see SECURITY.md"
+CURRENT = "the image target `triton` has NVIDIA's current Triton: docker build --target triton, see SECURITY.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advisory:
-    """A row of the table, of one or several vulnerabilities.
+    """A row of the table.
 
     Attributes:
-        ids: Their names, such as `CVE-2025-23310`.
+        ids: Vulnerabilities, such as `CVE-2025-23310`.
         bulletin: Number of NVIDIA's bulletin.
-        fixed: The release that repaired them, such as `25.07`.
-        reach: Who can use them: `request`, `http`, `grpc`, `admin` or `absent`, as the table explains.
-        about: What they are, in a few words.
+        fixed: Release with the fix, such as `25.07`.
+        reach: Who can exploit them: `request`, `http`, `grpc`, `admin` or `absent`; see the table.
+        about: Short description.
     """
 
     ids: Sequence[str]
@@ -35,7 +35,7 @@ class Advisory:
     about: str
 
     def is_reachable(self, flags: TritonFlags, *, has_key: bool) -> bool:
-        """True if a client without the admin key can use them against a server that is started with these flags."""
+        """True if clients without the admin key can exploit them on a server with these flags."""
         if self.reach == "admin":
             return not has_key
         return self.reach == "request" or (self.reach in {"http", "grpc"} and flags.is_on(self.reach))
@@ -46,9 +46,9 @@ class Assessment:
     """The vulnerabilities of a server.
 
     Attributes:
-        date: Day of the table.
-        known: All that its release has; those of the oldest where it is not known.
-        reachable: Those of them that clients can reach.
+        date: Date of the table.
+        known: Vulnerabilities of its release, or of the oldest release if it is unknown.
+        reachable: Those that clients can reach.
     """
 
     date: str
@@ -67,7 +67,7 @@ class Assessment:
 
 
 def assess(installation: Installation, flags: TritonFlags, *, has_key: bool) -> Assessment:
-    """Look up the vulnerabilities of a server that is started with some flags, and with an admin key or none."""
+    """Look up the vulnerabilities of a server with these flags, and with or without an admin key."""
     table = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
     rows = [Advisory(**row) for row in table["advisory"]]
     known = [row for row in rows if installation.features.release < row.fixed]

@@ -1,7 +1,7 @@
-"""The image's health check: the server in this container is live, at whatever address it listens.
+"""Health check of the image: exit with 0 if the server in this container is live.
 
-It asks for the same as the liveness probe of deploy/kubernetes: while models load there is no response, and a model
-that is not ready is no reason to end the others. Behind HAProxy, which the supervisor watches, tritonserver is asked.
+Like the liveness probe of deploy/kubernetes, it fails while models load, and passes if a model is not ready. Behind
+HAProxy, which the supervisor watches, tritonserver is checked.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _TIMEOUT_S = 4.0
 
 
 def is_alive(protocol: str, host: str, port: int) -> bool:
-    """True if a server says that it is live; with `grpc` as protocol, if it listens."""
+    """True if a server is live over HTTP; for `grpc`, if it listens."""
     try:
         if protocol == "grpc":
             with socket.create_connection((host, port), timeout=_TIMEOUT_S):
@@ -30,7 +30,7 @@ def is_alive(protocol: str, host: str, port: int) -> bool:
 
 
 def main() -> int:
-    """The exit code: 0 where a server lives."""
+    """Return 0 if a server is live, else 1."""
     return 0 if any(is_alive(*address) for address in served_addresses()) else 1
 
 

@@ -1,7 +1,6 @@
-"""The models beside others that take encoded images for them: found in the stores, planned, configured.
+"""Image models: `NAME.images` takes encoded images for the model `NAME`.
 
-Such a model has no files. It comes and goes with the model whose images it takes, and has the versions that
-are served of it.
+An image model has no files. It is loaded and unloaded with its tensor model, and has the same versions.
 """
 
 from __future__ import annotations
@@ -30,14 +29,14 @@ from graphkiln_backend.system.resources import usable_cores
 _log = logging.getLogger("graphkiln.server")
 
 
-# Two, so that one decodes while the other waits for the session; more where many cores decode for a GPU. Each takes as
-# many threads as there are cores, and some 70 MB.
+# Two, so that one decodes while the other waits for the session; more on many cores. Each has as many threads as there
+# are cores, and takes about 70 MB.
 _FEWEST_INSTANCES, _MOST_INSTANCES = 2, 4
 _CORES_PER_INSTANCE = 4
 
 
 def add_image_models(found: Mapping[str, StoredModel]) -> dict[str, StoredModel]:
-    """The models of stores, and after them those that take images for some of them."""
+    """Add the image models to the models of stores."""
     takers = {
         image_model_name(name): replace(
             stored, tensor_model=name, problem=_problem(stored, found.get(image_model_name(name)))
@@ -49,50 +48,50 @@ def add_image_models(found: Mapping[str, StoredModel]) -> dict[str, StoredModel]
 
 
 def complete_pair(config: ModelConfigProto) -> None:
-    """Publish in a complete configuration, in place, which model takes its images, if it accepts and can have any."""
+    """Publish the image model in a complete configuration, in place, if the model accepts images."""
     if find_taker(config) is not None:
         publish_image_model(config)
 
 
 def find_taker(config: ModelConfigProto) -> ModelConfigProto | None:
-    """The configuration of the model that takes a model's images; None where it asks for none, or can have none."""
+    """Configuration of a model's image model; None if it has none."""
     if not accepts_images(config.parameters[ACCEPT_IMAGES].string_value if ACCEPT_IMAGES in config.parameters else ""):
         return None
     try:
         return configure(config)
-    except GraphkilnError:  # the model that takes the images is refused, and says why
+    except GraphkilnError:  # the image model is refused with the reason
         return None
 
 
 def configure(tensor_model: ModelConfigProto) -> ModelConfigProto:
-    """The configuration of the model that takes a model's images, on this machine.
+    """Make the configuration of a model's image model on this machine.
 
     Raises:
-        RepositoryError: The model takes none.
+        RepositoryError: The model cannot have one.
     """
     wanted = max(_FEWEST_INSTANCES, min(_MOST_INSTANCES, usable_cores() // _CORES_PER_INSTANCE))
     return image_config(tensor_model, instances=wanted, has_gpu=bool(gpus()))
 
 
 def describe_images(config: ModelConfigProto) -> str:
-    """Describe how a model takes encoded images on this machine, or why it takes none."""
+    """Describe the image model of a model, or why it has none."""
     try:
         taker = configure(config)
     except GraphkilnError as error:
-        return f"none are taken: {error}"
+        return f"not accepted: {error}"
     instances = taker.instance_group[0].count
     return f"{', '.join(FORMATS)} by {taker.name}, decoded in {instances} processes of {usable_cores()} threads each"
 
 
 def asks_for_images(folder: Path) -> bool:
-    """True if a model's configuration asks for a model that takes its images; one that cannot be read does not."""
-    with suppress(GraphkilnError):  # it is refused for that itself
+    """True if a model's configuration is readable and requests an image model."""
+    with suppress(GraphkilnError):  # the model itself is refused
         parameters = read_config(folder / CONFIG_FILE).parameters
         return ACCEPT_IMAGES in parameters and accepts_images(parameters[ACCEPT_IMAGES].string_value)
     return False
 
 
-@lru_cache(maxsize=4096)  # a configuration takes a millisecond to parse, and stores are looked at again and again
+@lru_cache(maxsize=4096)  # parsing takes a millisecond, and stores are scanned repeatedly
 def _asks_as_stamped(folder: Path, _: str) -> bool:
     return asks_for_images(folder)
 
@@ -100,21 +99,21 @@ def _asks_as_stamped(folder: Path, _: str) -> bool:
 def _problem(stored: StoredModel, same_name: StoredModel | None) -> str:
     if same_name is None:
         return stored.problem
-    return f"{same_name.folder} has the name of the model that takes the images of '{stored.name}': rename it"
+    return f"{same_name.folder} has the name of the image model of '{stored.name}': rename it"
 
 
 @dataclass(kw_only=True, slots=True)
 class ExplicitImages:
-    """Load and unload models that take images beside those that a user loads and unloads in explicit mode.
+    """Load and unload image models with their tensor models in the user's explicit mode.
 
-    The stores are Triton's there, and such a model has no files in them: its files go with the request that loads it.
-    Loading it by its own name finds a placeholder, in another repository, which says what to load instead.
+    Triton reads the user's stores, which contain no image models: their files are sent with the load request. A user
+    who loads one by name gets the error of a placeholder in another repository, which names the model to load.
 
     Attributes:
         stores: The user's stores.
-        mirror: Holds the placeholders: its path is one of the server's repositories.
-        control: The running server.
-        load_timeout_s: For one load.
+        mirror: The repository of placeholders.
+        control: Repository control of the running server.
+        load_timeout_s: Time limit for one load.
     """
 
     stores: Sequence[Path]
@@ -122,19 +121,19 @@ class ExplicitImages:
     control: RepositoryControl
     load_timeout_s: float
     _configs: dict[Path, tuple[int, bool]] = field(default_factory=dict)
-    # By model: the versions that serve, and when the configuration was written.
+    # Model -> serving versions, and modification time of the configuration.
     _loaded: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
     _shown: set[str] = field(default_factory=set)
 
     def takes_images(self, name: str) -> bool:
-        """True if a model takes images for another one."""
+        """True if a model is an image model."""
         return name in self._shown
 
     def follow(self, serving: Mapping[str, tuple[int, ...]]) -> None:
-        """Load and unload what the models need that serve.
+        """Load and unload image models according to the serving models.
 
         Raises:
-            OSError: The server ended, or the stores cannot be read.
+            OSError: The server exited, or the stores cannot be read.
         """
         found = self._find()
         self._show(found)
@@ -148,7 +147,7 @@ class ExplicitImages:
                 self._load(found[name], serving[name])
 
     def _find(self) -> dict[str, Path]:
-        """The models whose configuration asks for one that takes their images, and the folder of each."""
+        """Find the models that request an image model, and their folders."""
         found: dict[str, Path] = {}
         taken: set[str] = set()
         for store in self.stores:
@@ -167,7 +166,7 @@ class ExplicitImages:
             self.mirror.remove(gone)
         for image_model in names.keys() - self._shown:
             name = names[image_model]
-            reason = f"{image_model} takes images for '{name}', and is loaded and unloaded with it: load '{name}'"
+            reason = f"{image_model} is loaded and unloaded with '{name}': load '{name}'"
             self.mirror.refuse(image_model, {1: reason})
         self._shown = {*names}
 

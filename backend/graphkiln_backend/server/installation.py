@@ -1,4 +1,4 @@
-"""Installations of tritonserver: the one that the user names, that of a container, that of nvidia-pytriton's wheel."""
+"""Find tritonserver: an installation named by the user, that of a container, or that of nvidia-pytriton's wheel."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from pathlib import Path
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.triton.features import Feature, TritonFeatures
 
-ROOT_VARIABLE = "GRAPHKILN_TRITONSERVER"  # names the folder of an installation, which then goes before all others
+ROOT_VARIABLE = "GRAPHKILN_TRITONSERVER"  # folder of an installation that takes precedence
 _CONTAINER = Path("/opt/tritonserver")
 _WHEEL = "nvidia-pytriton"
-_WHEEL_VERSIONS = {"0.7.0": "2.51.0"}  # of the wheel -> of the server in it, which is written nowhere in it
+_WHEEL_VERSIONS = {"0.7.0": "2.51.0"}  # wheel -> its server, whose version is not stored in the wheel
 _STUB = "triton_python_backend_stub"
 _HELP_WITHIN_S = 60.0
 _FLAG = re.compile(r"^  --([a-z0-9-]+)( <)?", re.MULTILINE)
@@ -28,16 +28,16 @@ _FLAG = re.compile(r"^  --([a-z0-9-]+)( <)?", re.MULTILINE)
 
 @dataclass(frozen=True)
 class Installation:
-    """A tritonserver and the files that belong to it.
+    """An installed tritonserver.
 
     Attributes:
         binary: The tritonserver program.
-        backends: Folder of backends; holds `python/`.
+        backends: Folder of backends, with `python/`.
         caches: Folder of response caches.
-        stub: The Python stub for the running interpreter.
-        libraries: Folders that its libraries are loaded from.
-        version: Its version, such as `2.51.0`; empty where it is not known.
-        wheel: The wheel that it is part of, such as `nvidia-pytriton 0.7.0`; empty for others.
+        stub: Python stub for the running interpreter.
+        libraries: Folders of its libraries.
+        version: Version, such as `2.51.0`; empty if unknown.
+        wheel: Its wheel, such as `nvidia-pytriton 0.7.0`; empty for others.
     """
 
     binary: Path
@@ -50,7 +50,7 @@ class Installation:
 
     @property
     def features(self) -> TritonFeatures:
-        """What a server of its version does."""
+        """Features of its version."""
         return TritonFeatures(self.version)
 
     @property
@@ -61,11 +61,11 @@ class Installation:
 
     @property
     def holds_no_graphs(self) -> bool:
-        """True if no graph is in tritonserver itself: its only backend starts a process for each instance."""
+        """True if its only backend is the Python backend, which runs graphs in other processes."""
         return [backend.name for backend in self.backends.iterdir()] == ["python"]
 
     def ask_flags(self) -> None:
-        """Ask the program for its flags, without waiting 40 ms for them: read `flags` later.
+        """Start `tritonserver --help` without waiting 40 ms for it; read `flags` later.
 
         Raises:
             ServerSetupError: The program does not run on this machine.
@@ -74,7 +74,7 @@ class Installation:
 
     @cached_property
     def flags(self) -> dict[str, bool]:
-        """Every command line flag, without its dashes -> whether it takes a value.
+        """Command line flags without dashes -> whether they take a value.
 
         Raises:
             ServerSetupError: The program does not run on this machine.
@@ -106,7 +106,7 @@ class Installation:
 
     @property
     def library_path(self) -> str:
-        """Value of LD_LIBRARY_PATH for the server and its stubs."""
+        """LD_LIBRARY_PATH of the server and its stubs."""
         inherited = os.environ.get("LD_LIBRARY_PATH")
         return os.pathsep.join((*map(str, self.libraries), *((inherited,) if inherited else ())))
 
@@ -115,14 +115,14 @@ def find_installation() -> Installation:
     """Find the tritonserver to use.
 
     Raises:
-        ServerSetupError: No tritonserver is installed, or it cannot run models with this Python and its numpy.
+        ServerSetupError: No tritonserver is installed, or it does not support this Python or numpy.
     """
     found = _find()
     numpy = version("numpy")
     if found.features.release and not found.features.has(Feature.NUMPY_2) and int(numpy.partition(".")[0]) > 1:
         raise ServerSetupError(
-            f"the stubs of {found.title} know numpy 1 alone: with numpy {numpy} all responses would be empty",
-            hint="pip install 'numpy<2', or serve on a Triton since 24.11, such as that of NVIDIA's image",
+            f"the stubs of {found.title} support numpy 1 only: with numpy {numpy} all responses would be empty",
+            hint="pip install 'numpy<2', or use Triton 24.11 or later, for example NVIDIA's image",
         )
     return found
 
@@ -147,13 +147,13 @@ def _find() -> Installation:
 def _container_installation(binary: Path) -> Installation:
     root = binary.parent.parent
     if not binary.exists():
-        raise ServerSetupError(f"{root} holds no tritonserver: {binary} is missing", hint=f"unset {ROOT_VARIABLE}")
+        raise ServerSetupError(f"{root} contains no tritonserver: {binary} is missing", hint=f"unset {ROOT_VARIABLE}")
     stub = root / "backends" / "python" / _STUB
     if not stub.exists():
         raise ServerSetupError(f"{binary} has no Python backend: {stub} is missing")
     if f"libpython{_python_version()}.so".encode() not in stub.read_bytes():
         raise ServerSetupError(
-            f"the Python backend of {binary} was built for another Python than {_python_version()}",
+            f"the Python backend of {binary} was not built for Python {_python_version()}",
             hint="install graphkiln into the Python of that Triton release",
         )
     written = root / "TRITON_VERSION"
@@ -193,9 +193,9 @@ def _python_version() -> str:
 
 
 def _libpython() -> Path:
-    """Folder of the shared library of the running interpreter, which the stub links.
+    """Folder of the running interpreter's shared library, for LD_LIBRARY_PATH of the stub.
 
-    Without it on LD_LIBRARY_PATH the stub would load another Python's and crash.
+    Without it the stub could load another Python's library and crash.
     """
     library = f"libpython{_python_version()}.so.1.0"
     configured = Path(sysconfig.get_config_var("LIBDIR") or sys.base_prefix)

@@ -1,7 +1,7 @@
-"""Leftovers of dead runs: run folders, shared-memory regions, processes. The next start removes them.
+"""Find and remove leftovers of dead runs: run folders, shared-memory regions, processes.
 
-A run is dead when the locks that its supervisor took are free (`owned_folder`). Another user's things are never
-touched, nor what no lock can tell about; two starts at once do not meet, because each looks with a lock held.
+A run is dead if the locks of its supervisor are free (`owned_folder`). Files of other users, and files without a lock,
+are never touched. Simultaneous starts do not interfere, because each check holds a lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Leftovers:
 
     Attributes:
         folders: Temporary folders.
-        region_owners: The lock files of sets of shared-memory regions.
+        region_owners: Lock files of shared-memory regions.
     """
 
     folders: Sequence[Path] = ()
@@ -49,10 +49,10 @@ class Leftovers:
 
 
 def find_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
-    """Find leftovers of dead runs of this user; nothing is changed.
+    """Find leftovers of dead runs of this user.
 
     Args:
-        parents: Where temporary folders are; None for all where run folders are made.
+        parents: Parents of run folders; None for all.
     """
     return Leftovers(
         folders=[path for path in _folders(parents) if _is_dead(path)],
@@ -61,25 +61,21 @@ def find_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
 
 
 def remove_leftovers(parents: Iterable[Path] | None = None) -> Leftovers:
-    """Remove leftovers of dead runs of this user, and end processes of theirs that still run.
-
-    Returns:
-        What was removed.
-    """
+    """Remove leftovers of dead runs of this user, and kill their processes; return the removed leftovers."""
     removed = Leftovers(
         folders=[path for path in _folders(parents) if _remove_folder(path)],
         region_owners=[path for path in _region_owners() if _remove_regions(path)],
     )
     if removed:
         _log.info(
-            "removed what dead runs left: %d of them",
+            "removed the leftovers of %d dead runs",
             len({_run_name(path) for path in (*removed.folders, *removed.region_owners)}),
         )
     return removed
 
 
 def living_runs(parents: Iterable[Path] | None = None) -> list[Path]:
-    """The temporary folders whose owners live, or may live, as far as this user can see them."""
+    """Temporary folders whose owners are, or may be, alive."""
     return [path for path in _folders(parents) if not _is_dead(path)]
 
 
@@ -103,7 +99,7 @@ def _run_name(path: Path) -> str:
 
 
 def _is_dead(path: Path) -> bool:
-    """True if it has no owner, nor has what is in it: a search may be dead whose server lives."""
+    """True if neither the folder nor a folder inside it has an owner: the server of a dead search may be alive."""
     with locked_if_dead(path) as dead:
         return dead and all(map(_is_dead, owned_folders(path)))
 
@@ -128,10 +124,10 @@ def _remove_regions(owner: Path) -> bool:
 
 
 def _end_processes(run: Path) -> None:
-    """End processes of a dead run, such as an instance that hangs: they may hold ports."""
+    """Kill processes of a dead run, such as a hung instance: they may hold ports."""
     found = [process for process in psutil.process_iter() if _belongs_to(process, run)]
     for process in found:
-        _log.warning("ending process %d, which a dead server left", process.pid)
+        _log.warning("killing process %d of a dead server", process.pid)
         with suppress(psutil.Error):
             process.kill()
     psutil.wait_procs(found, timeout=_END_WITHIN_S)

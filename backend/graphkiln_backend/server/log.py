@@ -1,8 +1,8 @@
-"""The log of a service and of everything that it starts, as JSON lines on standard error.
+"""Log of a service and its child processes: JSON lines on standard error, and removal of noise.
 
-Both of its outputs become one pipe, so that nothing escapes: Triton's lines, Python's warnings and tracebacks, what a C
-library says before it aborts, Triton's last word on standard output. A thread wraps each line and writes it where
-standard error went before; what this process logs itself goes there without a detour. A lock keeps lines apart.
+For JSON, standard output and standard error become one pipe, to catch all output: Triton's lines, Python's warnings and
+tracebacks, last messages of C libraries. A thread wraps each line and writes it to the original standard error; records
+of this process are written directly. A lock keeps lines apart.
 """
 
 from __future__ import annotations
@@ -21,13 +21,12 @@ from datetime import UTC, datetime
 from graphkiln_backend.system.closing import Closeable
 
 # Triton (24.10) writes a header before each message, in one of two forms (`--log-format`), and the message as a JSON
-# string, unless `TRITON_SERVER_ESCAPE_LOG_MESSAGES=FALSE` is in its environment. The core names the request that a
-# message is about at its beginning; so do the instances (`triton.log`), whose ids are JSON strings: what a client
-# chose as its id cannot end it.
+# string, unless the environment has `TRITON_SERVER_ESCAPE_LOG_MESSAGES=FALSE`. Messages about a request begin with its
+# id, which instances (`triton.log`) write as a JSON string, so that no id chosen by a client can forge the end.
 #
 # Source: Triton common, `src/logging.cc`; Triton core, `InferenceRequest::LogRequest`.
 
-# Triton's letters -> the names of Python's levels, in lower case.
+# Triton's letters -> names of Python's levels, in lower case.
 _LEVELS = {"I": "info", "W": "warning", "E": "error", "F": "critical", "V": "debug"}
 _HEADER = re.compile(
     r"(?:(?P<short>[IWEFV])\d{4} \d\d:\d\d:\d\d\.\d+|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ (?P<iso>[IWEFV]))"
@@ -47,13 +46,13 @@ class LogRecord:
     """One event of the log.
 
     Attributes:
-        message: Its first line.
+        message: First line.
         level: `debug`, `info`, `warning`, `error` or `critical`.
-        source: `graphkiln`, `triton`, or `other` for what neither of them formatted.
-        model: The model that it is about, where that is known.
-        request_id: The `id` of the request that it is about, as its client gave it.
-        location: Where in Triton's code it was logged.
-        details: Its further lines, such as a traceback.
+        source: `graphkiln`, `triton`, or `other` for unformatted text.
+        model: The model, if known.
+        request_id: `id` of the request, as given by the client.
+        location: Source location in Triton.
+        details: Further lines, such as a traceback.
     """
 
     message: str
@@ -65,7 +64,7 @@ class LogRecord:
     details: str = ""
 
     def to_json(self, now: datetime | None = None) -> str:
-        """The event as one line, ASCII, without what is empty."""
+        """Format as one line of ASCII, without empty fields."""
         at = (now or datetime.now(UTC)).isoformat(timespec="milliseconds").replace("+00:00", "Z")
         fields = {name: value for name in _FIELDS if (value := getattr(self, name))}
         return json.dumps({"time": at, "level": self.level, "source": self.source, "message": self.message, **fields})
@@ -75,7 +74,7 @@ _FIELDS = ("model", "request_id", "location", "details")
 
 
 def of_event(record: logging.LogRecord) -> LogRecord:
-    """A record of a logger of this process; its `extra` may name a `model` and a `request_id`."""
+    """Convert a record of this process; its `extra` may have `model` and `request_id`."""
     message, details = _split(record.getMessage())
     if record.exc_info:
         details = "\n".join(filter(None, (details, logging.Formatter().formatException(record.exc_info))))
@@ -89,7 +88,7 @@ def of_event(record: logging.LogRecord) -> LogRecord:
 
 
 def of_line(line: str) -> LogRecord:
-    """A line that a process of the service wrote, without its end."""
+    """Parse a line of a child process, without line end."""
     if header := _HEADER.fullmatch(line):
         level = _LEVELS[header["short"] or header["iso"]]
         return _of_triton(_unquote(header["text"]), level, header["location"])
@@ -99,7 +98,7 @@ def of_line(line: str) -> LogRecord:
 
 
 def _of_triton(text: str, level: str, location: str) -> LogRecord:
-    """A message of Triton, or of an instance."""
+    """Parse a message of Triton or of an instance."""
     if ours := _INSTANCE.fullmatch(text):
         message, details = _split(ours["text"])
         request_id = json.loads(ours["request_id"] or '""')
@@ -114,7 +113,7 @@ def _of_triton(text: str, level: str, location: str) -> LogRecord:
 
 
 def _unquote(text: str) -> str:
-    """A message of Triton's, which is a JSON string or, where its environment says so, plain."""
+    """Decode a message of Triton: a JSON string, or plain text."""
     try:
         read = json.loads(text)
     except ValueError:
@@ -123,20 +122,20 @@ def _unquote(text: str) -> str:
 
 
 def _split(text: str) -> tuple[str, str]:
-    """A message's first line, and the others."""
+    """Split off the first line."""
     message, _, details = text.strip("\n").partition("\n")
     return message, details
 
 
 _OUTPUTS = (1, 2)  # standard output and standard error
-# Room for what is logged while this process is stopped; 64 kB is the kernel's default. Source: fcntl(2).
+# Capacity while this process is stopped; the kernel's default is 64 kB. Source: fcntl(2).
 _PIPE_BYTES = 1 << 20
-_LONGEST_LINE = 1 << 16  # more without an end is several lines: a line is kept in memory
-_END_S = 5.0  # what still holds the pipe then is a process that this one did not start, or could not end
+_LONGEST_LINE = 1 << 16  # longer lines are split, because a line is kept in memory
+_END_S = 5.0  # to wait for processes that still hold the pipe
 
 
 class LogPipe(Closeable):
-    """Wrap both outputs until it is closed, when all that was written has been passed on."""
+    """Redirect both outputs until it is closed and everything was written."""
 
     def __init__(self) -> None:
         _flush()
@@ -144,7 +143,7 @@ class LogPipe(Closeable):
         self._before = [os.dup(output) for output in _OUTPUTS]
         self._target = self._before[-1]
         reading, writing = os.pipe()
-        with suppress(OSError):  # more than the machine allows an ordinary user
+        with suppress(OSError):  # above the system's limit for users
             fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
         for output in _OUTPUTS:
             os.dup2(writing, output)
@@ -153,10 +152,7 @@ class LogPipe(Closeable):
         self._thread.start()
 
     def write(self, record: LogRecord) -> None:
-        """Write one event.
-
-        A full disk and a reader that has ended are no reason to end a service: what cannot be written is lost.
-        """
+        """Write one event; drop it if the disk is full or the reader is gone."""
         line = record.to_json().encode() + b"\n"
         with self._lock, suppress(OSError):
             while line:
@@ -187,7 +183,7 @@ def _flush() -> None:
 
 
 class LogPipeHandler(logging.Handler):
-    """A handler that passes records of this process to a pipe."""
+    """A logging handler that writes to a `LogPipe`."""
 
     def __init__(self, pipe: LogPipe) -> None:
         super().__init__()
@@ -199,14 +195,14 @@ class LogPipeHandler(logging.Handler):
 
 
 class NoiseFilter:
-    """Pass a server's output on to standard error, without what alarms for nothing.
+    """Copy a server's output to standard error, without misleading messages.
 
     Triton, built with CUDA, logs an error and a warning about the missing driver at each start on a CPU. Its stubs
-    (since 26.04) print a fatal error of Python when they end as they should, while the interpreter finalizes. A thread
-    copies everything else from a pipe to standard error until the last process that holds the pipe has ended.
+    (since 26.04) print a fatal Python error on a normal exit. A thread copies everything else from a pipe until the
+    last process that holds the pipe exits.
 
     Args:
-        has_gpu: True if lines about the driver matter.
+        has_gpu: Keep messages about the driver.
     """
 
     _NO_DRIVER = re.compile(
@@ -220,15 +216,15 @@ class NoiseFilter:
     def __init__(self, *, has_gpu: bool = False) -> None:
         self._noise = (self._FINALIZING,) if has_gpu else (self._FINALIZING, self._NO_DRIVER)
         self._reading, self._writing = os.pipe()
-        with suppress(OSError):  # more than the machine allows an ordinary user
+        with suppress(OSError):  # above the system's limit for users
             fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
 
     def fileno(self) -> int:
-        """The end of the pipe for the server."""
+        """Writing end of the pipe."""
         return self._writing
 
     def start(self) -> None:
-        """Begin to copy; the server has its own end of the pipe by now."""
+        """Begin to copy, after the server has inherited the pipe."""
         os.close(self._writing)
         threading.Thread(target=self._copy, name="noise filter", daemon=True).start()
 
@@ -247,7 +243,7 @@ class NoiseFilter:
 
 
 def _write(text: bytes) -> None:
-    """Write to standard error; what a full disk or a missing reader refuses is lost."""
+    """Write to standard error; drop the text if the disk is full or the reader is gone."""
     with suppress(OSError):
         while text:
             text = text[os.write(2, text) :]

@@ -1,4 +1,4 @@
-"""Ports of servers: claimed by a start, published in a run's folder, found by the health check of an image."""
+"""Ports of servers: claimed by a start, published in the run folder, read by the image's health check."""
 
 from __future__ import annotations
 
@@ -16,17 +16,16 @@ from graphkiln_backend.server.flags import SERVICES, ListenAddress, TritonFlags,
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.owned_folder import OTHER_PARENTS, locked_if_dead, owned_folders
 
-# A start claims its ports by Unix sockets with names that are taken meanwhile: tritonserver opens the ports when its
-# models are loaded, which may take minutes. Until then another start would find them free, load the same models, and
-# fail at its end. The names end with the process, and hold, as ports do, within a namespace of the network.
-# Source: unix(7), abstract socket addresses.
+# A start claims its ports by abstract Unix socket names, because tritonserver opens them only after loading its models,
+# which may take minutes. Otherwise a second start would load the same models before it fails. Like ports, the names
+# vanish with the process and belong to a network namespace. Source: unix(7).
 
 
 class PortClaims(Closeable):
-    """Claim every port of a server that it does not share on purpose, until it is closed.
+    """Claim the ports of a server until it is closed, except deliberately shared ones.
 
     Raises:
-        ServerSetupError: Another start has claimed one; the hint names a free one.
+        ServerSetupError: Another start has claimed a port; the hint suggests a free one.
     """
 
     def __init__(self, flags: TritonFlags) -> None:
@@ -49,7 +48,7 @@ class PortClaims(Closeable):
         try:
             claim.bind(f"\0graphkiln {address.host}:{address.port}")
         except OSError as error:
-            if error.errno == errno.EADDRINUSE:  # else a system without such names: the port itself will tell
+            if error.errno == errno.EADDRINUSE:  # otherwise: no abstract names here
                 raise ServerSetupError(
                     f"port {address.port} ({address.protocol}) is reserved by another graphkiln server that "
                     "is starting or stopping",
@@ -61,10 +60,10 @@ _BACKLOG = 1024
 
 
 def listen(address: ListenAddress, *, shared: bool = False) -> socket.socket:
-    """Listen at an address; `shared`: with other programs that share its port.
+    """Listen on an address; with `shared`, other programs may share the port.
 
     Raises:
-        ServerSetupError: It is in use, or not of this machine.
+        ServerSetupError: The address is in use, or not of this machine.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
     try:
@@ -79,13 +78,13 @@ _LIMIT = 16 * MIB
 
 
 def fetch_metrics(url: str) -> str:
-    """Fetch the metrics in Prometheus' text format, without any proxy that the environment names.
+    """Fetch metrics in Prometheus text format, ignoring proxies of the environment.
 
     Raises:
         OSError: There is no response.
-        ValueError: It is no URL.
+        ValueError: The URL is invalid.
     """
-    # Only commands ask over HTTP: a start, which also needs this file, does without http.client and ssl.
+    # Imported here, because starts also import this file and do not need http.client and ssl.
     from urllib.request import ProxyHandler, build_opener
 
     with build_opener(ProxyHandler({})).open(url, timeout=_TIMEOUT_S) as response:
@@ -96,7 +95,7 @@ _FILE = "address.json"
 
 
 def publish_address(folder: Path, flags: TritonFlags) -> None:
-    """Write down where a server listens: for HTTP, or else for gRPC.
+    """Write the HTTP address of a server, or else its gRPC address, to its run folder.
 
     Raises:
         OSError: The file cannot be written.
@@ -108,10 +107,10 @@ def publish_address(folder: Path, flags: TritonFlags) -> None:
 
 
 def served_addresses(parents: Iterable[Path] | None = None) -> Iterator[tuple[str, str, int]]:
-    """Protocol, host and port of each server of this user that runs on this machine.
+    """Yield protocol, host and port of each running server of this user.
 
     Args:
-        parents: Where run folders are; None for all places.
+        parents: Parents of run folders; None for all.
     """
     for parent in parents or sorted({Path(tempfile.gettempdir()), *OTHER_PARENTS}):
         for run in owned_folders(parent):

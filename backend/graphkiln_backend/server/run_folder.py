@@ -216,9 +216,9 @@ class RunFolder(Closeable):
     def _copy_python_backend(self, installation: Installation) -> None:
         """Copy the backend, because Triton refuses a library whose real path is outside of the backend's folder."""
         python = self.backends / "python"
-        shutil.copytree(installation.backends / "python", python)  # with compiled files, which each stub would compile
-        again shutil.copy2(installation.stub, python / installation.stub.name)
-                                                                                                                              for library in python.glob("*.so"):
+        shutil.copytree(installation.backends / "python", python)  # with its bytecode, for the stubs
+        shutil.copy2(installation.stub, python / installation.stub.name)
+        for library in python.glob("*.so"):
             rename_environments(library, self.path.name)
 
     def link_stores(self, stores: Sequence[Path]) -> list[Path]:

@@ -1,8 +1,9 @@
-"""Shared memory: the regions of a run's instances, how large they are, and whose they are.
+"""Shared-memory regions of a run's instances: size and ownership.
 
-Every Python instance exchanges tensors with tritonserver through a region in /dev/shm that starts at 1 MB and grows on
-demand. Docker gives a container 64 MB by default: too little is an error at the start, with the fix, not a crash under
-load. The regions of a run have an owner, a locked file beside them: containers may share /dev/shm and have a /tmp each.
+Each Python instance exchanges tensors with tritonserver through a region in /dev/shm that starts at 1 MB and grows on
+demand. Docker's default is 64 MB in total: too little is an error at the start, with the fix, instead of a crash under
+load. The regions of a run have an owner file, locked while the run lives, because containers may share /dev/shm but not
+/tmp.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from pathlib import Path
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.overlay import batch_footprints
 
-SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where Triton keeps its regions, not a temporary file
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - Triton's place for regions, not a temporary file
 OWNER_SUFFIX = "-owner"
-# What the names of the instances' regions begin with: since 25.08 Triton registers no client's region of such a name.
+# Reserved name prefix: since 25.08 Triton does not let clients register such regions.
 # Source: Triton server, `kTritonSharedMemoryRegionPrefix`.
 RESERVED_PREFIX = "triton_python_backend_shm_region_"
 
 _MIN_REGION_BYTES = 1 << 20
 _ALIGNMENT = 1 << 20
-_HEADROOM = 1.25  # the regions hold messages and the allocator's own data beside the tensors
+_HEADROOM = 1.25  # for messages and the allocator's data beside the tensors
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,9 +34,9 @@ class SharedMemoryPlan:
     """Sizes of shared-memory regions.
 
     Attributes:
-        region_bytes: Size that every instance's region starts with.
-        needed_bytes: What all instances need together when each holds a full batch.
-        instances: Their number; 0 where it is not known.
+        region_bytes: Initial size of each instance's region.
+        needed_bytes: Total size if each instance holds a full batch.
+        instances: Number of instances; 0 if unknown.
     """
 
     region_bytes: int
@@ -47,7 +48,7 @@ def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMem
     """Size the regions for the largest batches of the models.
 
     Raises:
-        ServerSetupError: There is too little; the hint names a size that is enough.
+        ServerSetupError: There is too little; the hint names a sufficient size.
     """
     sizes = [region_bytes(footprint) for footprint in batch_footprints(mirrors)]
     needed = sum(sizes)
@@ -60,10 +61,10 @@ def plan_shared_memory(mirrors: Sequence[Path], *, free_bytes: int) -> SharedMem
     if free_bytes < _MIN_REGION_BYTES:
         raise ServerSetupError(
             f"{SHARED_MEMORY} is full: {free_bytes >> 10} kB left, and an instance begins with 1 MB",
-            hint="remove what fills it (graphkiln doctor names what dead runs left), or docker run --shm-size=1g",
+            hint="remove files there (graphkiln doctor lists leftovers of dead runs), or docker run --shm-size=1g",
         )
     largest = max(sizes, default=_MIN_REGION_BYTES)
-    # One size serves all instances: take the largest where that leaves half of the memory free.
+    # One size for all instances: the largest, if it leaves half of the memory free.
     fits = largest * len(sizes) <= free_bytes // 2
     first = largest if fits else _MIN_REGION_BYTES
     return SharedMemoryPlan(region_bytes=first, needed_bytes=needed, instances=len(sizes))
@@ -85,22 +86,22 @@ def free_shared_memory() -> int:
 
 
 def region_bytes(footprint_bytes: int) -> int:
-    """Size of the region of one instance, in whole megabytes.
+    """Size of the region of an instance in bytes, rounded up to whole MiB.
 
     Args:
-        footprint_bytes: Size of all inputs and outputs of its largest batch.
+        footprint_bytes: Total size of inputs and outputs of its largest batch.
     """
     size_bytes = max(_MIN_REGION_BYTES, int(footprint_bytes * _HEADROOM) + _MIN_REGION_BYTES)
     return -(-size_bytes // _ALIGNMENT) * _ALIGNMENT
 
 
 def region_owner(run: str) -> Path:
-    """The file among a run's regions that is locked as long as the run lives."""
+    """Owner file of a run's regions, locked while the run lives."""
     return SHARED_MEMORY / f"{run}{OWNER_SUFFIX}"
 
 
 def remove_regions(run: str) -> None:
-    """Remove the shared-memory regions of a run, as far as they can be."""
+    """Remove the shared-memory regions of a run, as far as possible."""
     owner = region_owner(run)
     for region in _regions(run) - {owner}:
         if region.is_dir() and not region.is_symlink():
@@ -108,7 +109,7 @@ def remove_regions(run: str) -> None:
         else:
             with suppress(OSError):
                 region.unlink(missing_ok=True)
-    if _regions(run) <= {owner}:  # what is left still has an owner: the next start tries again
+    if _regions(run) <= {owner}:  # otherwise keep the owner file, so that the next start tries again
         with suppress(OSError):
             owner.unlink(missing_ok=True)
 

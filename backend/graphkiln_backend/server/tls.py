@@ -1,4 +1,4 @@
-"""The certificates of `--tls-cert`, `--tls-key` and `--tls-client-ca`, which the edge and the page serve."""
+"""Certificate files of `--tls-cert`, `--tls-key` and `--tls-client-ca`, used by the edge and the page."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ else:
 
 _log = logging.getLogger("graphkiln.server")
 
-# When a certificate is valid. OpenSSL serves an expired one like any other, and only clients complain.
-
 
 def fault_of_validity(pem: bytes, now: datetime) -> str:
-    """The reason for which clients refuse a certificate at a moment; empty without one, or without `cryptography`.
+    """Why clients would refuse a certificate because of its dates; empty if they accept it, or without `cryptography`.
+
+    OpenSSL serves expired certificates without complaint.
 
     Args:
-        pem: The server's own certificate, and what may follow it.
-        now: With its time zone.
+        pem: The server's certificate, optionally with its chain.
+        now: Time with time zone.
 
     Raises:
         ValueError: The first certificate cannot be read.
     """
-    if find_spec("cryptography") is None:  # the extras that serve bring it
+    if find_spec("cryptography") is None:  # the extras for serving install it
         return ""
     from cryptography import x509
 
@@ -42,17 +42,17 @@ def fault_of_validity(pem: bytes, now: datetime) -> str:
     return f"expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC" if now > own.not_valid_after_utc else ""
 
 
-_REFUSED = "--tls-cert %s %s: clients that check it do not connect; renew it"
+_REFUSED = "--tls-cert %s %s: clients that verify it do not connect; renew it"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsFiles:
-    """The files that the options name, in PEM.
+    """PEM files of the TLS options.
 
     Attributes:
-        certificate: The server's certificate, and those that lead to its authority.
+        certificate: The server's certificate with its chain.
         key: Its private key.
-        client_authorities: Who must have signed a client's certificate; None where clients need none.
+        client_authorities: Authorities of client certificates; None if clients need no certificate.
     """
 
     certificate: Path
@@ -61,10 +61,10 @@ class TlsFiles:
 
     @classmethod
     def choose(cls, certificate: Path | None, key: Path | None, client_authorities: Path | None) -> TlsFiles | None:
-        """The files of the options `--tls-cert`, `--tls-key` and `--tls-client-ca`, which are tried; None without any.
+        """Check the files of `--tls-cert`, `--tls-key` and `--tls-client-ca`; return None if there are none.
 
         Raises:
-            ServerSetupError: Some are missing, or they cannot be used.
+            ServerSetupError: An option is missing, or a file is unusable.
         """
         if not (certificate or key or client_authorities):
             return None
@@ -76,7 +76,7 @@ class TlsFiles:
         return files
 
     def warn_if_refused(self) -> None:
-        """Warn where clients will refuse the certificate because of its time."""
+        """Warn if clients will refuse the certificate because of its dates."""
         try:
             fault = fault_of_validity(self.certificate.read_bytes(), datetime.now(UTC))
         except ValueError as error:
@@ -85,10 +85,10 @@ class TlsFiles:
             _log.warning(_REFUSED, self.certificate, fault)
 
     def context(self) -> ssl.SSLContext:
-        """The settings of a server.
+        """SSL context of a server.
 
         Raises:
-            ServerSetupError: A file cannot be read, or the key belongs to another certificate.
+            ServerSetupError: A file cannot be read, or key and certificate do not match.
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
@@ -100,11 +100,11 @@ class TlsFiles:
         return context
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when one of the files does; a file that is missing counts as one."""
+        """Stamp that changes with any of the files, which may be missing."""
         return tuple(_stamp(path) for path in (self.certificate, self.key, self.client_authorities) if path)
 
     def bundle(self) -> str:
-        """Certificate and key in one, without empty lines, as HAProxy takes them.
+        """Certificate and key in one text without empty lines, for HAProxy.
 
         Raises:
             OSError: A file cannot be read.
@@ -112,7 +112,7 @@ class TlsFiles:
         return _without_empty_lines(self.certificate.read_text(), self.key.read_text())
 
     def authorities(self) -> str:
-        """The authorities of clients; empty without any.
+        """Client authorities in one text; empty if there are none.
 
         Raises:
             OSError: The file cannot be read.
@@ -120,7 +120,7 @@ class TlsFiles:
         return _without_empty_lines(self.client_authorities.read_text()) if self.client_authorities else ""
 
     def words(self) -> tuple[str, str, str]:
-        """The files as arguments of a process."""
+        """The paths, as process arguments."""
         return str(self.certificate), str(self.key), str(self.client_authorities or "")
 
 
@@ -149,5 +149,5 @@ def _without_empty_lines(*texts: str) -> str:
 
 
 def _no_password() -> str:
-    """Answer in place of OpenSSL's question on the terminal."""
+    """Prevent OpenSSL from asking for a password on the terminal."""
     return ""

@@ -74,7 +74,7 @@ def wait(*, deadline_s: float, stopped: bool = False) -> Verdict:
 
 
 def test_one_that_never_finishes() -> None:
-    assert wait(deadline_s=0.02).reason == "its loading did not end within 0.02 s"
+    assert wait(deadline_s=0.02).reason == "its loading did not finish within 0.02 s"
 
 
 def test_a_server_that_stops_waits_for_none() -> None:

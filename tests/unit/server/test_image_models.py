@@ -123,7 +123,7 @@ class TestDescribeImages:
 
     def test_why_nothing_is(self) -> None:
         told = describe_images(ModelConfigProto(name="cats"))
-        assert told.startswith("none are taken: parameters: accept_images of 'cats'")
+        assert told.startswith("not accepted: parameters: accept_images of 'cats'")
 
 
 # Models that take images in the user's explicit mode: they come and go with those whose images they take.
@@ -182,7 +182,7 @@ def test_another_configuration_is_loaded(setup: Setup) -> None:
 def test_who_loads_it_alone_reads_what_to_load(setup: Setup) -> None:
     setup.follow({})
     assert setup.images.takes_images(TAKER)
-    assert "is loaded and unloaded with it: load 'digits'" in setup.placeholder()
+    assert "is loaded and unloaded with 'digits': load 'digits'" in setup.placeholder()
 
 
 def test_a_model_that_no_longer_accepts_images(setup: Setup) -> None:

@@ -35,7 +35,7 @@ def test_a_container_of_another_python_is_refused(
     monkeypatch: pytest.MonkeyPatch, make_container: MakeContainer
 ) -> None:
     monkeypatch.setattr(finding, "_CONTAINER", make_container(python="3.6"))
-    with pytest.raises(ServerSetupError, match=f"built for another Python than {PYTHON}"):
+    with pytest.raises(ServerSetupError, match=f"was not built for Python {PYTHON}"):
         find_installation()
 
 

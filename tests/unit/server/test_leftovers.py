@@ -75,7 +75,7 @@ def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logg
     assert region_owner(dead.name) in removed.region_owners
     assert not dead.exists()
     assert regions_of(dead) == []
-    assert logged[-1].startswith("removed what ")
+    assert logged[-1].startswith("removed the leftovers")
     assert not find_leftovers([tmp_path]).folders
 
 

@@ -47,7 +47,7 @@ def test_too_few_are_an_error_with_the_way_out(allowed: list[tuple[int, str]]) -
     check_threads(400)
     allowed.append((2048, "podman run --pids-limit=0"))
     check_threads(40)
-    with pytest.raises(ServerSetupError, match=r"400 model instances need 8050 threads .* and 2048 more") as caught:
+    with pytest.raises(ServerSetupError, match=r"400 model instances need at least 8050 threads, and only 2048 more") as caught:
         check_threads(400)
     assert caught.value.hint.startswith("podman run --pids-limit=0; or fewer models")
 
@@ -241,7 +241,7 @@ def test_memory_that_is_too_little_is_said_and_no_reason_not_to_start(
         check_instances(201)
     assert asked == [("threads", 200), ("files", 200), ("threads", 201), ("files", 201)]
     (message,) = caplog.messages
-    assert message.startswith("201 model instances take 8.833 GiB beside their graphs, and 8.789 GiB of memory are ")
+    assert message.startswith("201 model instances need 8.833 GiB beside their graphs, and 8.789 GiB of memory is ")
 
 
 def test_what_cannot_be_had_is_refused(asked: list[tuple[str, int]], monkeypatch: pytest.MonkeyPatch) -> None:

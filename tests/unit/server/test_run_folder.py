@@ -69,7 +69,7 @@ def test_a_working_folder_with_a_module_that_shadows_the_backend_is_refused(
     monkeypatch.chdir(tmp_path)
     with RunFolder() as folder, pytest.raises(ServerSetupError, match=f"Triton would run .*{path}") as raised:
         folder.assemble_backends(installation, None)
-    assert raised.value.hint == "start the server from a folder without a Python module of the name model"
+    assert raised.value.hint == "start the server in a folder without a Python module named model"
 
 
 def test_a_folder_of_models_shadows_nothing(
