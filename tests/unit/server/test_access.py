@@ -116,7 +116,7 @@ class TestObtaining:
         with pytest.raises(ServerSetupError, match=r"No such file or directory|Is a directory") as raised:
             AdminKey.obtain(tmp_path / name)
         assert str(tmp_path / name) in str(raised.value)
-        assert raised.value.hint or "key" in str(raised.value)
+        assert "(" in str(raised.value), "with a hint"
 
 
 class TestPublishing:
