@@ -47,7 +47,9 @@ def test_too_few_are_an_error_with_the_way_out(allowed: list[tuple[int, str]]) -
     check_threads(400)
     allowed.append((2048, "podman run --pids-limit=0"))
     check_threads(40)
-    with pytest.raises(ServerSetupError, match=r"400 model instances need at least 8050 threads, and only 2048 more") as caught:
+    with pytest.raises(
+        ServerSetupError, match=r"400 model instances need at least 8050 threads, and only 2048 more"
+    ) as caught:
         check_threads(400)
     assert caught.value.hint.startswith("podman run --pids-limit=0; or fewer models")
 
