@@ -1,4 +1,4 @@
-"""Our client against the real server: every type on every way there, and everything that it makes of the answers."""
+"""The client against a real server."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SHARED = Path("/dev/shm")
 
 
 def heads(dtype: int = TensorProto.FLOAT) -> Any:
-    """`scores` [n, 3] and, per position, `map` [n, 2, 3]: of the first numbers of an image [n, 4, 4, 3]."""
+    """Outputs `scores` [n, 3] and `map` [n, 2, 3] with the first numbers of an image [n, 4, 4, 3]."""
     nodes = [
         helper.make_node("Cast", ["pixels"], ["numbers"], to=dtype),
         helper.make_node("Reshape", ["numbers", "flat"], ["row"]),
@@ -60,7 +60,7 @@ RANKED = f"""
 
 
 def ranked() -> Any:
-    """`heads`' scores, of which the graph itself answers the best two and their classes."""
+    """The scores of `heads`, ranked by an embedded top-2."""
     nodes = [
         helper.make_node("Cast", ["pixels"], ["numbers"], to=TensorProto.FLOAT),
         helper.make_node("Reshape", ["numbers", "flat"], ["row"]),
@@ -164,7 +164,7 @@ def infer_plain(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, 
 
 
 def as_theirs(library: Any, name: str, array: AnyArray) -> Any:
-    """An input of the client that is not ours."""
+    """An input of tritonclient."""
     tensor = library.InferInput(name, array.shape, name.removesuffix("_in"))
     tensor.set_data_from_numpy(array)
     return tensor
@@ -176,9 +176,7 @@ WAYS = [infer_plain, infer_async, infer_shared, infer_async_shared, infer_packed
 class TestTypes:
     @pytest.mark.parametrize("way", WAYS)
     @pytest.mark.parametrize(("model", "names"), [("types", TYPES), ("halves", HALVES)])
-    def test_every_type_comes_back_as_tritonclient_gets_it(
-        self, url: str, model: str, names: tuple[str, ...], way: Any
-    ) -> None:
+    def test_all_types_equal_tritonclient(self, url: str, model: str, names: tuple[str, ...], way: Any) -> None:
         sent = {f"{name}_in": values(name) for name in names}
         received = way(url, model, sent)
         library: Any = tritonclient.http if url.startswith("http") else tritonclient.grpc
@@ -191,7 +189,7 @@ class TestTypes:
             np.testing.assert_array_equal(array, expected, name)
             np.testing.assert_array_equal(array, sent[f"{name}_in"], name)
 
-    def test_json_carries_the_same(self, running: Server) -> None:
+    def test_json_tensors(self, running: Server) -> None:
         sent = {f"{name}_in": values(name) for name in TYPES}
         sent["BYTES_in"] = np.array([["a", "\u00e4", "z"]] * 2, np.object_)
         with Client(running.url) as client:
@@ -210,10 +208,10 @@ class TestSharedMemory:
             return {region["name"] for region in plain.get_system_shared_memory_status(headers={HTTP_HEADER: key})}
 
     def files(self) -> list[Path]:
-        """Those of this process: others may be between making and unlinking one."""
+        """Files of this process; other processes may be creating some."""
         return list(SHARED.glob(f"graphkiln-client-{os.getpid()}-*"))
 
-    def test_the_server_knows_them_only_inside_the_context(self, running: Server, url: str) -> None:
+    def test_regions_exist_only_inside_context(self, running: Server, url: str) -> None:
         with Client(url) as client, client.shared_memory() as shared:
             shared.model("fp32").infer({"x": np.ones((1, 3), np.float32)})
             assert len(self.regions(running)) == 1
@@ -237,7 +235,7 @@ class TestSharedMemory:
                 sent = np.random.default_rng(0).normal(size=(1, size)).astype(np.float32)
                 np.testing.assert_array_equal(shared.model("fp32").infer({"x": sent})["y"], sent)
 
-    def test_threads_have_a_region_each(self, url: str) -> None:
+    def test_threads_use_separate_regions(self, url: str) -> None:
         wrong: list[int] = []
         with Client(url) as client, client.shared_memory() as shared:
             model = shared.model("heads")
@@ -255,7 +253,7 @@ class TestSharedMemory:
                 thread.join()
         assert not wrong
 
-    def test_a_server_that_was_restarted_is_told_anew(self, start_server: StartServer, digits: Path) -> None:
+    def test_regions_are_registered_again_after_restart(self, start_server: StartServer, digits: Path) -> None:
         server = start_server("--model-store", digits.parent)
         server.wait_ready()
         feeds = {"INPUT_0": np.ones((1, 1, 32, 32), np.float32)}
@@ -281,11 +279,11 @@ def _kill_a_stub(server: Server) -> None:
 
 
 class TestDeadlines:
-    def test_a_slow_model(self, url: str) -> None:
+    def test_slow_model(self, url: str) -> None:
         with Client(url, timeout_s=0.1) as client, pytest.raises(DeadlineExceeded, match=r"within 0\.1 s"):
             client.model("slow").infer({"ROUNDS": np.array([[5000]])})
 
-    def test_a_slow_model_in_an_event_loop(self, url: str) -> None:
+    def test_slow_model_in_an_event_loop(self, url: str) -> None:
         async def ask() -> None:
             async with AsyncClient(url, timeout_s=0.1) as client:
                 await client.model("slow").infer({"ROUNDS": np.array([[5000]])})
@@ -295,7 +293,7 @@ class TestDeadlines:
 
 
 def image(*values: int) -> AnyArray:
-    """Pixels whose first numbers are the values."""
+    """Pixels with the values as their first numbers."""
     flat = np.zeros(48, np.uint8)
     flat[: len(values)] = values
     return flat.reshape(4, 4, 3)
@@ -313,7 +311,7 @@ class TestClassify:
         assert document["classifications"][0] == {"output": "scores", "index": 1, "label": "bee", "score": 9}
         assert document["classifications"][2]["position"] == [0]
 
-    def test_the_same_as_tritons_own_classification(self, running: Server) -> None:
+    def test_classification_equals_triton(self, running: Server) -> None:
         pixels = image(7, 200, 30)
         with Client(running.url) as client:
             ours = client.model("heads").classify(pixels, top_k=3, outputs=["scores"]).classifications
@@ -324,14 +322,14 @@ class TestClassify:
             theirs = plain.infer("heads", [tensor], outputs=wanted).as_numpy("scores").ravel()
         assert [f"{a.score:.6f}:{a.index}:{a.label}".encode() for a in ours] == theirs.tolist()
 
-    def test_sixteen_bit_scores_are_ranked_and_labels_may_be_given(self, url: str) -> None:
+    def test_sixteen_bit_scores_and_label_override(self, url: str) -> None:
         with Client(url) as client:
             unnamed = client.model("heads16").classify(image(1, 2, 3))
             named = client.model("heads16", labels=("x", "y", "z")).classify(image(1, 2, 3))
         assert [(a.index, a.label) for a in unnamed.classifications] == [(2, ""), (1, ""), (0, "")]
         assert named.top.label == "z"
 
-    def test_a_graph_that_ranks_itself_has_labels(self, url: str) -> None:
+    def test_embedded_ranking_has_labels(self, url: str) -> None:
         with Client(url) as client:
             model = client.model("ranked")
             several = list(model.classify_many([image(3, 9, 5), image(7, 1, 2)], batch_size=2))
@@ -346,7 +344,7 @@ class TestClassify:
                 model.classify(image(1), softmax=True)
             assert model.infer({"pixels": image(1, 2, 3)[np.newaxis]})["classes"].tolist() == [[2, 1]]
 
-    def test_a_preprocess_spec_of_ones_own(self, url: str) -> None:
+    def test_preprocess_override(self, url: str) -> None:
         mine = Preprocess(dtype=DType.UINT8, layout="HWC", resize=(4, 4), color="BGR")
         with Client(url) as client:
             answer = client.model("heads", preprocess=mine).classify(image(1, 0, 5), top_k=1)
@@ -368,7 +366,7 @@ class TestManyImages:
         requests = after["inference_stats"]["success"]["count"] - before["inference_stats"]["success"]["count"]
         assert requests == 3, "8 at most, by the model's max_batch_size"
 
-    def test_errors_stay_in_their_places_in_a_batch(self, url: str) -> None:
+    def test_errors_stay_in_place_in_a_batch(self, url: str) -> None:
         mixed: list[Any] = [image(1), b"no image", image(2), np.zeros((0, 3), np.uint8), image(3)]
         done: list[int] = []
         with Client(url) as client:
@@ -406,7 +404,7 @@ def test_both_clients_have_the_same_methods() -> None:
     assert public(Model) | of_many == public(AsyncModel)
 
 
-def test_a_client_is_shared_by_threads(url: str) -> None:
+def test_client_is_shared_by_threads(url: str) -> None:
     with ExitStack() as stack:
         client = stack.enter_context(Client(url))
         wrong: list[Any] = []

@@ -50,7 +50,7 @@ def config(server: Server, model: str) -> dict[str, Any]:
 
 
 def numbers(dtype: DType) -> np.ndarray:
-    """Of any type; texts, some of them long or of many bytes for a character."""
+    """Random values of a type; some texts are long or have multi-byte characters."""
     if dtype is DType.BYTES:
         return np.array([[b"a", b"", "\u00e4\u20ac".encode()], [b"x" * 1000, b"y", b"z"]], np.object_)
     return np.array([[0, 1, 100], [2, 0, 3]]).astype(dtype.numpy)
@@ -70,25 +70,25 @@ class TestData:
         np.testing.assert_array_equal(ask(client, "openvino_bf16", x=sent)["y"], sent)
 
     @pytest.mark.parametrize("name", ["identity_bf16", "identity_bytes"])
-    def test_zero_sized_tensors_of_types_that_numpy_has_not(self, client: Client, name: str) -> None:
+    def test_zero_sized_tensors_of_extension_types(self, client: Client, name: str) -> None:
         dtype = DType.BF16 if name.endswith("bf16") else DType.BYTES
         assert ask(client, name, x=np.zeros((2, 0), dtype.numpy))["y"].shape == (2, 0)
 
     @pytest.mark.parametrize("protocol", ["http", "grpc"])
-    def test_text_of_every_length_and_character_comes_back(self, zoo_server: Server, protocol: str) -> None:
+    def test_text_round_trip(self, zoo_server: Server, protocol: str) -> None:
         feeds = {"x": np.arange(len(zoo.WORDS))[:, None], "text": np.array(zoo.WORDS, np.object_)[:, None]}
         with Client(zoo_server.url if protocol == "http" else zoo_server.grpc_url) as client:
             answer = client.model("words").infer(feeds)
         for name in ("word", "same"):
             assert [word.decode() for word in answer[name].ravel()] == list(zoo.WORDS)
 
-    def test_the_probabilities_of_a_map_are_served(self, client: Client) -> None:
+    def test_probabilities_of_a_map_are_served(self, client: Client) -> None:
         answer = ask(client, "zipped", X=[[9.0, 0.0], [0.0, 9.0]])
         assert [label.decode() for label in answer["label"].ravel()] == ["no", "né"]
         assert answer["probability"].argmax(axis=1).tolist() == [0, 1]
         np.testing.assert_allclose(answer["probability"].sum(axis=1), 1, rtol=1e-6)
 
-    def test_a_sequence_is_left_out(self, client: Client) -> None:
+    def test_sequence_input_is_refused(self, client: Client) -> None:
         assert [tensor["name"] for tensor in client.model("parts").metadata["outputs"]] == ["y"]
         np.testing.assert_array_equal(ask(client, "parts", x=[[1, 2, 3]])["y"], [[2, 4, 6]])
 
@@ -108,15 +108,13 @@ class TestData:
         np.testing.assert_array_equal(ask(client, "openvino_scalar", x=[21.0])["y"], [42.0])
         np.testing.assert_array_equal(ask(client, "batch_of_scalars", x=[[1.0], [2.0]])["y"], [[2.0], [4.0]])
 
-    def test_a_batch_of_minus_one_varies_and_an_output_that_is_listed_twice_is_served_once(
-        self, client: Client
-    ) -> None:
+    def test_dynamic_batch_and_duplicate_outputs(self, client: Client) -> None:
         assert [tensor["shape"] for tensor in client.model("listed_twice").metadata["outputs"]] == [[-1, 3]]
         np.testing.assert_array_equal(
             ask(client, "listed_twice", x=[[1, 2, 3], [4, 5, 6]])["y"], [[2, 4, 6], [8, 10, 12]]
         )
 
-    def test_dimensions_without_a_name_vary_each_by_itself(self, client: Client) -> None:
+    def test_unnamed_dimensions_are_independent(self, client: Client) -> None:
         answer = ask(client, "unnamed", x=np.ones(2, np.float32), z=np.zeros(3, np.float32))["y"]
         np.testing.assert_array_equal(answer, [1, 1, 0, 0, 0])
 
@@ -129,7 +127,7 @@ class TestData:
         assert [tensor["name"] for tensor in metadata["inputs"]] == ["b", "a"]
         assert [tensor["name"] for tensor in metadata["outputs"]] == ["sum", "difference"]
 
-    def test_outputs_that_nobody_asks_for_are_not_sent(self, client: Client) -> None:
+    def test_unrequested_outputs_are_not_sent(self, client: Client) -> None:
         feeds = {"a": np.array([[1, 2]], np.float32), "b": np.array([[5, 7]], np.float32)}
         model = client.model("pair")
         answer = model.infer(feeds, ["difference"])
@@ -137,7 +135,7 @@ class TestData:
         np.testing.assert_array_equal(answer["difference"], [[4, 5]])
         assert list(model.infer(feeds)) == ["sum", "difference"]
 
-    def test_outputs_that_nobody_asks_for_are_not_computed(self, client: Client) -> None:
+    def test_unrequested_outputs_are_not_computed(self, client: Client) -> None:
         feeds = {"x": np.array([[7, 8]], np.int64)}  # the other output's table has three rows
         model = client.model("fragile")
         deadline = time.monotonic() + 60
@@ -155,7 +153,7 @@ class TestData:
         np.testing.assert_array_equal(ask(client, "optional", x=[1, 2, 3])["y"], [101, 102, 103])
         np.testing.assert_array_equal(ask(client, "optional", x=[1, 2, 3], bias=[5])["y"], [6, 7, 8])
 
-    def test_a_fixed_shape_without_configuration_is_served_whole(self, client: Client) -> None:
+    def test_fixed_shape_without_configuration(self, client: Client) -> None:
         sent = np.ones((2, 3), np.float32)
         np.testing.assert_array_equal(ask(client, "whole", x=sent)["y"], sent * 2)
         with pytest.raises(InvalidInput):
@@ -173,7 +171,7 @@ class TestData:
         assert config(zoo_server, "labeled")["output"][0]["label_filename"] == "labels.txt"
 
     @pytest.mark.parametrize("model", ["openvino", "xrt"])
-    def test_the_configuration_chooses_the_engine(self, client: Client, zoo_server: Server, model: str) -> None:
+    def test_configuration_chooses_the_engine(self, client: Client, zoo_server: Server, model: str) -> None:
         np.testing.assert_array_equal(ask(client, model, x=[[1, 2, 3]])["y"], [[2, 4, 6]])
         row = next(line for line in zoo_server.log.splitlines() if line.startswith(f"│ {model} "))
         assert "openvino on cpu" in row
@@ -181,25 +179,22 @@ class TestData:
 
 class TestSeat:
     @pytest.mark.parametrize("model", ["bare", "platform", "backend"])
-    def test_answers_to_the_names_of_the_other_backend(self, client: Client, zoo_server: Server, model: str) -> None:
+    def test_other_backend_name(self, client: Client, zoo_server: Server, model: str) -> None:
         np.testing.assert_array_equal(ask(client, model, x=[[1, 2, 3]])["y"], [[2, 4, 6]])
         assert config(zoo_server, model)["backend"] == "onnxruntime"
 
-    def test_what_the_user_wrote_stays(self, zoo_server: Server) -> None:
+    def test_user_files_are_kept(self, zoo_server: Server) -> None:
         found = config(zoo_server, "backend")
         assert found["max_batch_size"] == 16
         assert found["instance_group"][0]["count"] == 1
 
-    def test_the_users_store_is_not_written_to(self, zoo_server: Server, store: Path) -> None:
+    def test_user_store_is_not_written(self, zoo_server: Server, store: Path) -> None:
         assert zoo_server.status("/v2/health/ready") == 200
         assert not (store / "bare" / "config.pbtxt").exists()
         assert sorted(path.name for path in (store / "bare").iterdir()) == ["1"]
 
     @pytest.mark.slow
-    def test_tritons_own_completion_gives_the_same(
-        self, zoo_server: Server, start_server: StartServer, store: Path
-    ) -> None:
-        """In poll mode the stores may change, so nothing is mirrored and Triton completes."""
+    def test_triton_completion_is_equal(self, zoo_server: Server, start_server: StartServer, store: Path) -> None:
         polling = start_server("--model-store", store, "--model-control-mode=poll")
         polling.wait_ready()
         for model in sorted(path.name for path in store.iterdir()):
@@ -229,7 +224,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """One server of broken models and a good one; its log."""
+    """A server with broken models and a good one, and its log."""
     store = tmp_path_factory.mktemp("broken")
     for name, (proto, text, *_) in BROKEN.items():
         zoo.add(store, name, proto, text)
@@ -255,7 +250,7 @@ def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 class TestRefusals:
     @pytest.mark.parametrize("name", BROKEN)
-    def test_says_what_is_wrong_and_what_to_do(self, log: str, name: str) -> None:
+    def test_error_with_hint(self, log: str, name: str) -> None:
         lines = [line for line in log.splitlines() if f"'{name}'" in line or f"/{name}/" in line or f"{name}:" in line]
         for words in BROKEN[name][2:]:
             assert any(words in line for line in lines), "\n".join(lines) or log
@@ -270,13 +265,13 @@ class TestRefusals:
 
 
 class TestEnableFlags:
-    def test_an_unknown_model_is_a_mistake(self, store: Path) -> None:
+    def test_unknown_model(self, store: Path) -> None:
         finished = run_command("serve", "--model-store", store, "--enable-openvino", "bar")
         assert finished.returncode == 2
         assert "there is no such model" in finished.stderr
         assert "did you mean 'bare'?" in finished.stderr
 
-    def test_two_engines_for_one_model_are_a_mistake(self, store: Path) -> None:
+    def test_two_engines_for_one_model(self, store: Path) -> None:
         finished = run_command("serve", "--model-store", store, "--enable-openvino=bare", "--enable-tensorrt=bare")
         assert finished.returncode == 2
         assert "both --enable-openvino and --enable-tensorrt name 'bare'" in finished.stderr
@@ -291,8 +286,8 @@ class TestEnableFlags:
         with Client(server.url) as client:
             assert client.model("digits").classify(repository / "docs" / "digits" / "seven.png").top.label == "seven"
 
-    def test_an_engine_that_is_not_there_is_a_load_error(self, start_server: StartServer, digits: Path) -> None:
-        """Never a silent fallback: an engine that cannot run is a load error that names it."""
+    def test_missing_engine_is_load_error(self, start_server: StartServer, digits: Path) -> None:
+        """An engine that cannot run is a load error, never a silent fallback."""
         server = start_server("--model-store", digits.parent, "--enable-tensorrt", "digits")
         server.wait_until(lambda: "serving HTTP" in server.log)
         assert server.status("/v2/health/ready") == 400

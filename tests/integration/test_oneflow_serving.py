@@ -55,7 +55,7 @@ parameters {{
 
 
 def add_model(store: Path, name: str, graph: str, config: str = "") -> Path:
-    """`NAME/1/model/model.mlir`, as flow.save wrote it; returns the folder of the reference."""
+    """Write `NAME/1/model/model.mlir` as `flow.save` does; return the folder of the reference."""
     version = store / name / "1"
     version.mkdir(parents=True)
     unpacked = saved_graphs.unpack("models.zip", store.parent / f"unpacked {name}", graph) / graph
@@ -67,7 +67,7 @@ def add_model(store: Path, name: str, graph: str, config: str = "") -> Path:
 
 
 def freeze(store: Path) -> None:
-    """Takes every right to write away, as a mount with `:ro` does."""
+    """Make a folder read-only."""
     for path in sorted(store.rglob("*"), reverse=True):
         path.chmod(0o555 if path.is_dir() else 0o444)
     store.chmod(0o555)
@@ -82,7 +82,7 @@ def digest(store: Path) -> str:
 
 @pytest.fixture(scope="module")
 def references(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A store of three models; name of the model -> OneFlow's own answers. The store is under 'store'."""
+    """OneFlow's outputs by model name; `store` is the folder of the models."""
     store = tmp_path_factory.mktemp("oneflow repository") / "store"
     store.mkdir()
     found = {
@@ -107,7 +107,7 @@ def server(references: dict[str, Path], tmp_path_factory: pytest.TempPathFactory
 
 
 def ask(server: Server, model: str, reference: Path) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
-    """Their client: what the server answers to OneFlow's inputs, and what OneFlow did."""
+    """Return the server's outputs for OneFlow's inputs with tritonclient, and OneFlow's outputs."""
     inputs, expected = saved_graphs.reference(reference)
     rows = 1 if model == "cnn_openvino" else 2
     client = theirs.InferenceServerClient(f"127.0.0.1:{server.http_port}")
@@ -122,12 +122,12 @@ def ask(server: Server, model: str, reference: Path) -> tuple[dict[str, np.ndarr
 
 class TestUnmodified:
     @pytest.mark.parametrize("model", ["cnn", "cnn_openvino", "bare"])
-    def test_answers_are_oneflows(self, server: Server, references: dict[str, Path], model: str) -> None:
+    def test_outputs_equal_oneflow(self, server: Server, references: dict[str, Path], model: str) -> None:
         found, expected = ask(server, model, references[model])
         for name, array in expected.items():
             np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
 
-    def test_their_client_gets_classes(self, server: Server, references: dict[str, Path]) -> None:
+    def test_oneflow_client_classification(self, server: Server, references: dict[str, Path]) -> None:
         inputs, expected = saved_graphs.reference(references["cnn"])
         client = theirs.InferenceServerClient(f"127.0.0.1:{server.http_port}")
         sent = theirs.InferInput("INPUT_0", [1, 3, 16, 16], "FP32")
@@ -140,14 +140,13 @@ class TestUnmodified:
         assert float(score) == pytest.approx(float(expected["OUTPUT_0"][0].max()), rel=1e-4)
         assert (int(index), label) == (best, f"label {best}")
 
-    def test_xrt_chooses_the_engine(self, server: Server) -> None:
+    def test_xrt_parameter(self, server: Server) -> None:
         metrics = [name for name in server.metrics() if name.startswith("graphkiln_instance_info")]
         engines = {name.split('model="')[1].split('"')[0]: name.split('engine="')[1].split('"')[0] for name in metrics}
         assert engines["cnn"] == "onnxruntime"
         assert engines["cnn_openvino"] == "openvino"
 
     def test_batches_of_any_size(self, server: Server, references: dict[str, Path]) -> None:
-        """Saved with a batch of 2."""
         inputs, expected = saved_graphs.reference(references["cnn"])
         rows = np.concatenate([inputs["INPUT_0"], inputs["INPUT_0"][:1]])
         client = theirs.InferenceServerClient(f"127.0.0.1:{server.http_port}")
@@ -186,7 +185,7 @@ class TestOtherWays:
         found, expected = ask(server, "bare", references["bare"])
         np.testing.assert_allclose(found["OUTPUT_2"], expected["OUTPUT_2"], rtol=1e-4, atol=1e-5)
 
-    def test_a_damaged_graph_says_why_and_the_others_serve(self, start_server: StartServer, tmp_path: Path) -> None:
+    def test_damaged_graph_does_not_stop_other_models(self, start_server: StartServer, tmp_path: Path) -> None:
         store = tmp_path / "store"
         store.mkdir()
         good = add_model(store, "good", "cnn", CONFIG.format(name="good", largest=4, xrt="oneflow"))
@@ -203,7 +202,7 @@ class TestOtherWays:
             urlopen(f"{server.url}/v2/models/bad")
 
     def test_stopped_while_it_converts(self, references: dict[str, Path], tmp_path: Path) -> None:
-        """At once, and nothing is left, not even by the process that converts (`Serving` looks)."""
+        """`Serving` checks that no process is left."""
         flags = ("--model-store", references["store"], "--cache", tmp_path / "cache")
         with Serving(tmp_path, *flags) as server:
             server.wait_until(lambda: "converting" in server.log)
@@ -216,7 +215,7 @@ class TestOtherWays:
             time.sleep(0.05)
         assert not any((tmp_path / "cache" / "partial").glob("*"))
 
-    def test_the_commands(self, references: dict[str, Path], tmp_path: Path) -> None:
+    def test_commands(self, references: dict[str, Path], tmp_path: Path) -> None:
         cache = ("--cache", tmp_path / "cache")
         lowered = run_here("lower", references["store"] / "cnn", *cache)
         assert lowered.returncode == 0, lowered.stderr

@@ -1,4 +1,4 @@
-"""The page in a real browser: over a server that is slow, fails or says hostile things, and over a real one."""
+"""The page in a browser, with fake servers that are slow, fail or send hostile text, and with a real one."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ expect.set_options(timeout=PATIENCE_MS)
 
 
 class Held(FakeTransport):
-    """Holds inference requests back until it is told."""
+    """Delays inference requests until `released` is set."""
 
     def __init__(self) -> None:
         super().__init__(responses())
@@ -94,7 +94,7 @@ def url(shown: Shown) -> Iterator[str]:
 
 
 def publish(shown: Shown, *labels: str) -> None:
-    """Has two versions of the classifier, with labels, whose counters move at each reading."""
+    """Publish two versions of a classifier with labels; their counters increase at each reading."""
     contract = Contract(preprocess=PIXELS, labels=labels, output="Y" if labels else "")
     text = Contracts.of({"1": contract, "2": contract}).to_json()
     readings = iter(range(1, 1_000_000))
@@ -112,13 +112,13 @@ def publish(shown: Shown, *labels: str) -> None:
 
 
 def scores_of(request: InferRequest, classes: int) -> InferResponse:
-    """Falling scores from 1: class 0 is the best."""
+    """Return decreasing scores from 1."""
     scores = np.linspace(1, 0, classes, dtype=np.float32)[np.newaxis]
     return InferResponse(model="m", version=request.version, outputs={"Y": scores})
 
 
 def give(it: Opened, kind: str, name: str = "seven.png") -> None:
-    """Drops or pastes an image, as the browser tells the page of it."""
+    """Dispatch a drop or paste event with an image."""
     it.page.evaluate(NAMED_FILES, [name, kind, "image/png", list(encoded(8, 8))])
 
 
@@ -127,7 +127,7 @@ def file(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["drop", "paste"])
-def test_an_image_is_dropped_or_pasted(browser: Browser, url: str, kind: str) -> None:
+def test_image_is_dropped_or_pasted(browser: Browser, url: str, kind: str) -> None:
     with opened(browser, url) as it:
         give(it, kind)
         expect(it.wait_for(".bars tbody tr:first-child th", "class 0")).to_be_visible()
@@ -137,14 +137,14 @@ def test_an_image_is_dropped_or_pasted(browser: Browser, url: str, kind: str) ->
 
 
 def drop_from_disk(it: Opened, path: Path) -> None:
-    """As from a file manager: Chromium makes the events, and reads the file."""
+    """Let Chromium create the events of a file drop."""
     chromium = it.page.context.new_cdp_session(it.page)
     dragged = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
         chromium.send("Input.dispatchDragEvent", {"type": kind, "x": 500, "y": 400, "data": dragged})
 
 
-def test_a_file_is_dropped_by_the_browser_itself(browser: Browser, url: str, tmp_path: Path) -> None:
+def test_file_drop_from_disk(browser: Browser, url: str, tmp_path: Path) -> None:
     (tmp_path / "seven.png").write_bytes(encoded(8, 8))
     with opened(browser, url) as it:
         drop_from_disk(it, tmp_path / "seven.png")
@@ -153,7 +153,7 @@ def test_a_file_is_dropped_by_the_browser_itself(browser: Browser, url: str, tmp
         expect(it.page.locator("body.dragging")).to_have_count(0)
 
 
-def test_a_folder_that_is_dropped_is_told_to_be_one(browser: Browser, url: str, tmp_path: Path, shown: Shown) -> None:
+def test_dropped_folder_is_refused(browser: Browser, url: str, tmp_path: Path, shown: Shown) -> None:
     (tmp_path / "photos").mkdir()
     with opened(browser, url) as it:
         it.page.click("#tab-traffic")
@@ -163,7 +163,7 @@ def test_a_folder_that_is_dropped_is_told_to_be_one(browser: Browser, url: str, 
         assert not shown.transport.inferred()
 
 
-def test_an_image_is_pasted_from_the_clipboard(browser: Browser, url: str) -> None:
+def test_image_is_pasted_from_the_clipboard(browser: Browser, url: str) -> None:
     with opened(browser, url, permissions=["clipboard-read", "clipboard-write"]) as it:
         it.page.evaluate(COPY, list(encoded(8, 8)))
         it.page.keyboard.press("Control+V")
@@ -178,7 +178,7 @@ def test_two_versions_side_by_side(browser: Browser, url: str, shown: Shown) -> 
         assert {request.version for request in shown.transport.inferred()} == {"1", "2"}
 
 
-def test_the_keyboard_is_enough(browser: Browser, url: str) -> None:
+def test_keyboard_navigation(browser: Browser, url: str) -> None:
     with opened(browser, url) as it:
         keyboard = it.page.keyboard
         keyboard.press("Tab")
@@ -201,7 +201,7 @@ def test_the_keyboard_is_enough(browser: Browser, url: str) -> None:
         expect(it.page.locator("#models th button").first).to_be_focused()
 
 
-def test_a_slow_server_is_waited_for(browser: Browser, tmp_path: Path) -> None:
+def test_busy_state_for_slow_server(browser: Browser, tmp_path: Path) -> None:
     held = Held()
     shown = Shown(tmp_path, transport=held)
     publish(shown, "a", "b")
@@ -213,7 +213,7 @@ def test_a_slow_server_is_waited_for(browser: Browser, tmp_path: Path) -> None:
         expect(it.page.locator(".busy")).to_have_count(0)
 
 
-def test_no_other_model_answers_in_the_place_of_one_that_is_gone(browser: Browser, url: str, shown: Shown) -> None:
+def test_missing_model_is_not_replaced(browser: Browser, url: str, shown: Shown) -> None:
     with opened(browser, url) as it:
         serves = shown.transport.responses["model_statistics"]
         (_, second) = serves("", "")["model_stats"]
@@ -231,7 +231,7 @@ def test_no_other_model_answers_in_the_place_of_one_that_is_gone(browser: Browse
         assert {request.version for request in shown.transport.inferred()} == {"1"}
 
 
-def test_a_version_that_is_loaded_again_is_shown_as_it_is_then(browser: Browser, shown: Shown, tmp_path: Path) -> None:
+def test_reloaded_version_is_updated(browser: Browser, shown: Shown, tmp_path: Path) -> None:
     metrics = tmp_path / "metrics"
     shown.transport.responses["model_config"] = config(takes_images=False)
     shown.transport.responses["model_metadata"]["inputs"] = [{"name": "OLD", "datatype": "FP32", "shape": [3]}]
@@ -252,15 +252,15 @@ def test_a_version_that_is_loaded_again_is_shown_as_it_is_then(browser: Browser,
 
 
 def read_again(it: Opened) -> None:
-    """Has the list of models read now, not in some seconds; Try is in front again."""
+    """Refresh the list of models and return to Try."""
     it.page.click("#tab-models")
     it.page.click("#list")
     expect(it.page.locator("#admin-said")).to_be_empty()
     it.page.click("#tab-try")
 
 
-def test_numbers_that_do_not_fit_are_told_and_none_are_zeros(browser: Browser, url: str, shown: Shown) -> None:
-    """With a decimal comma, as half of the world writes it, there would be others than were meant."""
+def test_invalid_tensor_values(browser: Browser, url: str, shown: Shown) -> None:
+    """A decimal comma must not change the values."""
     shown.transport.responses["model_config"] = config(takes_images=False)
     shown.transport.responses["model_metadata"]["inputs"] = [{"name": "X", "datatype": "FP32", "shape": [2]}]
     shown.transport.responses["infer"] = echo
@@ -277,7 +277,7 @@ def test_numbers_that_do_not_fit_are_told_and_none_are_zeros(browser: Browser, u
             it.wait_for(".outputs pre", sent)
 
 
-def test_an_image_that_is_dropped_on_another_view_is_seen(browser: Browser, url: str) -> None:
+def test_drop_on_other_view(browser: Browser, url: str) -> None:
     with opened(browser, url) as it:
         it.page.click("#tab-traffic")
         give(it, "drop")
@@ -285,7 +285,7 @@ def test_an_image_that_is_dropped_on_another_view_is_seen(browser: Browser, url:
         expect(it.page.locator("#tab-try")).to_have_attribute("aria-selected", "true")
 
 
-def test_an_image_of_20_megabytes(browser: Browser, url: str) -> None:
+def test_image_of_20_megabytes(browser: Browser, url: str) -> None:
     content = io.BytesIO()
     Image.new("RGB", (2700, 2600)).save(content, "BMP")
     assert len(content.getvalue()) > 20_000_000
@@ -294,7 +294,7 @@ def test_an_image_of_20_megabytes(browser: Browser, url: str) -> None:
         it.wait_for(".bars tbody th", "class 0")
 
 
-def test_a_proxy_may_put_it_below_a_path(browser: Browser, shown: Shown) -> None:
+def test_page_below_a_path(browser: Browser, shown: Shown) -> None:
     below = Starlette(routes=[Mount("/see", build_app(shown.server()))])
     with serving(below) as url, opened(browser, f"{url}see/") as it:
         it.ask(file("a.png"))
@@ -304,8 +304,8 @@ def test_a_proxy_may_put_it_below_a_path(browser: Browser, shown: Shown) -> None
         it.wait_for("#model-detail h3", "Signature")
 
 
-def test_what_is_too_large_is_told_before_it_is_sent(browser: Browser, url: str, shown: Shown, tmp_path: Path) -> None:
-    """A browser whose upload is refused halfway tells of a connection that ended, and of nothing else."""
+def test_too_large_file_is_not_sent(browser: Browser, url: str, shown: Shown, tmp_path: Path) -> None:
+    """If an upload is rejected midway, browsers only report a closed connection."""
     large = tmp_path / "large.bmp"
     with large.open("wb") as content:
         content.truncate(BODY_LIMIT + 1)
@@ -320,7 +320,6 @@ def test_what_is_too_large_is_told_before_it_is_sent(browser: Browser, url: str,
 
 
 def test_tensors_are_sent_to_one_version(browser: Browser, url: str) -> None:
-    """What compares two versions is offered where it does."""
     with opened(browser, url) as it:
         expect(it.page.locator("#other")).to_be_visible()
         it.page.click("#switch")
@@ -328,7 +327,7 @@ def test_tensors_are_sent_to_one_version(browser: Browser, url: str) -> None:
         expect(it.page.locator("#other")).to_be_hidden()
 
 
-def test_a_decoupled_model_has_no_program_and_it_is_said_why(browser: Browser, url: str, shown: Shown) -> None:
+def test_decoupled_model_has_explanation_instead_of_programs(browser: Browser, url: str, shown: Shown) -> None:
     decoupled = {"model_transaction_policy": {"decoupled": True}}
     shown.transport.responses["model_config"] = config(takes_images=False) | decoupled
     with opened(browser, url) as it:
@@ -337,7 +336,7 @@ def test_a_decoupled_model_has_no_program_and_it_is_said_why(browser: Browser, u
         expect(it.page.locator("#snippets pre")).to_have_count(0)
 
 
-def test_who_hears_the_page_hears_that_a_program_was_copied(browser: Browser, url: str) -> None:
+def test_copied_program_is_announced(browser: Browser, url: str) -> None:
     with opened(browser, url, permissions=["clipboard-read", "clipboard-write"]) as it:
         it.page.click("#snippets summary")
         it.page.get_by_role("button", name="Copy the curl program").click()
@@ -345,7 +344,7 @@ def test_who_hears_the_page_hears_that_a_program_was_copied(browser: Browser, ur
         assert it.page.evaluate("navigator.clipboard.readText()").startswith("python3 -c ")
 
 
-def test_a_thousand_models(browser: Browser, url: str, shown: Shown) -> None:
+def test_thousand_models(browser: Browser, url: str, shown: Shown) -> None:
     (row,) = counted(1)["model_stats"]
     rows = [{**row, "name": f"model-{number:03}"} for number in range(1000)]
     shown.transport.responses["model_statistics"] = {"model_stats": rows}
@@ -360,7 +359,7 @@ def test_a_thousand_models(browser: Browser, url: str, shown: Shown) -> None:
         assert overflow(it) == 0
 
 
-def test_the_key_stays_in_its_tab(browser: Browser, url: str, shown: Shown) -> None:
+def test_admin_key_stays_in_its_tab(browser: Browser, url: str, shown: Shown) -> None:
     with opened(browser, url) as it:
         it.page.click("#tab-models")
         it.page.fill("#key", "a-secret")
@@ -377,7 +376,7 @@ def test_the_key_stays_in_its_tab(browser: Browser, url: str, shown: Shown) -> N
         assert other.input_value("#key") == ""
 
 
-def test_it_is_printed_without_its_form_and_moves_only_for_who_likes_it(browser: Browser, url: str) -> None:
+def test_print_and_reduced_motion(browser: Browser, url: str) -> None:
     waits = """() => {
       const waiting = document.createElement("p");
       waiting.className = "busy";
@@ -396,7 +395,7 @@ def test_it_is_printed_without_its_form_and_moves_only_for_who_likes_it(browser:
         assert it.page.evaluate(paper).strip() == "#faf8f5", "dark ink on light paper"
 
 
-def test_what_a_server_complains_of_is_text(browser: Browser, url: str, shown: Shown) -> None:
+def test_server_messages_are_text(browser: Browser, url: str, shown: Shown) -> None:
     with opened(browser, url) as it:
         shown.transport.responses["infer"] = ServerError(f"it broke {HOSTILE}", hint="look at its log")
         it.ask(file("a.png"))
@@ -420,7 +419,7 @@ def test_labels_and_file_names_are_text(browser: Browser, url: str, shown: Shown
         assert overflow(it) == 0
 
 
-def test_a_thousand_classes(browser: Browser, url: str, shown: Shown) -> None:
+def test_thousand_classes(browser: Browser, url: str, shown: Shown) -> None:
     publish(shown, *(f"a label of several words, number {index}" for index in range(1000)))
     with opened(browser, url, width=320) as it:
         it.page.fill("#top", "1000")
@@ -451,7 +450,7 @@ def test_boxes_and_masks_are_drawn_over_the_image(browser: Browser, url: str, sh
 
 
 @pytest.mark.parametrize("look", [("light", 1280), ("dark", 320)], ids=str)
-def test_axe_finds_nothing(browser: Browser, url: str, shown: Shown, digits: Path, look: tuple[str, int]) -> None:
+def test_accessibility(browser: Browser, url: str, shown: Shown, digits: Path, look: tuple[str, int]) -> None:
     scheme, width = look
     (shown.folder / "m").mkdir()
     (shown.folder / "m" / "1").symlink_to(digits / "1")
@@ -495,8 +494,7 @@ def overflow(it: Opened) -> int:
     return wide
 
 
-def test_the_policy_is_in_force(browser: Browser, url: str) -> None:
-    """Otherwise a violation could not be seen."""
+def test_policy_is_in_force(browser: Browser, url: str) -> None:
     with opened(browser, url) as it:
         with pytest.raises(BrowserError, match="TrustedHTML"):
             it.page.evaluate("document.body.innerHTML = '<b>markup</b>'")
@@ -520,11 +518,7 @@ def real(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.mark.server
 class TestRealServer:
-    """Of the committed digits."""
-
-    def test_digits_are_read_and_the_golden_sample_agrees(
-        self, browser: Browser, real: tuple[Server, str], repository: Path
-    ) -> None:
+    def test_digits_and_golden_sample(self, browser: Browser, real: tuple[Server, str], repository: Path) -> None:
         with opened(browser, real[1]) as it:
             it.ask(str(repository / "docs" / "digits" / "seven.png"))
             expect(it.wait_for(".bars tbody tr:first-child th")).to_have_text("seven")
@@ -533,7 +527,7 @@ class TestRealServer:
             it.page.click("#tensor-form button")
             it.wait_for(".outputs .pill", "as the saved graph computed it: error")
 
-    def test_a_server_that_was_killed_is_asked_again_when_it_is_back(
+    def test_page_reconnects_after_server_restart(
         self, browser: Browser, real: tuple[Server, str], repository: Path
     ) -> None:
         server, url = real
@@ -545,7 +539,7 @@ class TestRealServer:
             it.ask(str(repository / "docs" / "digits" / "seven.png"))
             expect(it.wait_for(".bars tbody tr:first-child th")).to_have_text("seven")
 
-    def test_the_programs_work_as_they_stand(self, browser: Browser, real: tuple[Server, str]) -> None:
+    def test_programs_run(self, browser: Browser, real: tuple[Server, str]) -> None:
         with opened(browser, real[1]) as it:
             it.page.click("#snippets summary")
             it.wait_for("#snippets pre")
@@ -561,9 +555,7 @@ class TestRealServer:
             assert ("OUTPUT_0" in ran.stdout) or language == "Python"
             assert ran.stdout.strip()
 
-    def test_models_are_unloaded_and_loaded_with_the_key_that_is_typed(
-        self, browser: Browser, real: tuple[Server, str]
-    ) -> None:
+    def test_load_and_unload_with_admin_key(self, browser: Browser, real: tuple[Server, str]) -> None:
         server, url = real
         with opened(browser, url) as it:
             it.page.click("#tab-models")
@@ -578,7 +570,7 @@ class TestRealServer:
 
 
 def tritonserver_of(server: Server) -> psutil.Process:
-    """The process that a supervisor watches; others may come and go meanwhile."""
+    """The tritonserver process of a supervisor."""
     for child in psutil.Process(server.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if child.name() == "tritonserver":

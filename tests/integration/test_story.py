@@ -1,4 +1,4 @@
-"""`graphkiln story`, told of a small trained model: every step, the report in a browser, interruptions, mistakes."""
+"""`graphkiln story` with a small trained model: all steps, the report in a browser, interruptions, errors."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def run_story(folder: Path, weights: Path, *more: str, **facts: Any) -> subproce
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Processes of a story that are still there, workers and servers: all of them inherit its environment."""
+    """Find remaining workers and servers of a story by their environment."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -89,7 +89,7 @@ def leftovers(folder: Path) -> list[str]:
 
 @pytest.fixture(scope="module")
 def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """A whole story: what `--json` printed."""
+    """The `--json` output of a complete story."""
     folder = tmp_path_factory.mktemp("story")
     done = run_story(folder, weights, "--json")
     assert done.returncode == 0, done.stderr
@@ -98,7 +98,7 @@ def whole(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, 
 
 @pytest.fixture(scope="module")
 def reported(weights: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    """A story of the steps that need no server: what `--json` printed, and its report."""
+    """The `--json` output and the report of the steps without a server."""
     folder = tmp_path_factory.mktemp("reported")
     done = run_story(folder, weights, "--json", "--html", str(folder / "report.html"), "--only", "static")
     assert done.returncode == 0, done.stderr
@@ -118,7 +118,7 @@ class TestWholeStory:
         assert [steps[key]["source"] for key in CHAIN] == ["", "1.25", "2.33", "4.6", "1.6-1.64", ""]
         assert whole["precision"] == "int8" or "int8" in SLOW_HERE
 
-    def test_answers_are_those_of_eager_pytorch_and_mostly_right(self, whole: dict[str, Any]) -> None:
+    def test_predictions_match_eager_pytorch(self, whole: dict[str, Any]) -> None:
         for step in whole["steps"]:
             if judged := step["judgment"]:
                 assert judged["passed"], step
@@ -134,7 +134,7 @@ class TestWholeStory:
         assert all(error > 1e-4 for error in errors)  # they really compute in fewer bits
         assert steps["static"]["gradient_error"] < 1e-4
 
-    def test_each_switch_is_measured_by_itself(self, whole: dict[str, Any]) -> None:
+    def test_switches_are_measured(self, whole: dict[str, Any]) -> None:
         steps = {step["key"]: step for step in whole["steps"] if step["switch"]}
         assert set(steps) == {"search", "engine", "mixed", "pad", "add", "int8"}
         assert steps["search"]["refused"] == "cuDNN's search needs a GPU"
@@ -166,12 +166,12 @@ class TestWholeStory:
 
 
 class TestReport:
-    """Every kind of row and chart is rendered by tests/integration/test_reports.py; here is one of a real story."""
+    """The report of a real story; tests/integration/test_reports.py covers all kinds of rows and charts."""
 
     @pytest.mark.skipif(CHROMIUM is None, reason="needs chromium (scripts/test installs it as root on Debian)")
     @pytest.mark.parametrize("width", [1100, 390])
-    def test_the_report_in_a_browser(self, reported: tuple[dict[str, Any], Path], tmp_path: Path, width: int) -> None:
-        """Shown as an image that is not empty; nothing is wider than the window, no text leaves its chart."""
+    def test_report_in_a_browser(self, reported: tuple[dict[str, Any], Path], tmp_path: Path, width: int) -> None:
+        """Check that charts are not empty and nothing overflows."""
         report = reported[1].read_text()
         shown = browse(
             report, tmp_path, width, {"bars": "#factors rect", "dots": "#latencies .dot", "rows": "#speed tr"}
@@ -190,7 +190,7 @@ class TestReport:
         assert colors is not None
         assert len(colors) > 20
 
-    def test_the_report_is_one_file(self, reported: tuple[dict[str, Any], Path]) -> None:
+    def test_report_is_one_file(self, reported: tuple[dict[str, Any], Path]) -> None:
         report = reported[1].read_text()
         assert "https://" not in report
         assert "<link" not in report
@@ -199,7 +199,7 @@ class TestReport:
 
 
 class TestInterruption:
-    def test_ctrl_c_keeps_what_was_measured_and_resume_goes_on(self, weights: Path, tmp_path: Path) -> None:
+    def test_ctrl_c_and_resume(self, weights: Path, tmp_path: Path) -> None:
         more = arguments(weights, "--only", "reduced", "--json", seconds=3)
         process = subprocess.Popen(
             [*COMMAND, *more],
@@ -233,8 +233,7 @@ class TestInterruption:
         (path,) = folder.glob("graphkiln-story/*/record.json")
         return {key: len(seen["rounds"]) for key, seen in json.loads(path.read_text())["seen"].items()}
 
-    def test_a_person_sees_the_step_the_time_left_and_the_last_figure(self, weights: Path, tmp_path: Path) -> None:
-        """On a terminal; a carriage return goes back over the line."""
+    def test_progress_display(self, weights: Path, tmp_path: Path) -> None:
         ours, theirs = pty.openpty()
         process = subprocess.Popen(
             [*COMMAND, *arguments(weights, "--only", "reduced", "--json", seconds=5)],
@@ -260,7 +259,7 @@ class TestInterruption:
 
 
 class TestGradient:
-    def test_the_gradient_stays_in_every_graph(self, weights: Path, tmp_path: Path) -> None:
+    def test_gradient_stays_in_every_graph(self, weights: Path, tmp_path: Path) -> None:
         source = SOURCE.replace(":net", ":unpadded")
         more = ("--gradient", "--only", "static,parallel,compiled,served", "--json")
         done = run_story(tmp_path, weights, *more, source=source)
@@ -272,10 +271,10 @@ class TestGradient:
 
 
 class TestWrongAnswers:
-    def test_a_step_whose_answers_change_does_not_count(
+    def test_changed_predictions_do_not_count(
         self, weights: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """One variant's predictions are spoiled: the policy must see it, and the chain go on without it."""
+        """Corrupt the predictions of one variant; the policy must reject it, and the chain continues without it."""
         from graphkiln.story import runner
         from graphkiln.story.variants import StoryRequest, this_platform
 
@@ -318,20 +317,20 @@ class TestMistakes:
             (["--model", SOURCE, "--image-size", "32"], 2, "not known how an image becomes the input"),
         ],
     )
-    def test_are_told_in_one_line(self, tmp_path: Path, words: list[str], code: int, told: str) -> None:
+    def test_errors_are_one_line(self, tmp_path: Path, words: list[str], code: int, told: str) -> None:
         done = run_command("story", *words, cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path)})
         assert (done.returncode, done.stdout) == (code, "")
         assert told in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_a_folder_that_cannot_be_one(self, weights: Path, tmp_path: Path) -> None:
+    def test_unusable_samples_folder(self, weights: Path, tmp_path: Path) -> None:
         (tmp_path / "cache").write_text("a file")
         done = run_story(tmp_path / "cache", weights, "--only", "static")
         assert done.returncode == 1
         assert "cannot keep the story in" in done.stderr
         assert "Traceback" not in done.stderr
 
-    def test_a_saved_graph_has_no_story(self, digits: Path, tmp_path: Path) -> None:
+    def test_saved_graph_is_refused(self, digits: Path, tmp_path: Path) -> None:
         done = run_command("story", "--model", digits / "1" / "model.onnx", env={"XDG_CACHE_HOME": str(tmp_path)})
         assert done.returncode == 2
         assert "it begins with a PyTorch model" in done.stderr

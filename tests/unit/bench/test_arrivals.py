@@ -1,4 +1,4 @@
-"""When requests of an open loop are due."""
+"""Arrival times of open loops."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def trace(tmp_path: Path) -> Path:
     return tmp_path / "trace"
 
 
-def test_random_ones_are_the_same_every_time() -> None:
+def test_poisson_is_reproducible() -> None:
     np.testing.assert_array_equal(poisson(100, 50), poisson(100, 50))
     assert poisson(100, 50, 1)[0] != poisson(100, 50)[0]
     gaps = np.diff(poisson(100, 50))
@@ -24,20 +24,20 @@ def test_random_ones_are_the_same_every_time() -> None:
     assert gaps.std() == pytest.approx(0.01, rel=0.1), "an exponential distribution"
 
 
-def test_even_ones_have_the_same_distance() -> None:
+def test_constant_arrivals() -> None:
     moments = constant(4, 2)
     assert moments.tolist() == [0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75]
     assert constant(0.5, 1).tolist() == [0]
 
 
-def test_bursts_come_together_at_the_same_mean_rate() -> None:
+def test_bursts() -> None:
     moments = bursts(100, 100, 10)
     assert len(moments) == pytest.approx(10_000, rel=0.1)
     assert {size % 10 for size in np.unique(moments, return_counts=True)[1]} == {0}
 
 
 @pytest.mark.parametrize("rate", [0.01, 1, 5000])
-def test_none_is_due_after_the_end(rate: float) -> None:
+def test_arrivals_end_in_time(rate: float) -> None:
     for moments in (poisson(rate, 2), constant(rate, 2), bursts(rate, 2, 5)):
         assert (moments < 2).all()
         assert (np.diff(moments) >= 0).all()
@@ -58,7 +58,7 @@ def test_none_is_due_after_the_end(rate: float) -> None:
         '{"time": "2026-01-01T10:00:00"}\n{"time": "2026-01-01T10:00:00.5"}\n{"time": "2026-01-01T10:00:02"}\n',
     ],
 )
-def test_a_trace_begins_at_its_first_request(trace: Path, text: str) -> None:
+def test_trace_starts_at_first_request(trace: Path, text: str) -> None:
     trace.write_text(text)
     assert read_trace(trace).tolist() == [0, 0.5, 2]
 
@@ -79,13 +79,13 @@ def test_a_trace_begins_at_its_first_request(trace: Path, text: str) -> None:
         ("1" + "0" * 200_000 + "\n" + "x" * 200_000, "line 2: 'xxx"),
     ],
 )
-def test_a_trace_that_is_none(trace: Path, text: str, words: str) -> None:
+def test_malformed_trace(trace: Path, text: str, words: str) -> None:
     trace.write_text(text)
     with pytest.raises(InvalidInput, match=words):
         read_trace(trace)
 
 
-def test_a_trace_that_is_not_there(trace: Path, tmp_path: Path) -> None:
+def test_missing_trace(trace: Path, tmp_path: Path) -> None:
     for path in (trace, tmp_path):
         with pytest.raises(InvalidInput, match="cannot be read"):
             read_trace(path)

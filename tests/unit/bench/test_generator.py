@@ -1,4 +1,4 @@
-"""The load generator against work of known length."""
+"""The load generator with work of known duration."""
 
 from __future__ import annotations
 
@@ -45,8 +45,8 @@ def sleeping(seconds: float) -> None:
 
 
 class TestClosedLoop:
-    def test_counts_what_was_answered(self) -> None:
-        seen = closed_loop(lambda: sleeping(0.02), 4, 2.0, warmup_s=0.1, at_start=nothing)
+    def test_closed_loop_measurement(self) -> None:
+        seen = closed_loop(lambda: sleeping(0.02), 4, 1.0, warmup_s=0.1, at_start=nothing)
         assert seen.latency_ms["p50"] == pytest.approx(20, rel=0.3)
         # Little's law: callers = rate x latency.
         assert seen.per_second * seen.latency_ms["mean"] / 1e3 == pytest.approx(4, rel=0.1)
@@ -55,7 +55,7 @@ class TestClosedLoop:
         assert seen.answered == pytest.approx(seen.per_second * seen.seconds)
         assert (seen.errors, seen.unsent) == ({}, 0)
 
-    def test_errors_are_counted_by_kind_and_have_no_latency(self) -> None:
+    def test_errors_are_counted_by_type(self) -> None:
         turn = iter(range(10**9))
 
         def ask() -> None:
@@ -69,13 +69,12 @@ class TestClosedLoop:
 
 
 class TestOpenLoop:
-    def test_requests_come_at_the_rate(self) -> None:
-        seen = open_loop(lambda: sleeping(0.001), 200, 2.0, warmup_s=0.2, at_start=nothing)
+    def test_open_loop_rate(self) -> None:
+        seen = open_loop(lambda: sleeping(0.001), 200, 1.0, warmup_s=0.2, at_start=nothing)
         assert seen.per_second == pytest.approx(200, rel=0.25)
         assert seen.unsent == 0
 
-    def test_what_is_due_just_before_the_end_is_sent(self) -> None:
-        """Callers that were free then may wake a moment later, when the period is over."""
+    def test_requests_due_before_the_end_are_sent(self) -> None:
         sent: list[None] = []
         arrivals = [0.5 - 0.002 + number * 1e-5 for number in range(200)]
         seen = record_open_loop(lambda: sent.append(None), arrivals, Timing(seconds=0.5, warmup_s=0.0)).of_open_loop()
@@ -83,36 +82,38 @@ class TestOpenLoop:
         assert len(sent) == 200
 
     @pytest.mark.parametrize("callers", [pytest.param(1, marks=pytest.mark.slow), 256])
-    def test_a_stall_is_charged_to_all_who_waited(self, callers: int) -> None:
-        """One second in which nothing is answered: a closed loop sees one slow request, an open one a hundred."""
+    def test_open_loop_stall_counts_for_waiting_requests(self, callers: int) -> None:
+        """During the stall, a closed loop sees one slow request, an open loop a hundred."""
         begun = time.perf_counter()
         lock = threading.Lock()
 
         def ask() -> None:
             with lock:
-                if 1.0 < time.perf_counter() - begun < 1.1:
-                    time.sleep(1.0)
+                if 0.5 < time.perf_counter() - begun < 0.6:
+                    time.sleep(0.5)
 
-        timing = Timing(seconds=3.0, warmup_s=0.1)
-        seen = record_open_loop(ask, poisson(100, 3.1).tolist(), timing, callers).of_open_loop()
-        assert seen.latency_ms["p90"] > 300, "a third of the requests came during the stall and waited 0.5 s on average"
+        timing = Timing(seconds=1.5, warmup_s=0.1)
+        seen = record_open_loop(ask, poisson(100, 1.6).tolist(), timing, callers).of_open_loop()
+        assert seen.latency_ms["p90"] > 150, (
+            "a third of the requests waited 0.25 s on average"
+        )
         begun = time.perf_counter()
-        closed = closed_loop(ask, 1, 3.0, warmup_s=0.1, at_start=nothing)
+        closed = closed_loop(ask, 1, 1.5, warmup_s=0.1, at_start=nothing)
         assert closed.latency_ms["p99"] < 100
 
-    def test_what_could_not_be_sent_is_told_and_charged(self) -> None:
+    def test_unsent_requests_count(self) -> None:
         seen = open_loop(lambda: sleeping(0.5), 2000, 1.0, warmup_s=0, at_start=nothing)
         assert seen.unsent > 100
         assert seen.latency_ms["p50"] > 250
 
 
 class TestMeasurement:
-    """From records to numbers, without any load."""
+    """Measurements from recordings."""
 
     def period(self, *traces: _Trace, begin: float = 100.0, end: float = 110.0, cpu_s: float = 5.0) -> Recording:
         return Recording(traces=list(traces), begin=begin, end=end, cpu_s=cpu_s)
 
-    def test_rates_and_percentiles_are_numpys(self) -> None:
+    def test_rates_and_percentiles(self) -> None:
         latencies = np.linspace(0.01, 0.2, 200)
         done = 100 + 0.05 * np.arange(200)
         trace = _Trace(responses=list(zip(done - latencies, done, strict=True)))
@@ -125,8 +126,7 @@ class TestMeasurement:
             assert seen.latency_ms[name] == pytest.approx(np.percentile(counted, percent))
         assert seen.latency_ms["mean"] == pytest.approx(counted.mean())
 
-    def test_a_server_that_hangs_at_the_end_of_a_closed_loop_does_not_look_fast(self) -> None:
-        """One caller had a hundred quick responses, the other one a response and an error long after the end."""
+    def test_closed_loop_counts_stall_at_end(self) -> None:
         quick = _Trace(responses=[(100 + number / 20, 100.04 + number / 20) for number in range(100)])
         hung = _Trace(responses=[(104.0, 164.0)], errors=[(105.0, 165.0, "DeadlineExceeded")])
         seen = self.period(quick, hung).of_closed_loop()
@@ -134,7 +134,7 @@ class TestMeasurement:
         assert seen.latency_ms["p50"] == pytest.approx(40)
         assert seen.latency_ms["p99.9"] > 50_000
 
-    def test_the_range_is_students_over_ten_windows(self) -> None:
+    def test_confidence_interval(self) -> None:
         counts = [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]
         moments = [100.5 + window for window, count in enumerate(counts) for _ in range(count)]
         trace = _Trace(responses=[(moment, moment) for moment in moments])
@@ -142,7 +142,7 @@ class TestMeasurement:
         margin = 2.262 * np.std(counts, ddof=1) / np.sqrt(10)
         assert seen.per_second_range == pytest.approx((5.5 - margin, 5.5 + margin))
 
-    def test_what_is_outside_the_period_does_not_count(self) -> None:
+    def test_requests_outside_measurement(self) -> None:
         trace = _Trace(
             responses=[(99.0, 99.9), (99.0, 100.0), (109.0, 109.9), (109.0, 110.0)],
             errors=[
@@ -156,8 +156,7 @@ class TestMeasurement:
         assert (seen.answered, seen.due) == (2, 0)
         assert seen.errors == {"Overloaded": 1, "ServerError": 1}
 
-    def test_a_request_of_an_open_loop_that_fails_after_the_end_is_not_forgotten(self) -> None:
-        """The server hangs: what was due then ends with its deadline, long after the measurement."""
+    def test_open_loop_counts_late_failures(self) -> None:
         trace = _Trace(
             responses=[(101.0, 102.0), (108.0, 120.0), (99.0, 101.0)],
             errors=[(105.0, 165.0, "DeadlineExceeded"), (99.0, 104.0, "Overloaded")],
@@ -168,11 +167,11 @@ class TestMeasurement:
         assert seen.errors == {"DeadlineExceeded": 1}
         assert (seen.due, seen.answered, seen.unsent) == (4, 2, 1)
 
-    def test_no_request_no_latency(self) -> None:
+    def test_measurement_without_requests(self) -> None:
         seen = self.period(_Trace()).of_open_loop()
         assert (seen.latency_ms, seen.per_second, seen.unsent, seen.client_cores) == ({}, 0.0, 0, 0.5)
 
-    def test_parts_of_several_processes_are_one(self) -> None:
+    def test_joined_recordings(self) -> None:
         one = self.period(_Trace(responses=[(101.0, 102.0)]), cpu_s=2.0)
         two = self.period(_Trace(responses=[(103.0, 105.0)]), begin=100.01, cpu_s=3.0)
         two.unsent.append(106.0)
@@ -180,8 +179,8 @@ class TestMeasurement:
         assert (seen.answered, seen.unsent, seen.client_cores, seen.processes) == (2, 1, 0.5, 2)
         assert seen.latency_ms["mean"] == pytest.approx((1000 + 2000 + 4000) / 3)
 
-    def test_its_fields_are_keys_of_json(self) -> None:
-        """`graphkiln bench --json` writes them: a rename would break who reads it."""
+    def test_json_keys(self) -> None:
+        """The field names are part of the `graphkiln bench --json` format."""
         seen = self.period(_Trace()).of_closed_loop()
         assert list(dataclasses.asdict(seen)) == [
             "seconds",
@@ -212,7 +211,7 @@ def test_at_start_runs_between_warm_up_and_measurement() -> None:
     assert any(moment > moments[0] for moment in sent)
 
 
-def test_a_failure_beside_the_load_stops_the_callers() -> None:
+def test_failing_at_start_stops_callers() -> None:
     def fail() -> None:
         raise Overloaded("no statistics")
 

@@ -1,4 +1,4 @@
-"""Meters of what is loaded: processes of this machine, and the counters of a server."""
+"""Meters of processes and of a server's counters."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ sys.stdin.read()
 """  # listens, computes for half a second on request, and prints its CPU time
 
 
-def test_means_are_of_what_came_between_two_readings() -> None:
+def test_breakdown_means() -> None:
     model = FakeModel()
     found = breakdown(model.statistics(), model.statistics())
     assert found.us == {"queue": 10.0, "input": 20.0, "infer": 300.0, "output": 40.0}
     assert found.batch == 5.0
 
 
-def test_readings_without_requests_or_of_a_server_that_was_started_again() -> None:
+def test_breakdown_of_idle_or_restarted_server() -> None:
     still = FakeModel().statistics()
     found = breakdown(still, still)
     assert (set(found.us.values()), found.batch) == ({0.0}, 0.0)
@@ -70,14 +70,14 @@ def test_cpu_time_of_the_listening_process(monkeypatch: pytest.MonkeyPatch) -> N
     assert meter.side(2.0).cores is None
 
 
-def test_other_addresses_are_not_known() -> None:
+def test_unknown_listening_address() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     for url in ("http://triton.test:8000", "grpc://10.0.0.1:8001", f"http://localhost:{port}"):
         assert listening_meter(url) is None
 
 
-def test_memory_is_that_of_the_whole_family() -> None:
+def test_memory_includes_children() -> None:
     program = "print(1, flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout

@@ -1,4 +1,4 @@
-"""The load generator in several processes, against a server of a few lines."""
+"""The load generator with several worker processes and a small HTTP server."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -16,6 +18,7 @@ import psutil
 import pytest
 
 from graphkiln.bench import processes as load_processes
+from graphkiln.bench import processes as load_worker
 from graphkiln.bench.arrivals import constant
 from graphkiln.bench.processes import (
     Feeds,
@@ -35,7 +38,7 @@ SAMPLES: list[Feeds] = [{"X": np.full((1, 2), number, np.float32)} for number in
 
 
 class Server(ThreadingHTTPServer):
-    """Answers inferences after ten milliseconds with nothing, and keeps what they held."""
+    """Responds to inferences after ten milliseconds and records their inputs."""
 
     daemon_threads = True
     held: set[float]
@@ -65,7 +68,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(content)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        """Suppress the log."""
 
 
 @pytest.fixture
@@ -81,7 +84,7 @@ def server() -> Iterator[Server]:
 
 @pytest.fixture
 def started() -> Started:
-    """The processes that the test has started and that still run: others of this process belong to other tests."""
+    """Return the running child processes that this test has started."""
     before = {child.pid for child in psutil.Process().children()}
     return lambda: [child for child in psutil.Process().children() if child.pid not in before]
 
@@ -108,7 +111,7 @@ def test_callers_are_spread_over_processes(
     assert started() == []
 
 
-def test_an_open_loop_is_shared_by_the_processes(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_open_loop_over_processes(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_processes, "process_count", lambda _: 2)
     load = Load(callers=8, seconds=1.0, warmup_s=0.2, arrivals=constant(50, 1.2))
     seen = measure_load(target, SAMPLES[:1], load)
@@ -116,14 +119,14 @@ def test_an_open_loop_is_shared_by_the_processes(target: Target, monkeypatch: py
     assert seen.errors == {}
 
 
-def test_what_makes_requests_impossible_is_told(server: Server, target: Target, started: Started) -> None:
+def test_failing_requests_are_reported(server: Server, target: Target, started: Started) -> None:
     server.status = 404
     with pytest.raises(MeasurementError, match="cannot send its requests: the server returned 404"):
         measure_load(target, SAMPLES, Load(callers=1, seconds=5.0, warmup_s=0))
     assert started() == []
 
 
-def test_a_process_that_dies_ends_the_measurement(target: Target, started: Started) -> None:
+def test_dead_worker_ends_measurement(target: Target, started: Started) -> None:
     def kill() -> None:
         for child in started():
             child.kill()
@@ -132,22 +135,20 @@ def test_a_process_that_dies_ends_the_measurement(target: Target, started: Start
         measure_load(target, SAMPLES, Load(callers=1, seconds=30.0, warmup_s=0), kill)
 
 
-def test_a_process_that_ends_slowly_costs_no_result(
-    target: Target, started: Started, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slow_worker_exit(target: Target, started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_processes, "_EXIT_TIMEOUT_S", 0)
     assert measure_load(target, SAMPLES, Load(callers=1, seconds=0.5, warmup_s=0)).answered > 0
     assert started() == []
 
 
-def test_there_are_no_more_processes_than_cores_can_use(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_processes, "usable_cores", lambda: 2)
     assert [process_count(callers) for callers in (1, 3, 8, 256)] == [1, 3, 4, 4]
     monkeypatch.setattr(load_processes, "usable_cores", lambda: 64)
     assert process_count(256) == 16
 
 
-def test_samples_are_shared_or_begin_elsewhere() -> None:
+def test_share_samples() -> None:
     assert share(SAMPLES, 0, 2) == [SAMPLES[0], SAMPLES[2]]
     assert share(SAMPLES, 1, 2) == [SAMPLES[1]]
     assert [feeds["X"][0, 0] for feeds in share(SAMPLES, 4, 8)] == [1, 2, 0]
@@ -159,8 +160,8 @@ def start_worker() -> subprocess.Popen[bytes]:
 
 
 @pytest.mark.timeout(120)
-def test_a_load_ends_with_who_asked_for_it(server: Server, target: Target) -> None:
-    """However that ended: nobody else would stop it. Ctrl-C, which a terminal sends to both, is for that one alone."""
+def test_worker_ends_with_parent(server: Server, target: Target) -> None:
+    """The worker ignores Ctrl-C and ends when its standard input is closed."""
     with start_worker() as worker:
         assert worker.stdin is not None
         assert worker.stdout is not None
@@ -174,3 +175,15 @@ def test_a_load_ends_with_who_asked_for_it(server: Server, target: Target) -> No
         worker.stdin.close()
         assert worker.wait() == 128 + signal.SIGTERM
         assert worker.stderr.read() == b""
+
+
+SAMPLES_OF_WORKER: list[Feeds] = [{"X": np.full((1,), number)} for number in range(3)]
+
+
+def test_requests_take_turns_in_all_threads() -> None:
+    sent: list[int] = []
+    requests: list[Callable[[], object]] = [lambda number=number: sent.append(number) for number in range(3)]
+    send = load_worker.in_turn(requests)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: send(), range(300)))
+    assert Counter(sent) == {0: 100, 1: 100, 2: 100}

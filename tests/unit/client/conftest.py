@@ -1,4 +1,4 @@
-"""Both clients, for tests that expect the same of either."""
+"""Fixtures that run a test with both clients."""
 
 from __future__ import annotations
 
@@ -31,6 +31,6 @@ def infer_async(url: str, inputs: Mapping[str, AnyArray] = X, **options: Any) ->
 
 @pytest.fixture(params=[infer_blocking, infer_async], ids=["blocking", "async"])
 def infer(request: pytest.FixtureRequest) -> Infer:
-    """Runs a model `m` once, with a client that is closed afterwards."""
+    """Run model `m` once with a new client."""
     chosen: Infer = request.param
     return chosen

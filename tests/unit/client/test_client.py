@@ -1,4 +1,4 @@
-"""Both clients over a transport without a server: the same calls, the same values, the same errors."""
+"""Both clients with a fake transport."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ from graphkiln_client import (
     Result,
     ServedModel,
 )
+from graphkiln_client.client import run
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC")
@@ -71,7 +72,7 @@ Use = Callable[[Any, Any], Any]
 
 
 class Blocking:
-    """Runs a scenario on the synchronous client."""
+    """Runs a scenario with the synchronous client."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._monkeypatch = monkeypatch
@@ -87,7 +88,7 @@ class Blocking:
 
 
 class Async:
-    """Runs a scenario on the asynchronous client, in an event loop."""
+    """Runs a scenario with the asynchronous client."""
 
     def __call__(self, transport: FakeTransport, use: Use, **options: Any) -> Any:
         async def value(result: Any) -> Any:
@@ -105,7 +106,7 @@ class Async:
 
 @pytest.fixture(params=["blocking", "async"])
 def drive(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Runs `use(client, value)`, where `value(call)` is what a call returns; the client is closed afterwards."""
+    """Run `use(client, value)`, where `value(call)` is the result of a call."""
     return Blocking(monkeypatch) if request.param == "blocking" else Async()
 
 
@@ -120,12 +121,12 @@ class TestServer:
         transport.responses["ready"] = False
         assert drive(transport, lambda client, value: value(client.ready())) is False
 
-    def test_a_healthy_server(self, drive: Any, transport: FakeTransport) -> None:
+    def test_healthy_server(self, drive: Any, transport: FakeTransport) -> None:
         health = drive(transport, lambda client, value: value(client.health()))
         assert health == Health(live=True, ready=True, server="triton 2.51")
         assert transport.sent("repository_index") == []
 
-    def test_a_server_that_waits_for_models_names_them(self, drive: Any, transport: FakeTransport) -> None:
+    def test_health_lists_models_that_are_not_ready(self, drive: Any, transport: FakeTransport) -> None:
         transport.responses["ready"] = False
         health = drive(transport, lambda client, value: value(client.health()))
         assert (health.live, health.ready) == (True, False)
@@ -134,14 +135,12 @@ class TestServer:
             ("b", "1", "UNAVAILABLE"),
         ]
 
-    def test_who_may_not_list_the_models_still_learns_whether_all_is_ready(
-        self, drive: Any, transport: FakeTransport
-    ) -> None:
+    def test_health_without_admin_key(self, drive: Any, transport: FakeTransport) -> None:
         transport.responses |= {"ready": False, "repository_index": Unauthorized("no key")}
         health = drive(transport, lambda client, value: value(client.health()))
         assert (health.live, health.ready, health.not_ready) == (True, False, ())
 
-    def test_a_server_that_is_not_live_is_asked_nothing_more(self, drive: Any, transport: FakeTransport) -> None:
+    def test_server_that_is_not_live(self, drive: Any, transport: FakeTransport) -> None:
         transport.responses["live"] = False
         assert drive(transport, lambda client, value: value(client.health())) == Health(live=False, ready=False)
         assert [request.name for request in transport.requests] == ["live"]
@@ -159,18 +158,18 @@ class TestServer:
         with pytest.raises(ModelNotReady, match="explicit"):
             drive(transport, lambda client, value: value(getattr(client, name)("m")), max_retries=0)
 
-    def test_a_model_is_loaded_with_another_configuration(self, drive: Any, transport: FakeTransport) -> None:
+    def test_load_with_configuration(self, drive: Any, transport: FakeTransport) -> None:
         drive(transport, lambda client, value: value(client.load("m", {"max_batch_size": 4})))
         assert transport.sent("load")[0].arguments == ("m", '{"max_batch_size": 4}')
 
-    def test_an_instance_that_died_while_it_was_loaded(self, drive: Any, transport: FakeTransport) -> None:
+    def test_instance_died_while_loading(self, drive: Any, transport: FakeTransport) -> None:
         transport.responses["load"] = InvalidInput("version 1: Internal: Stub process 'm_0_0' is not healthy.")
         with pytest.raises(InvalidInput, match=r"killed while loading"):
             drive(transport, lambda client, value: value(client.load("m")))
 
 
 class TestModel:
-    def test_infer_returns_a_dictionary_of_arrays(self, drive: Any, transport: FakeTransport) -> None:
+    def test_infer(self, drive: Any, transport: FakeTransport) -> None:
         transport.responses["infer"] = echo
         x = np.arange(3, dtype=np.float32)
         outputs = drive(transport, lambda client, value: value(client.model("m").infer({"X": x}, outputs=["X"])))
@@ -180,7 +179,7 @@ class TestModel:
         assert list(request.outputs) == ["X"]
         assert len(request.request_id) == 32
 
-    def test_a_request_that_is_prepared_once(self, drive: Any, transport: FakeTransport) -> None:
+    def test_repeatable_request(self, drive: Any, transport: FakeTransport) -> None:
         def use(client: Any, _: Any) -> Any:
             if isinstance(client, Client):
                 send = client.model("m").repeatable({"X": np.zeros((1, 1, 1, 3), np.uint8)})
@@ -239,7 +238,7 @@ class TestClassifyMany:
         assert [{c.label: c.score for c in result.classifications}["bright"] for result in results] == list(range(30))
         assert len(transport.sent("infer")) == 10
 
-    def test_errors_are_returned_in_their_places(self, drive: Any, transport: FakeTransport) -> None:
+    def test_errors_are_returned_in_place(self, drive: Any, transport: FakeTransport) -> None:
         counts: list[int] = []
         images = [gray(1), b"nothing", gray(2)]
         results = drive(transport, many(images, on_error="return", progress=counts.append))
@@ -252,7 +251,7 @@ class TestOptions:
         "options", [{"timeout_s": 0}, {"timeout_s": -1}, {"timeout_s": float("nan")}, {"max_retries": -1}]
     )
     @pytest.mark.parametrize("kind", [Client, AsyncClient])
-    def test_times_and_retries_that_cannot_be(self, kind: Any, options: dict[str, Any]) -> None:
+    def test_invalid_timeout_and_retries(self, kind: Any, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput, match="timeout_s must be above 0"):
             kind("http://x", **options)
 
@@ -269,23 +268,23 @@ class TestOptions:
             ours, theirs = inspect.signature(getattr(Model, name)), inspect.signature(getattr(AsyncModel, name))
             assert ours.parameters == theirs.parameters, name
 
-    def test_its_repr_shows_no_secret(self) -> None:
+    def test_repr_shows_no_secret(self) -> None:
         with Client("http://me:s3cret@host:8000/path", headers={"X-Key": "s3cret"}) as client:
             assert repr(client) == "Client('http://host:8000/path')"
 
-    def test_the_public_names_are_all_there(self) -> None:
+    def test_public_names(self) -> None:
         assert dir(graphkiln_client) == graphkiln_client.__all__
         assert {name for name in graphkiln_client.__all__ if not hasattr(graphkiln_client, name)} == set()
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             graphkiln_client.nothing  # noqa: B018
 
 
-def test_a_url_of_another_kind_is_refused() -> None:
+def test_unsupported_url_scheme() -> None:
     with pytest.raises(InvalidInput, match="use http://HOST:PORT, https://HOST:PORT"):
         Client("ftp://somewhere")
 
 
-def test_http_does_not_pay_for_grpc() -> None:
+def test_http_does_not_import_grpc() -> None:
     program = """
 import sys
 from graphkiln_client import Client
@@ -294,3 +293,29 @@ with Client("http://127.0.0.1:9"):
 """
     shown = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert not {"grpc", "aiohttp"} & set(shown.stdout.split())
+
+
+def test_suspended_coroutine_is_refused() -> None:
+    ended = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(0)
+        finally:
+            ended.append(True)
+
+    with pytest.raises(RuntimeError, match="was suspended"):
+        run(wait())
+    assert ended == [True]
+
+
+def test_run_inside_event_loop() -> None:
+    """As in a notebook."""
+
+    async def cell() -> int:
+        async def three() -> int:
+            return 3
+
+        return run(three())
+
+    assert asyncio.run(cell()) == 3

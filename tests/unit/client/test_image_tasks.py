@@ -1,4 +1,4 @@
-"""Detection, segmentation and embedding on a server that computes them from pixels."""
+"""Detection, segmentation and embedding with a fake server that computes them from pixels."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TASKS: dict[str, Task] = {
 
 
 def outputs_of(pixels: Any) -> dict[str, Any]:
-    """Of one sample: the box around what is lighter than 100, its class, its map, the means of the colors."""
+    """Compute the outputs of one sample: box and class of bright pixels, their map, and mean colors."""
     light = pixels[..., 0] > 100
     rows, columns = np.nonzero(light)
     found = bool(len(rows))
@@ -86,7 +86,7 @@ class Server(FakeTransport):
 
 
 def _pixels(request: InferRequest) -> Any:
-    """The samples of a request; of encoded images as the server makes them, or its refusal of one."""
+    """Return the samples of a request; decode encoded images."""
     if request.model == "m":
         return request.inputs["x"]
     assert request.inputs["IMAGE"].shape[1:] == (1,)
@@ -114,7 +114,7 @@ def image(height: int, width: int, *box: int) -> Any:
     return pixels
 
 
-def test_a_detection_is_in_pixels_of_the_image() -> None:
+def test_detection_is_in_pixels_of_the_image() -> None:
     detector, server = model(DETECTION)
     (found,) = detector.detect(image(32, 64, 16, 8, 32, 16))
     assert found.box == Box(16, 8, 32, 16)
@@ -125,7 +125,7 @@ def test_a_detection_is_in_pixels_of_the_image() -> None:
     assert server.inferred()[0].contract
 
 
-def test_the_threshold_is_the_callers() -> None:
+def test_score_threshold() -> None:
     detector, _ = model(DETECTION)
     assert len(detector.detect(image(64, 32, 0, 0, 8, 8), score_threshold=0.7)) == 1
     assert detector.detect(image(64, 32, 0, 0, 8, 8), score_threshold=0.8) == ()
@@ -133,13 +133,13 @@ def test_the_threshold_is_the_callers() -> None:
 
 
 @pytest.mark.parametrize("threshold", [50, -0.1, float("nan")])
-def test_a_threshold_that_is_no_score_does_not_find_nothing(threshold: float) -> None:
+def test_invalid_score_threshold(threshold: float) -> None:
     with pytest.raises(InvalidInput, match="score_threshold must be between"):
         model(DETECTION)[0].detect(image(8, 8), score_threshold=threshold)
 
 
 @pytest.mark.parametrize("size", [(33, 77), (128, 31), (1, 1), (1, 8000)])
-def test_a_class_map_has_the_size_of_the_image(size: Any) -> None:
+def test_class_map_has_image_size(size: Any) -> None:
     segmenter, _ = model(TASKS["segmentation"])
     found = segmenter.segment(image(*size, 0, 0, size[1], size[0]))
     assert found.classes.shape == size
@@ -147,12 +147,12 @@ def test_a_class_map_has_the_size_of_the_image(size: Any) -> None:
     assert found.share(1) > 0.9
 
 
-def test_a_vector_is_normalized() -> None:
+def test_embedding_is_normalized() -> None:
     embedder, _ = model(TASKS["embedding"])
     np.testing.assert_allclose(embedder.embed(image(32, 32, 0, 0, 8, 8)), [3**-0.5] * 3, rtol=1e-6)
 
 
-def test_who_asks_decides_about_the_length() -> None:
+def test_normalize_override() -> None:
     embedder, _ = model(TASKS["embedding"])
     light = image(32, 32, 0, 0, 8, 8)
     for vectors in ([embedder.embed(light, normalize=False)], embedder.embed_many([light], normalize=False)):
@@ -171,7 +171,7 @@ def test_batches_of_mixed_sizes_with_a_damaged_image_among_them() -> None:
     assert [len(request.inputs["x"]) for request in server.inferred()] == [3]  # 4 images at most, one of them damaged
 
 
-def test_event_loops_get_the_same() -> None:
+def test_async_model_gives_same_results() -> None:
     async def ask(task: Task, name: str) -> list[Any]:
         connection = Connection(Server(task, contract=True), 5.0, 0)
         asked = AsyncModel(connection, "m", "")
@@ -194,18 +194,18 @@ def test_event_loops_get_the_same() -> None:
         (Embedding(vectors="v"), "detect", "its task is embedding (use embed"),
     ],
 )
-def test_a_model_of_another_task(task: Task | None, verb: str, words: str) -> None:
+def test_model_with_other_task(task: Task | None, verb: str, words: str) -> None:
     with pytest.raises(InvalidInput) as caught:
         getattr(model(task)[0], verb)(image(8, 8))
     assert words in str(caught.value)
 
 
-def test_a_task_that_only_the_configuration_gives() -> None:
+def test_task_from_configuration() -> None:
     (found,) = model(DETECTION, contract=False)[0].detect(image(32, 32, 4, 4, 8, 8))
     assert (found.box, found.label) == (Box(4, 4, 8, 8), "")
 
 
-def test_outputs_that_are_not_what_the_task_says() -> None:
+def test_outputs_that_do_not_fit_the_task() -> None:
     with pytest.raises(ProtocolError, match="hold no detections"):
         model(DETECTION, n=np.array([9], np.int32))[0].detect(image(8, 8))
     with pytest.raises(ProtocolError, match="for 1 images"):
@@ -224,7 +224,7 @@ FILES = [
 
 
 def as_seen(answer: Any) -> Any:
-    """An answer, comparable bit for bit."""
+    """Convert an answer for an exact comparison."""
     if isinstance(answer, SegmentedImage):
         return answer.classes.shape, answer.classes.tobytes(), answer.labels
     if isinstance(answer, np.ndarray):
@@ -235,7 +235,7 @@ def as_seen(answer: Any) -> Any:
 @pytest.mark.parametrize(
     ("kind", "verb"), [("detection", "detect"), ("segmentation", "segment"), ("embedding", "embed")]
 )
-def test_images_as_they_are_are_answered_the_same_bit_for_bit(kind: str, verb: str) -> None:
+def test_encoded_images_give_equal_results(kind: str, verb: str) -> None:
     answers = {}
     for form in get_args(Form):
         asked, server = model(TASKS[kind], form=form, encoded=True)
@@ -258,14 +258,13 @@ def test_damaged_files_among_good_ones(form: Form) -> None:
     assert ("m" in {request.model for request in server.inferred()}) == (form == "auto")
 
 
-def test_a_model_that_takes_no_encoded_images() -> None:
+def test_model_without_encoded_images() -> None:
     with pytest.raises(InvalidInput, match="does not accept encoded"):
         model(DETECTION, form="encoded")[0].detect(FILES[0])
 
 
 @pytest.mark.parametrize("form", get_args(Form))
-def test_the_model_beside_another_one_is_not_asked_itself(form: Form) -> None:
-    """Lists of models name it, too; it got a tensor for an encoded image, which Triton refused by its type."""
+def test_companion_model_is_refused(form: Form) -> None:
     asked, server = model(DETECTION, form=form)
     server.responses["model_config"]["parameters"]["tensor_model"] = {"string_value": "m0"}
     for ask in (lambda: asked.detect(FILES[0]), lambda: list(asked.detect_many(FILES)), lambda: asked.classify(b"")):
@@ -273,18 +272,7 @@ def test_the_model_beside_another_one_is_not_asked_itself(form: Form) -> None:
             ask()
 
 
-def test_event_loops_send_images_as_they_are() -> None:
-    async def ask(server: Server) -> list[Any]:
-        asked = AsyncModel(Connection(server, 5.0, 0), "m", "", images="encoded")
-        return [await asked.detect(FILES[0]), *[each async for each in asked.detect_many(FILES[:1] * 5)]]
-
-    server = Server(DETECTION, encoded=True)
-    assert [row[0].box for row in asyncio.run(ask(server))] == [Box(8, 16, 16, 32)] * 6
-    assert {request.model for request in server.inferred()} == {"m.images"}
-
-
-def test_an_option_that_does_not_exist_is_not_passed_over() -> None:
-    """`detect_many(images, threshold=0.9)` found as much as without it."""
+def test_unknown_option_is_refused() -> None:
     options: Any = {"threshold": 0.9}
     asked = AsyncModel(Connection(Server(DETECTION), 5.0, 0), "m", "")
     for detector in (asked, Model(asked)):
@@ -293,8 +281,8 @@ def test_an_option_that_does_not_exist_is_not_passed_over() -> None:
 
 
 @pytest.mark.parametrize("refused", [False, True], ids=["larger than its sample", "refused"])
-def test_an_image_of_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
-    """It is decoded here where it is larger than its sample, or where the server refuses it."""
+def test_image_of_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, refused: bool) -> None:
+    """The image is decoded here if it is larger than its tensor, or if the server rejects it."""
     noise = np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8)
     content, urls = FILES[0] if refused else file_of(noise), []
     monkeypatch.setattr(preparing, "download", lambda url, _: urls.append(url) or content)

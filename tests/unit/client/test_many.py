@@ -1,4 +1,4 @@
-"""Many images: batches, several at a time, and answers in the order of the images."""
+"""Concurrent batches of images."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def numbers(read: list[int], count: int = 1000) -> Iterator[int]:
 
 
 class TestMany:
-    def test_answers_are_counted_and_errors_raised(self) -> None:
+    def test_report_counts_and_raises(self) -> None:
         counts: list[int] = []
         many = Many(progress=counts.append)
         assert [many.report("a"), many.report("b")] == ["a", "b"]
@@ -34,7 +34,7 @@ class TestMany:
         assert counts == [1, 2]
 
     @pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"batch_size": 0}, {"concurrency": 0}])
-    def test_options_that_cannot_be(self, options: dict[str, Any]) -> None:
+    def test_invalid_options(self, options: dict[str, Any]) -> None:
         with pytest.raises(InvalidInput, match="must be"):
             Many(**options)
 
@@ -44,7 +44,7 @@ class TestMany:
     ["street.jpg", b"\xff\xd8", Path("street.jpg"), Image.new("L", (2, 2)), np.zeros((4, 5, 3)), np.zeros((4, 5))],
     ids=lambda each: type(each).__name__,
 )
-def test_a_single_image_is_refused(one: Any) -> None:
+def test_single_image_is_refused(one: Any) -> None:
     model = Client("http://localhost:1").model("m")
     with pytest.raises(InvalidInput, match="several images"):
         next(model.classify_many(one))
@@ -58,7 +58,7 @@ class TestInThreads:
 
         assert list(map_in_threads(work, range(20), 4)) == [number * number for number in range(20)]
 
-    def test_items_are_read_lazily_and_in_the_callers_thread(self) -> None:
+    def test_items_are_read_lazily(self) -> None:
         read: list[int] = []
         results = map_in_threads(lambda number: number, numbers(read), 2)
         assert read == []
@@ -66,7 +66,7 @@ class TestInThreads:
         assert len(read) == 4, "twice as many as threads: the next item is ready when a thread is"
         results.close()
 
-    def test_an_error_ends_the_map_where_it_is(self) -> None:
+    def test_error_ends_map(self) -> None:
         def work(number: int) -> int:
             if number == 3:
                 raise ValueError("third")
@@ -77,7 +77,7 @@ class TestInThreads:
         with pytest.raises(ValueError, match="third"):
             next(results)
 
-    def test_closing_it_leaves_no_thread(self) -> None:
+    def test_close_leaves_no_thread(self) -> None:
         before = threading.active_count()
         results = map_in_threads(lambda number: number, numbers([]), 4)
         next(results)
@@ -96,7 +96,7 @@ class TestInTasks:
 
         assert asyncio.run(main()) == [number * number for number in range(20)]
 
-    def test_an_error_cancels_what_is_under_way(self) -> None:
+    def test_error_cancels_pending_tasks(self) -> None:
         cancelled: list[int] = []
 
         async def work(number: int) -> int:

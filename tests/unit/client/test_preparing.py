@@ -1,4 +1,4 @@
-"""Images in every usual form, which of them are sent encoded, and downloads."""
+"""Preparation and download of images."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_client import image_requests as module
-from graphkiln_client.image_requests import download, prepare, to_tensor
+from graphkiln_client.image_requests import download, prepare
 
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
 NOISE = Image.effect_noise((6, 4), 80).convert("RGB")
@@ -40,7 +40,7 @@ def encoded(image: Image.Image = NOISE) -> bytes:
         (Preprocess(resize=2), 1 << 30),  # the size of its sample is not known before
     ],
 )
-def test_an_image_smaller_than_its_sample_is_sent(spec: Preprocess, sample_bytes: int) -> None:
+def test_small_image_is_sent_encoded(spec: Preprocess, sample_bytes: int) -> None:
     content = encoded(Image.new("RGB", (16, 16)))
     for size in (len(content), 95, 96, 191, 192, 1 << 16):
         image = content.ljust(size, b"\0")
@@ -49,7 +49,7 @@ def test_an_image_smaller_than_its_sample_is_sent(spec: Preprocess, sample_bytes
         assert not isinstance(prepare(image, spec, "tensor"), bytes)
 
 
-def test_every_usual_form_of_an_image(tmp_path: Path) -> None:
+def test_image_types(tmp_path: Path) -> None:
     path, pixels = tmp_path / "a.png", np.asarray(NOISE)
     path.write_bytes(encoded())
     for image in (path, str(path), encoded(), NOISE, pixels):
@@ -60,24 +60,16 @@ def test_every_usual_form_of_an_image(tmp_path: Path) -> None:
         np.testing.assert_array_equal(prepare(image, RAW, "encoded").sample, pixels)
 
 
-def test_the_tensor_has_an_element_for_each_image() -> None:
-    assert to_tensor([b"a", b"b\0"], batch_dimension=True).tolist() == [[b"a"], [b"b\0"]]
-    assert to_tensor([b"a"], batch_dimension=False).tolist() == [b"a"]
-
-
 @pytest.mark.parametrize("text", ["https.png", "ftp://host/x.png", "HTTPS://host/x.png", "./https://x.png"])
 @pytest.mark.parametrize("form", ["auto", "tensor"])
-def test_other_text_is_a_path(text: str, form: Any) -> None:
+def test_other_strings_are_paths(text: str, form: Any) -> None:
     with pytest.raises(InvalidInput, match="there is no file"):
         prepare(text, RAW, form, fetch_timeout_s=5)
 
 
-# Downloads: over HTTPS only, of bounded size, and every failure an error of ours.
-
-
 @pytest.fixture
 def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[ssl.SSLContext]:
-    """Of a server that this process trusts."""
+    """TLS context of a trusted server."""
     authority = trustme.CA()
     authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "ca.pem"))
@@ -92,22 +84,13 @@ def moved(location: str, status: str = "302 Found") -> bytes:
 
 
 @pytest.mark.parametrize("form", ["auto", "tensor", "encoded"])
-def test_an_image_from_the_web(context: ssl.SSLContext, form: Any) -> None:
+def test_download_image(context: ssl.SSLContext, form: Any) -> None:
     with CannedHttp([moved("/there"), http(encoded())], context=context) as server:
         image = prepare(f"{server.url}/here", RAW, form, fetch_timeout_s=5)
     if form == "tensor":
         np.testing.assert_array_equal(image.sample, np.asarray(NOISE))
     else:
         assert image == encoded()
-
-
-def test_an_error_names_the_url(context: ssl.SSLContext) -> None:
-    with (
-        CannedHttp([http(b"no image")], context=context) as server,
-        pytest.raises(InvalidInput, match=f"{server.url}/here.png is not an image") as caught,
-    ):
-        prepare(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
-    assert "JPEG" in caught.value.hint
 
 
 @pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
@@ -121,7 +104,7 @@ def test_redirects_are_followed(context: ssl.SSLContext, status: str) -> None:
 @pytest.mark.parametrize(
     "location", ["/here", "http://127.0.0.1:9/x", "ftp://127.0.0.1/x", "file:///etc/passwd", "gopher://x"]
 )
-def test_but_not_for_ever_and_to_https_only(context: ssl.SSLContext, location: str) -> None:
+def test_invalid_redirects(context: ssl.SSLContext, location: str) -> None:
     with (
         CannedHttp([moved(location)], context=context) as server,
         pytest.raises(InvalidInput, match=r"redirects to|returned 302"),
@@ -132,13 +115,13 @@ def test_but_not_for_ever_and_to_https_only(context: ssl.SSLContext, location: s
 @pytest.mark.parametrize(
     "url", ["http://127.0.0.1:9/x", "ftp://127.0.0.1/x", "file:///etc/passwd", "data:,x", "/etc/passwd", "", "HTTP://x"]
 )
-def test_other_urls_are_never_opened(url: str) -> None:
+def test_only_https_urls(url: str) -> None:
     with pytest.raises(InvalidInput, match="not an https:// URL"):
         download(url, 5)
 
 
 @pytest.mark.parametrize("status", [400, 404, 429, 503])
-def test_an_error_of_the_server(context: ssl.SSLContext, status: int) -> None:
+def test_download_error_status(context: ssl.SSLContext, status: int) -> None:
     with CannedHttp([http(b"why", f"{status} Oh")], context=context) as server:
         with pytest.raises(InvalidInput, match=f"returned {status}") as caught:
             download(f"{server.url}/here", 5)
@@ -147,9 +130,7 @@ def test_an_error_of_the_server(context: ssl.SSLContext, status: int) -> None:
 
 
 @pytest.mark.parametrize(("size", "fits"), [(100, True), (101, False), (5000, False)])
-def test_no_more_than_the_limit(
-    context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, size: int, fits: bool
-) -> None:
+def test_download_limit(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, size: int, fits: bool) -> None:
     monkeypatch.setattr(module, "_DOWNLOAD_LIMIT", 100)
     with CannedHttp([http(b"x" * size)], context=context) as server:
         if fits:
@@ -170,12 +151,12 @@ def test_no_more_than_the_limit(
     ],
     ids=["closed", "other protocol", "cut short", "silence", "byte after byte"],
 )
-def test_a_connection_that_breaks(context: ssl.SSLContext, answer: Any, error: Any, word: str) -> None:
+def test_broken_download(context: ssl.SSLContext, answer: Any, error: Any, word: str) -> None:
     with CannedHttp([answer], context=context) as server, pytest.raises(error, match=word):
         download(f"{server.url}/here", 0.5)
 
 
-def test_a_server_that_is_not_trusted() -> None:
+def test_untrusted_server() -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     trustme.CA().issue_cert("127.0.0.1").configure_cert(context)
     with (
@@ -183,9 +164,3 @@ def test_a_server_that_is_not_trusted() -> None:
         pytest.raises(ConnectionFailed, match="certificate"),
     ):
         prepare(f"{server.url}/here.png", RAW, fetch_timeout_s=5)
-
-
-@pytest.mark.usefixtures("context")
-def test_a_server_that_is_not_there() -> None:
-    with pytest.raises(ConnectionFailed, match="cannot fetch"):
-        download("https://127.0.0.1:9/here", 5)

@@ -1,4 +1,4 @@
-"""Tensors through shared memory: beside a server that maps the regions itself, and with nothing left behind."""
+"""Shared memory with a fake server that maps the regions."""
 
 from __future__ import annotations
 
@@ -42,27 +42,27 @@ def _nothing_is_left() -> Iterator[None]:
 
 
 class TestRegion:
-    def test_a_name_that_is_taken(self) -> None:
+    def test_existing_region_name(self) -> None:
         region = Region("graphkiln-test-c", 4096)
         with pytest.raises(InvalidInput, match="cannot create shared memory"):
             Region("graphkiln-test-c", 4096)
         assert (SHM / region.name).exists(), "the other one's name is not touched"
         region.close()
 
-    def test_more_than_there_is(self) -> None:
+    def test_region_larger_than_shm(self) -> None:
         status = os.statvfs(SHM)
         with pytest.raises(InvalidInput, match="bytes of shared memory") as caught:
             Region("graphkiln-test-d", status.f_blocks * status.f_frsize + (1 << 30))
         assert "--shm-size" in caught.value.hint
         assert not (SHM / "graphkiln-test-d").exists()
 
-    def test_a_machine_without_shared_memory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_machine_without_shared_memory(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.setattr("graphkiln_client.shared_memory._FOLDER", tmp_path / "none")
         with pytest.raises(InvalidInput) as caught:
             Region("graphkiln-test-e", 4096)
         assert "/dev/shm" in caught.value.hint
 
-    def test_an_array_of_it_outlives_it(self) -> None:
+    def test_array_outlives_region(self) -> None:
         region = Region("graphkiln-test-f", 4096)
         region.memory[:] = 5
         view = region.memory[:10].view()
@@ -71,7 +71,7 @@ class TestRegion:
 
 
 class Server(FakeTransport):
-    """A server that maps regions as Triton does, and whose model returns its inputs, doubled where they are numbers."""
+    """A server that maps regions like Triton; its model doubles numeric inputs and copies others."""
 
     def __init__(self, **tensors: tuple[str, list[int]]) -> None:
         self.regions: dict[str, mmap.mmap] = {}
@@ -139,7 +139,7 @@ class Shared:
 
 class TestTensors:
     @pytest.mark.parametrize("dtype", [each for each in DType if each is not DType.BYTES])
-    def test_every_type_there_and_back(self, dtype: DType) -> None:
+    def test_all_types_round_trip(self, dtype: DType) -> None:
         x = np.arange(6).reshape(2, 3).astype(dtype.numpy)
         server = Server(X=(dtype.value, [-1, 3]))
         with Shared(server) as model:
@@ -150,7 +150,7 @@ class TestTensors:
         assert isinstance(request.inputs["X"], SharedTensor)
         assert request.outputs["X"].shared is not None
 
-    def test_several_tensors_lie_apart_and_aligned(self) -> None:
+    def test_tensors_are_aligned(self) -> None:
         server = Server(A=("UINT8", [-1]), B=("FP32", [-1]), C=("BF16", [-1]))
         feeds = {
             "A": np.arange(5, dtype=np.uint8),
@@ -169,29 +169,14 @@ class TestTensors:
         ends = [place.offset + place.size_bytes for place in places]
         assert all(end <= place.offset for end, place in zip(ends, places[1:], strict=False))
 
-    def test_strings_travel_in_the_message(self) -> None:
-        server = Server(T=("BYTES", [-1]))
-        texts = np.array([b"a", b""], object)
-        with Shared(server) as model:
-            assert run(model.infer({"T": texts}))["T"].tolist() == [b"a", b""]
-        (request,) = server.inferred()
-        assert request.inputs["T"] is texts
-        assert request.outputs["T"].shared is None
-
-    def test_an_output_of_unknown_size_travels_in_the_message(self) -> None:
-        server = Server(X=("FP32", [-1, -1]))
-        with Shared(server) as model:
-            assert run(model.infer({"X": np.ones((2, 3), np.float32)}))["X"].shape == (2, 3)
-        assert server.inferred()[0].outputs["X"].shared is None
-
-    def test_results_are_copies_that_the_next_request_does_not_change(self) -> None:
+    def test_results_are_copies(self) -> None:
         with Shared(Server(X=("FP32", [-1]))) as model:
             first = run(model.infer({"X": np.ones(3, np.float32)}))["X"]
             run(model.infer({"X": np.full(3, 9, np.float32)}))
         assert first.tolist() == [2, 2, 2]
 
     @pytest.mark.parametrize("shape", [(100_000,), (-1,), (2, 2)])
-    def test_an_output_that_has_no_room_where_it_should_be(self, shape: tuple[int, ...]) -> None:
+    def test_output_larger_than_region(self, shape: tuple[int, ...]) -> None:
         server = Server(X=("FP32", [-1]))
         server.responses["infer"] = InferResponse(model="m", version="1", outputs={}, shared_shapes={"X": shape})
         with Shared(server) as model, pytest.raises(ProtocolError, match="'X' of shape"):
@@ -199,23 +184,7 @@ class TestTensors:
 
 
 class TestRegionPool:
-    def test_one_region_serves_request_after_request(self) -> None:
-        server = Server(X=("FP32", [-1]))
-        with Shared(server) as model:
-            for _ in range(5):
-                run(model.infer(X))
-            assert len(server.regions) == 1
-        assert len(server.sent("register_region")) == 1
-        assert server.regions == {}, "the server has forgotten it"
-
-    def test_its_name_is_gone_as_soon_as_the_server_has_it(self) -> None:
-        server = Server(X=("FP32", [-1]))
-        with Shared(server) as model:
-            run(model.infer(X))
-            (name,) = server.regions
-            assert not (SHM / name).exists(), "even a killed client leaves nothing"
-
-    def test_it_is_replaced_where_it_is_too_small(self) -> None:
+    def test_small_region_is_replaced(self) -> None:
         server = Server(X=("FP32", [-1]))
         with Shared(server) as model:
             run(model.infer(X))
@@ -226,7 +195,7 @@ class TestRegionPool:
         sizes = [request.arguments[2] for request in server.sent("register_region")]
         assert sizes == [1 << 20, 8 << 20]
 
-    def test_requests_at_the_same_time_have_regions_of_their_own(self) -> None:
+    def test_concurrent_requests_use_separate_regions(self) -> None:
         server = Server(X=("FP32", [-1]))
         server._suspends = True
 
@@ -244,7 +213,7 @@ class TestRegionPool:
         assert len({request.inputs["X"].region for request in server.inferred()}) == 6  # type: ignore[union-attr]
         assert server.regions == {}
 
-    def test_a_restarted_server_is_given_a_new_region(self) -> None:
+    def test_restarted_server_is_given_a_new_region(self) -> None:
         server = Server(X=("FP32", [-1]))
         with Shared(server) as model:
             run(model.infer(X))
@@ -252,7 +221,7 @@ class TestRegionPool:
             assert run(model.infer(X))["X"].tolist() == [0, 2, 4]
         assert len(server.sent("register_region")) == 2
 
-    def test_a_request_that_the_server_refuses_keeps_its_region(self) -> None:
+    def test_rejected_request_keeps_region(self) -> None:
         server = Server(X=("FP32", [-1]))
         server.responses["infer"] = [InvalidInput("wrong shape"), server.infer]
         with Shared(server) as model:
@@ -262,8 +231,8 @@ class TestRegionPool:
         assert len(server.sent("register_region")) == 1
 
     @pytest.mark.parametrize("error", [DeadlineExceeded("late"), ConnectionFailed("gone"), ServerError("broken")])
-    def test_after_an_uncertain_end_the_region_is_not_used_again(self, error: Exception) -> None:
-        """The server may still write its late response there."""
+    def test_region_is_not_reused_after_uncertain_failure(self, error: Exception) -> None:
+        """The server may still write a late response to the region."""
         server = Server(X=("FP32", [-1]))
         server.responses["infer"] = [error, server.infer]
         with Shared(server) as model:
@@ -274,7 +243,7 @@ class TestRegionPool:
         assert server.regions == {}
 
     @pytest.mark.parametrize("error", [InvalidInput("no"), ConnectionFailed("gone"), KeyboardInterrupt()])
-    def test_a_region_that_cannot_be_registered_is_gone(self, error: BaseException) -> None:
+    def test_unregistered_region_is_removed(self, error: BaseException) -> None:
         server = Server(X=("FP32", [-1]))
 
         def refuse(*_: object) -> None:
@@ -284,7 +253,7 @@ class TestRegionPool:
         with Shared(server) as model, pytest.raises(type(error)):
             run(model.infer(X))
 
-    def test_a_region_that_a_request_still_refers_to_is_unregistered_later(self) -> None:
+    def test_region_in_use_is_unregistered_later(self) -> None:
         server = Server(X=("FP32", [-1]))
         unregister = server.responses["unregister_region"]
         in_use = ServerError("cannot unregister shared memory region 'r', it is currently in use.")
@@ -293,14 +262,14 @@ class TestRegionPool:
             server.responses["unregister_region"] = [in_use, in_use, unregister]
         assert not server.regions
 
-    def test_one_that_stays_in_use_does_not_hold_up_the_client(self) -> None:
+    def test_region_that_stays_in_use(self) -> None:
         server = Server(X=("FP32", [-1]))
         with Shared(server, timeout_s=0.1) as model:
             run(model.infer(X))
             server.responses["unregister_region"] = ServerError("it is currently in use.")
         assert server.regions
 
-    def test_a_request_prepared_once_goes_through_it_as_well(self) -> None:
+    def test_repeatable_request_uses_shared_memory(self) -> None:
         server = Server(X=("FP32", [-1]))
         with Shared(server) as model:
             send = run(model.repeatable(X))
@@ -308,8 +277,7 @@ class TestRegionPool:
         assert len(server.sent("register_region")) == 1
 
 
-def test_a_region_that_could_not_be_made_anew_is_not_used_again() -> None:
-    """The server has forgotten the region, and cannot take another one at once."""
+def test_region_that_cannot_be_replaced() -> None:
     metadata = http(b'{"name": "m", "inputs": [], "outputs": []}')
     done = http(b"{}")
     forgotten = [http(b"{}", "400 Bad"), http(b"{}", "404 No"), done]

@@ -1,4 +1,4 @@
-"""The page's application over a server that is not there."""
+"""The page's application with a fake server."""
 
 from __future__ import annotations
 

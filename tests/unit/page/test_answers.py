@@ -1,4 +1,4 @@
-"""What is told of an image, for each kind of task."""
+"""Image requests of the page for each task."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def ask(shown: Shown, content: bytes, top_k: int = 2) -> dict[str, Any]:
 
 
 def scoring(shown: Shown, *scores: float) -> None:
-    """Has the model answer with these scores."""
+    """Set the model's scores."""
     outputs = {"Y": np.array([scores], np.float32)}
     shown.transport.responses["infer"] = InferResponse(model="m", version="1", outputs=outputs)
 
 
 def answering(shown: Shown, task: Task, outputs: dict[str, AnyArray]) -> None:
-    """Has the model do a task, with the first sample of some outputs."""
+    """Set the model's task and outputs."""
     first = {name: array[:1] for name, array in outputs.items()}
 
     def infer(request: InferRequest, timeout_s: float) -> InferResponse:
@@ -41,7 +41,7 @@ def answering(shown: Shown, task: Task, outputs: dict[str, AnyArray]) -> None:
     shown.transport.responses |= {"model_config": config(task), "infer": infer}
 
 
-def test_classes_with_their_labels_and_the_times(shown: Shown) -> None:
+def test_classification_with_times(shown: Shown) -> None:
     answer = ask(shown, encoded(brightness=200))
     assert [row["label"] for row in answer["classifications"]] == ["<img src=x onerror=alert(1)>", "dark"]
     np.testing.assert_allclose([row["score"] for row in answer["classifications"]], [200 / 255, 55 / 255], rtol=1e-6)
@@ -54,8 +54,8 @@ def test_classes_with_their_labels_and_the_times(shown: Shown) -> None:
 
 @pytest.mark.parametrize("top_k", [1, 2])
 @pytest.mark.parametrize("logits", [(3.0, 2.0), (0.9, -4.0)], ids=str)
-def test_logits_are_asked_for_as_probabilities(shown: Shown, logits: tuple[float, float], top_k: int) -> None:
-    """Also where all that is shown of them is between 0 and 1."""
+def test_logits_are_requested_as_probabilities(shown: Shown, logits: tuple[float, float], top_k: int) -> None:
+    """Also if the shown scores are between 0 and 1."""
     shown.answer_in_turn(3, 4, 4, 5)
     scoring(shown, *logits)
     answer = ask(shown, encoded(), top_k)
@@ -65,8 +65,7 @@ def test_logits_are_asked_for_as_probabilities(shown: Shown, logits: tuple[float
     assert answer["times"]["requests"] == 1, "of the second request alone"
 
 
-def test_a_ranking_of_logits_is_shown_as_it_is(shown: Shown) -> None:
-    """There is no softmax over some of the scores."""
+def test_ranked_logits_are_not_normalized(shown: Shown) -> None:
     ranking = Ranking(scores="Y", indices="I", labels=("a", "b", "c"))
     text = Contracts.of({"1": Contract(preprocess=PIXELS, ranking=ranking)}).to_json()
     shown.transport.responses["model_config"] = {
@@ -79,7 +78,7 @@ def test_a_ranking_of_logits_is_shown_as_it_is(shown: Shown) -> None:
     assert not answer["are_shares"]
 
 
-def test_scores_that_are_not_finite_are_no_shares(shown: Shown) -> None:
+def test_non_finite_scores(shown: Shown) -> None:
     scoring(shown, float("inf"), 0)
     answer = ask(shown, encoded())
     assert [row["score"] for row in answer["classifications"]] == [None, 0]
@@ -102,7 +101,7 @@ def test_segments(shown: Shown) -> None:
     assert decode_rle(answer["segments"][1]["mask"]).sum() == 144
 
 
-def test_a_vector(shown: Shown) -> None:
+def test_embedding(shown: Shown) -> None:
     outputs = embedding_outputs()
     answering(shown, EMBEDDING, outputs)
     answer = ask(shown, encoded())
@@ -112,20 +111,20 @@ def test_a_vector(shown: Shown) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"%PDF-1.4", encoded()[:40]])
-def test_what_is_no_image(shown: Shown, content: bytes) -> None:
+def test_invalid_images(shown: Shown, content: bytes) -> None:
     with pytest.raises(InvalidInput, match=r"image|decoded"):
         ask(shown, content)
     assert not shown.transport.sent("infer")
 
 
-def test_a_model_that_takes_no_images(shown: Shown) -> None:
+def test_model_without_images(shown: Shown) -> None:
     shown.transport.responses["model_config"] = config(takes_images=False)
     with pytest.raises(InvalidInput, match="takes no images"):
         ask(shown, encoded())
 
 
 @pytest.mark.parametrize("top_k", [0, 1001])
-def test_too_many_classes(shown: Shown, top_k: int) -> None:
+def test_invalid_top_k(shown: Shown, top_k: int) -> None:
     with pytest.raises(InvalidInput, match="top_k"):
         ask(shown, encoded(), top_k)
 
@@ -143,12 +142,10 @@ def times_of(shown: Shown, *counts: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("counts", "requests"), [((7, 8), 1), ((7, 7, 7, 8), 1), ((7, 10), 3)])
-def test_times_are_the_mean_of_the_requests_that_were_counted(
-    shown: Shown, counts: tuple[int, ...], requests: int
-) -> None:
+def test_times_are_means_of_counted_requests(shown: Shown, counts: tuple[int, ...], requests: int) -> None:
     assert times_of(shown, *counts) == {"queue_ms": 2, "compute_ms": 5, "requests": requests}
 
 
-def test_a_server_that_never_counts(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_server_without_statistics(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(answers, "_READINGS", 2)
     assert times_of(shown, 7) == {}

@@ -1,4 +1,4 @@
-"""The paths of the page, and how its errors are told."""
+"""Routes and error responses of the page."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ FILES = (*sorted(STATIC.iterdir()), LOOK)
 _WHOLE_PAGE = 100_000
 
 
-def test_the_page_is_small_and_its_manual_says_how_small(repository: Path) -> None:
+def test_page_size_is_documented(repository: Path) -> None:
     size = sum(path.stat().st_size for path in FILES)
     assert size < _WHOLE_PAGE
     assert f"{size / 1000:.0f} kB" in (repository / "docs" / "page.md").read_text()
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
-def test_its_files_name_nothing_elsewhere_and_make_no_markup_of_text(path: Path) -> None:
+def test_static_files_are_self_contained(path: Path) -> None:
     text = path.read_text().replace("http://www.w3.org/2000/svg", "")
     for forbidden in ("http://", "https://", "//cdn", "innerHTML", "outerHTML", "insertAdjacentHTML", "eval(",
                       "document.write", "style=", "<script>", "onclick=\""):  # fmt: skip
         assert forbidden not in text
 
 
-def test_the_files_are_there(page: TestClient) -> None:
+def test_static_files(page: TestClient) -> None:
     root = page.get("/")
     assert root.status_code == 200
     assert root.headers["Content-Type"].startswith("text/html")
@@ -59,18 +59,18 @@ def test_unknown_paths(page: TestClient, path: str) -> None:
 
 
 @pytest.mark.parametrize(("method", "path"), [("POST", "/api/models"), ("PUT", "/"), ("DELETE", "/app.js")])
-def test_a_method_that_a_path_does_not_have(page: TestClient, method: str, path: str) -> None:
+def test_method_not_allowed(page: TestClient, method: str, path: str) -> None:
     assert page.request(method, path).status_code == 405
 
 
-def test_models_without_a_key_are_those_that_are_loaded(page: TestClient, shown: Shown) -> None:
+def test_models_without_admin_key(page: TestClient, shown: Shown) -> None:
     document = page.get("/api/models").json()
     assert [(row["name"], row["state"], row["engine"]) for row in document["models"]] == [("m", "READY", "onnxruntime")]
     assert (document["url"], document["most_bytes"]) == ("http://127.0.0.1:8000", 64 << 20)
     assert shown.keys == [""]
 
 
-def test_the_key_of_a_request_goes_to_the_server_and_is_kept_nowhere(page: TestClient, shown: Shown) -> None:
+def test_admin_key_is_forwarded_and_not_kept(page: TestClient, shown: Shown) -> None:
     states = {row["name"]: row["state"] for row in page.get("/api/models", headers=KEY).json()["models"]}
     assert states == {"m": "READY", "b": "UNAVAILABLE"}
     assert [row["name"] for row in page.get("/api/models").json()["models"]] == ["m"]
@@ -78,21 +78,21 @@ def test_the_key_of_a_request_goes_to_the_server_and_is_kept_nowhere(page: TestC
 
 
 @pytest.mark.parametrize("verb", ["load", "unload"])
-def test_loading_takes_the_key(page: TestClient, shown: Shown, verb: str) -> None:
+def test_loading_needs_admin_key(page: TestClient, shown: Shown, verb: str) -> None:
     refused = page.post(f"/api/models/m/{verb}")
     assert (refused.status_code, shown.transport.sent(verb)) == (401, [])
     assert page.post(f"/api/models/m/{verb}", headers=KEY).json() == {}
     assert shown.transport.sent(verb)[0].arguments[0] == "m"
 
 
-def test_a_key_that_cannot_be_one(page: TestClient) -> None:
+def test_invalid_admin_key(page: TestClient) -> None:
     response = page.post("/api/models/m/load", headers={HTTP_HEADER: "a b"})
     assert response.status_code == 400
     assert "a b" not in response.text
 
 
 @pytest.mark.parametrize("query", ["top_k=x", "top_k=-1", "top_k=0", "top_k=99999", "top_k=²"])
-def test_an_option_that_is_no_number(page: TestClient, query: str) -> None:
+def test_invalid_top_k_parameter(page: TestClient, query: str) -> None:
     assert page.post(f"/api/models/m/1/image?{query}", content=encoded()).status_code == 400
 
 
@@ -106,20 +106,20 @@ def test_an_option_that_is_no_number(page: TestClient, query: str) -> None:
         (Unauthorized("no"), 401),
     ],
 )
-def test_errors_of_the_server_are_told_as_text(page: TestClient, shown: Shown, error: ClientError, status: int) -> None:
+def test_server_errors_become_json(page: TestClient, shown: Shown, error: ClientError, status: int) -> None:
     shown.transport.responses["model_metadata"] = error
     response = page.get("/api/models/m/1")
     assert response.status_code == status
     assert response.json() == {"error": {"kind": type(error).__name__, "message": error.message, "hint": error.hint}}
 
 
-def test_figures_that_are_not_finite_are_null(page: TestClient, shown: Shown) -> None:
+def test_non_finite_values_are_null(page: TestClient, shown: Shown) -> None:
     shown.transport.responses["infer"] = _not_finite
     (row, _) = page.post("/api/models/m/1/image?top_k=2", content=encoded()).json()["classifications"]
     assert row["score"] is None
 
 
-def test_a_server_without_metrics(shown: Shown) -> None:
+def test_server_without_metrics(shown: Shown) -> None:
     server = shown.server()
     server.metrics_url = ""
     with TestClient(build_app(server), base_url="http://127.0.0.1") as page:
@@ -136,7 +136,7 @@ def _not_finite(request: Any, timeout_s: float) -> Any:
     return InferResponse(model="m", version="1", outputs={"Y": np.array([[np.inf, 0]], np.float32)})
 
 
-def test_programs_name_the_server_as_the_person_at_the_page_reaches_it(shown: Shown) -> None:
+def test_programs_use_reachable_host(shown: Shown) -> None:
     server = shown.server()
     server.everywhere = True
     with TestClient(build_app(server), base_url="http://192.0.2.7:8003") as page:

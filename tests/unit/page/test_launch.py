@@ -1,4 +1,4 @@
-"""Where the page listens, and what its process is told."""
+"""Address and arguments of the page's process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_addresses(text: str, host: str, port: int) -> None:
 @pytest.mark.parametrize(
     "text", ["localhost:x", "localhost:99999", "http://localhost", "a/b", "me@localhost", "[::1", ":0"]
 )
-def test_what_is_no_address(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(ServerSetupError, match="not a valid page address"):
         page_address(text)
 
@@ -70,16 +70,16 @@ def test_what_is_no_address(text: str) -> None:
 @pytest.mark.parametrize(
     "word", [":9000", "0.0.0.0:9000", "[::1]:9000", "a.example:9000", "0.0.0.0", "::", "localhost"]
 )
-def test_words_that_may_follow_the_option(word: str) -> None:
+def test_addresses_as_option_value(word: str) -> None:
     assert is_address(word)
 
 
 @pytest.mark.parametrize("word", ["models", "1", "-v", "models:x", "a/b:1", "--http-port", "٣:٣", "https://a:1"])
-def test_words_that_are_no_addresses(word: str) -> None:
+def test_not_addresses(word: str) -> None:
     assert not is_address(word)
 
 
-def test_one_address_is_named() -> None:
+def test_chosen_address() -> None:
     assert chosen_address("", [], wanted=False) is None
     for option, words, url in (("", [], ":8003"), ("127.0.0.1:1", [], ":1"), ("", [":2"], ":2")):
         chosen = chosen_address(option, words, wanted=not words)
@@ -89,8 +89,7 @@ def test_one_address_is_named() -> None:
         chosen_address("a:1", [":2"], wanted=True)
 
 
-def test_an_image_says_where_it_listens_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A host that is named goes before it."""
+def test_host_variable_is_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(launch.HOST_VARIABLE, "0.0.0.0")
     for text, host, port in (("", "0.0.0.0", 8003), (":9000", "0.0.0.0", 9000), ("127.0.0.1", "127.0.0.1", 8003)):
         address = page_address(text)
@@ -105,18 +104,18 @@ def test_names(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["", "http://a", "a:8003", "a/b", "*.a", "-a", "a b", "ä"])
-def test_what_is_no_name(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     with pytest.raises(ServerSetupError, match="not a host name"):
         page_name(name)
 
 
-def test_the_server_measures_quantiles_unless_it_was_told_how() -> None:
+def test_quantiles_are_enabled() -> None:
     assert with_quantiles(flags()).arguments == ("--metrics-config=summary_latencies=true",)
     for given in ("--metrics-config=summary_latencies=false", "--allow-metrics=false"):
         assert with_quantiles(flags(given)) == flags(given)
 
 
-def test_what_the_process_is_told() -> None:
+def test_page_facts() -> None:
     public, inner = flags(host="0.0.0.0"), flags("--http-port=9999")
     facts = facts_of(page_address("models.example"), public, inner, FILES, [Path("/store")], names=["other.example"])
     assert facts.inner_url == "http://127.0.0.1:9999"
@@ -129,13 +128,13 @@ def test_what_the_process_is_told() -> None:
     assert not facts_of(page_address(""), public, flags("--allow-metrics=false"), None, []).metrics_url
 
 
-def test_a_server_without_http() -> None:
+def test_server_without_http() -> None:
     off = flags("--allow-http=false")
     with pytest.raises(ServerSetupError, match="HTTP port"):
         open_page(page_address(""), off, off, None, [])
 
 
-def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda _: None)
     with pytest.raises(EngineUnavailable, match="starlette and uvicorn") as raised:
         open_page(page_address(""), flags(), flags(), None, [])
@@ -145,14 +144,13 @@ def test_what_is_missing_is_named_with_its_extra(monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("host", "page"), [("127.0.0.1", "localhost:8000"), ("0.0.0.0", ":8000"), ("127.0.0.1", "0.0.0.0:8000")]
 )
-def test_the_servers_own_port_is_not_taken(host: str, page: str) -> None:
-    """Or Triton would find it in use, and be started again and again."""
+def test_server_port_is_refused(host: str, page: str) -> None:
     with pytest.raises(ServerSetupError, match=r"port 8000 is the server's own \(HTTP\)") as raised:
         open_page(page_address(page), flags(host=host), flags(), None, [])
     assert page_address(raised.value.hint.partition("--page-address=")[2]).port != 8000
 
 
-def test_a_port_in_use_is_told_with_another_one() -> None:
+def test_port_in_use_suggests_another() -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = page_address(f"127.0.0.1:{taken.getsockname()[1]}")
         with pytest.raises(ServerSetupError, match=r"\(page\): Address already in use") as raised:
@@ -164,7 +162,7 @@ def test_a_port_in_use_is_told_with_another_one() -> None:
     ("page", "tls", "told"),
     [("0.0.0.0:9", None, True), ("[::]:9", None, True), (":9", None, False), ("0.0.0.0:9", FILES, False)],
 )
-def test_who_opens_the_page_to_others_is_told_so(
+def test_open_page_warning(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: str, tls: TlsFiles | None, told: bool
 ) -> None:
     monkeypatch.setattr(launch, "ListeningChild", lambda *_: nullcontext())
@@ -177,25 +175,23 @@ def test_who_opens_the_page_to_others_is_told_so(
     assert not caplog.text, "an image's own host"
 
 
-# The process of the page: how it is configured, and that it serves.
-
 FACTS = PageFacts(inner_url="http://127.0.0.1:9", url="http://127.0.0.1:8000", metrics_url="", stores=["/store"])
 
 
-def test_it_never_uses_the_key_that_its_user_could_find(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_does_not_use_local_admin_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKILN_ADMIN_KEY", "found")
     for typed, sent in (("", "none"), ("typed", "typed")):
         client = shown_server(FACTS).connect(typed)
         assert client._connection.transport._endpoint.admin_key == sent  # type: ignore[attr-defined]
 
 
-def test_connections_are_limited_and_plain_without_certificates() -> None:
+def test_connection_limit_and_plain_http() -> None:
     config = configure(FACTS)
     assert config.limit_concurrency == 256
     assert not config.is_ssl
 
 
-def test_client_certificates_are_required_where_the_server_requires_them(tmp_path: Path) -> None:
+def test_client_certificates_are_required(tmp_path: Path) -> None:
     authority = trustme.CA()
     files = write(authority.issue_cert("127.0.0.1"), tmp_path, authority)
     config = configure(replace(FACTS, tls=files.words()))
@@ -205,7 +201,7 @@ def test_client_certificates_are_required_where_the_server_requires_them(tmp_pat
 
 
 @pytest.mark.slow
-def test_it_serves_and_ends_with_the_block() -> None:
+def test_page_serves_and_ends() -> None:
     http, page = free_ports(2)
     flags = TritonFlags.parse([f"--http-port={http}"], {"http-port": True}, "127.0.0.1")
     url = f"http://127.0.0.1:{page}/"

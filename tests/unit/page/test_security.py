@@ -1,4 +1,4 @@
-"""Who may ask the page, and what every response carries."""
+"""Accepted requests and security headers of the page."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ IMAGE = "/api/models/m/1/image"
     "host",
     ["127.0.0.1:8003", "localhost:8003", "LOCALHOST", "localhost.:8003", "[::1]:8003", "[::1]", "models.example"],
 )
-def test_it_is_called_by_its_address_or_a_name_that_it_knows(page: TestClient, host: str) -> None:
+def test_accepted_hosts(page: TestClient, host: str) -> None:
     assert page.get("/api/models", headers={"Host": host}).status_code == 200
 
 
@@ -41,7 +41,7 @@ def test_it_is_called_by_its_address_or_a_name_that_it_knows(page: TestClient, h
     ],
 )
 @pytest.mark.parametrize("path", ["/", "/api/models", "/nowhere"])
-def test_any_other_name_is_refused(page: TestClient, host: str, path: str) -> None:
+def test_foreign_host_is_refused(page: TestClient, host: str, path: str) -> None:
     response = page.get(path, headers={"Host": host})
     assert response.status_code == 421
     assert "not served as" in response.json()["error"]["message"]
@@ -58,7 +58,7 @@ def test_any_other_name_is_refused(page: TestClient, host: str, path: str) -> No
         ("null", 403),
     ],
 )
-def test_the_origin_is_the_page_itself(page: TestClient, origin: str, status: int) -> None:
+def test_foreign_origin_is_refused(page: TestClient, origin: str, status: int) -> None:
     assert (
         page.post("/api/models/m/load", headers={"Origin": origin, "x-graphkiln-admin-key": "k"}).status_code == status
     )
@@ -69,14 +69,14 @@ def test_the_origin_is_the_page_itself(page: TestClient, origin: str, status: in
     [("same-origin", "empty", 200), ("none", "document", 200), ("cross-site", "document", 200),
      ("cross-site", "empty", 403), ("same-site", "image", 403)],
 )  # fmt: skip
-def test_a_browser_says_which_page_asks(page: TestClient, site: str, destination: str, status: int) -> None:
+def test_sec_fetch_site_is_checked(page: TestClient, site: str, destination: str, status: int) -> None:
     headers = {"Sec-Fetch-Site": site, "Sec-Fetch-Dest": destination}
     assert page.get("/api/models", headers=headers).status_code == status
 
 
 @pytest.mark.parametrize("path", ["/", "/app.js", "/api/models", "/nowhere", IMAGE])
 @pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
-def test_every_response_has_the_headers_of_a_strict_page(page: TestClient, path: str, method: str) -> None:
+def test_security_headers(page: TestClient, path: str, method: str) -> None:
     headers = page.request(method, path).headers
     assert headers["Content-Security-Policy"] == POLICY
     assert headers["X-Content-Type-Options"] == "nosniff"
@@ -85,17 +85,17 @@ def test_every_response_has_the_headers_of_a_strict_page(page: TestClient, path:
     assert "Access-Control-Allow-Origin" not in headers
 
 
-def test_the_policy_allows_nothing_inline_and_nothing_from_elsewhere() -> None:
+def test_content_security_policy() -> None:
     assert "default-src 'none'" in POLICY
     assert not re.search(r"unsafe|https?:|\*|data:", POLICY)
 
 
-def test_a_request_that_says_that_it_is_too_large_is_not_read(page: TestClient) -> None:
+def test_large_content_length_is_refused(page: TestClient) -> None:
     response = page.post(IMAGE, content=b"x", headers={"Content-Length": str(security.BODY_LIMIT + 1)})
     assert response.status_code == 413
 
 
-def test_a_request_that_is_larger_than_it_says(page: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_body_larger_than_content_length(page: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(security, "BODY_LIMIT", 100)
     response = page.post(IMAGE, content=iter([b"x" * 60] * 2))
     assert response.status_code == 400
@@ -103,5 +103,5 @@ def test_a_request_that_is_larger_than_it_says(page: TestClient, monkeypatch: py
 
 
 @pytest.mark.parametrize("length", ["-1", "1e9", "9" * 30])
-def test_a_length_that_is_no_number(page: TestClient, length: str) -> None:
+def test_invalid_content_length(page: TestClient, length: str) -> None:
     assert page.post(IMAGE, content=b"x", headers={"Content-Length": length}).status_code == 413

@@ -1,4 +1,4 @@
-"""The server that the page shows: what is kept of it, and for how long."""
+"""The server behind the page: caches, stores, metrics and models."""
 
 from __future__ import annotations
 
@@ -8,14 +8,24 @@ import shutil
 from pathlib import Path
 
 import pytest
-from shown_server import Shown
+from shown_server import LABELS, METRICS, PIXELS, Shown, config
 
 from graphkiln.page import server as shown_module
-from graphkiln.page.server import Stores
-from graphkiln_backend.graph.errors import ManifestError, ModelNotReady
+from graphkiln.page.server import (
+    Stores,
+    describe_version,
+    list_models,
+    parse_metrics,
+    placements,
+    read_metrics,
+    traffic,
+)
+from graphkiln_backend.graph.decoding import encode
+from graphkiln_backend.graph.errors import ConnectionFailed, ManifestError, ModelNotReady
+from graphkiln_backend.graph.manifest import Manifest
 
 
-def test_a_model_is_read_once_until_it_is_forgotten(shown: Shown) -> None:
+def test_model_metadata_is_cached(shown: Shown) -> None:
     server = shown.server()
 
     async def ask() -> None:
@@ -31,8 +41,8 @@ def test_a_model_is_read_once_until_it_is_forgotten(shown: Shown) -> None:
     assert shown.transport.closed
 
 
-def test_what_was_read_of_a_version_is_read_again_after_a_while(shown: Shown) -> None:
-    """Whoever has it loaded again tells the page nothing."""
+def test_model_cache_expires(shown: Shown) -> None:
+    """The page is not notified when a version is reloaded."""
     server, seconds = shown.server(), iter([0.0, 5.0, 100.0, 100.0])
     server.now = lambda: next(seconds)
     first = server.model("a", "1")
@@ -50,13 +60,13 @@ def test_what_was_read_of_a_version_is_read_again_after_a_while(shown: Shown) ->
         (True, "[::1]", "http://[::1]:8000"),
     ],
 )
-def test_the_server_is_where_the_page_was_reached(shown: Shown, everywhere: bool, host: str, url: str) -> None:
+def test_url_for_host(shown: Shown, everywhere: bool, host: str, url: str) -> None:
     server = shown.server()
     server.everywhere = everywhere
     assert server.url_for(host) == url
 
 
-def test_names_that_somebody_makes_up_do_not_fill_the_memory(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_model_cache_is_bounded(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shown_module, "_MAX_CACHED_MODELS", 2)
     server = shown.server()
     first = server.model("a", "1")
@@ -67,7 +77,7 @@ def test_names_that_somebody_makes_up_do_not_fill_the_memory(shown: Shown, monke
     assert len(server._models) == 2
 
 
-def test_metrics_that_are_off(shown: Shown) -> None:
+def test_disabled_metrics(shown: Shown) -> None:
     server = shown.server()
     server.metrics_url = ""
     assert asyncio.run(server.placements()) == {}
@@ -75,10 +85,7 @@ def test_metrics_that_are_off(shown: Shown) -> None:
         asyncio.run(server.traffic())
 
 
-# What the page reads of a model store, and what a URL cannot have it read.
-
-
-def test_a_proof_has_the_figures_and_no_command(repository: Path) -> None:
+def test_proof_has_no_command(repository: Path) -> None:
     proof = Stores([repository / "docs", repository / "model_repository"]).proof("digits", "1")
     assert proof is not None
     assert proof["verification"][0]["relative_l2_limit"] == 1e-05
@@ -100,16 +107,14 @@ def test_a_proof_has_the_figures_and_no_command(repository: Path) -> None:
         ("", "1"),
     ],
 )
-def test_what_is_not_there(repository: Path, model: str, version: str) -> None:
+def test_missing_version(repository: Path, model: str, version: str) -> None:
     stores = Stores([repository / "model_repository"])
     assert stores.proof(model, version) is None
     assert stores.golden(model, version) is None
 
 
 @pytest.mark.parametrize(("model", "version"), [("..", "1"), ("../digits", "1"), ("inner", "../1"), ("inner/..", "1")])
-def test_a_url_leads_to_nothing_outside_of_the_store(
-    repository: Path, tmp_path: Path, model: str, version: str
-) -> None:
+def test_path_traversal_is_refused(repository: Path, tmp_path: Path, model: str, version: str) -> None:
     source = repository / "model_repository" / "digits"
     (tmp_path / "store" / "inner" / "1").mkdir(parents=True)
     for outside in (tmp_path / "1", tmp_path / "digits" / "1", tmp_path / "store" / "1"):
@@ -117,9 +122,75 @@ def test_a_url_leads_to_nothing_outside_of_the_store(
     assert Stores([tmp_path / "store"]).proof(model, version) is None
 
 
-def test_a_damaged_manifest(repository: Path, tmp_path: Path) -> None:
+def test_damaged_manifest(repository: Path, tmp_path: Path) -> None:
     shutil.copytree(repository / "model_repository" / "digits", tmp_path / "digits")
     path = tmp_path / "digits" / "1" / "manifest.json"
     path.write_text(path.read_text().replace("0.9933", "0.9999"))
     with pytest.raises(ManifestError, match="not as it was written"):
         Stores([tmp_path]).proof("digits", "1")
+
+
+TEXT = METRICS.read_text()
+
+
+def test_labels_are_unescaped() -> None:
+    assert {sample.labels.get("model") for sample in parse_metrics(TEXT)} == {"m", 'other "one"\\', None}
+
+
+def test_traffic_by_version() -> None:
+    row, other = traffic(parse_metrics(TEXT))
+    assert row == {
+        "model": "m", "version": "1", "answered": 40, "failed": 4, "samples": 80, "batches": 20, "request_us": 120000,
+        "queue_us": 40000, "waiting": 3, "p50_us": 900, "p99_us": 4000, "sizes": {"1": 7, "+Inf": 12},
+    }  # fmt: skip
+    assert other == {"model": 'other "one"\\', "version": "2", "answered": 2, "sizes": {}}, "NaN is no latency"
+
+
+def test_placements() -> None:
+    assert placements(parse_metrics(TEXT)) == {
+        ("m", "1"): {
+            "instances": 2, "engine": "onnxruntime", "device": "cpu", "precision": "fp32", "self_test_error": 3e-07,
+            "self_test_at_s": 100,
+        }
+    }  # fmt: skip
+
+
+def test_unreachable_metrics(tmp_path: Path) -> None:
+    with pytest.raises(ConnectionFailed, match="metrics cannot be read"):
+        read_metrics((tmp_path / "nothing").as_uri())
+
+
+def test_models_with_admin_key(shown: Shown) -> None:
+    first, _ = asyncio.run(list_models(shown.server(), "key"))
+    assert (first["name"], first["state"], first["reason"]) == ("b", "UNAVAILABLE", "it is damaged")
+
+
+def test_describe_version(shown: Shown) -> None:
+    found = asyncio.run(describe_version(shown.server(), "m", "1"))
+    assert found["kind"] == "classification"
+    assert found["labels"] == list(LABELS)
+    assert found["preprocess"] == encode(PIXELS)
+    assert found["inputs"][0]["shape"] == [-1, -1, -1, 3]
+    assert (found["engine"], found["self_test_error"]) == ("onnxruntime", 3e-07)
+    assert (found["proof"], found["proof_problem"]) == (None, "")
+
+
+def test_proof_from_manifest(shown: Shown, digits: Path) -> None:
+    folder = shown.folder / "m" / "1"
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text((digits / "1" / "manifest.json").read_text())
+    found = asyncio.run(describe_version(shown.server(), "m", "1"))
+    assert found["proof"]["digest"] == Manifest.read(folder / "manifest.json").digest
+    (folder / "manifest.json").write_text(json.dumps({"format_version": 2}))
+    assert "manifest.json" in asyncio.run(describe_version(shown.server(), "m", "1"))["proof_problem"]
+
+
+def test_description_is_not_cached(shown: Shown) -> None:
+    server = shown.server()
+
+    async def describe_twice() -> tuple[str, str]:
+        first = await describe_version(server, "m", "1")
+        shown.transport.responses["model_config"] = config(takes_images=False)
+        return first["kind"], (await describe_version(server, "m", "1"))["kind"]
+
+    assert asyncio.run(describe_twice()) == ("classification", "")

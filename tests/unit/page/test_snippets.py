@@ -1,4 +1,4 @@
-"""Programs to copy: they are valid, whatever the names are. That they work is shown by the browser's tests."""
+"""Example programs are valid for all names; the browser tests run them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def tensors(shown: Shown, *rows: tuple[str, str, list[int]]) -> None:
     }
 
 
-def test_an_image_is_classified(shown: Shown) -> None:
+def test_image_is_classified(shown: Shown) -> None:
     found = programs(shown)
     assert list(found) == ["Python", "tritonclient", "curl"]
     assert ".model('m', '1').classify(image)" in found["Python"]
@@ -48,7 +48,7 @@ def test_other_tasks(shown: Shown, task: Task, verb: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["X", "it's", '"; import os #', "a\nb", "$(reboot)", "\\"])
-def test_names_of_tensors_stay_names(shown: Shown, name: str) -> None:
+def test_hostile_tensor_names(shown: Shown, name: str) -> None:
     tensors(shown, (name, "INT64", [-1, 3]))
     found = programs(shown)
     for language in ("Python", "tritonclient"):
@@ -62,7 +62,7 @@ def test_names_of_tensors_stay_names(shown: Shown, name: str) -> None:
     ast.parse(words[2])
 
 
-def test_curl_sends_what_the_signature_says(shown: Shown) -> None:
+def test_curl_request(shown: Shown) -> None:
     tensors(shown, ("X", "FP32", [-1, 2]), ("T", "BYTES", [1]), ("B", "BOOL", [2]))
     sent = sent_by(programs(shown, shapes={"X": [1, 2]})["curl"])
     assert json.loads(sent)["inputs"] == [
@@ -73,13 +73,13 @@ def test_curl_sends_what_the_signature_says(shown: Shown) -> None:
 
 
 def sent_by(program: str) -> bytes:
-    """What the first command of a pipe of shell commands writes."""
+    """Run the first command of a shell pipe."""
     words = shlex.split(program.partition(" |\n")[0])
     return subprocess.run([sys.executable, *words[1:]], capture_output=True, check=True).stdout
 
 
 @pytest.mark.parametrize("half", ["FP16", "BF16"])
-def test_curl_sends_half_precision_as_bytes_behind_the_json(shown: Shown, half: str) -> None:
+def test_curl_sends_half_precision_as_binary(shown: Shown, half: str) -> None:
     tensors(shown, ("X", half, [-1, 3]), ("T", "BYTES", [2]), ("B", "BOOL", [1]))
     found = programs(shown)
     assert ("ml_dtypes" in found["tritonclient"]) == (half == "BF16")
@@ -95,13 +95,13 @@ def test_curl_sends_half_precision_as_bytes_behind_the_json(shown: Shown, half: 
     assert [row["datatype"] for row in document["inputs"]] == [half, "BYTES", "BOOL"]
 
 
-def test_an_output_in_half_precision_cannot_come_as_json_either(shown: Shown) -> None:
+def test_half_precision_output_is_binary(shown: Shown) -> None:
     tensors(shown, ("X", "FP32", [1]))
     shown.transport.responses["model_metadata"]["outputs"] = [{"name": "Y", "datatype": "FP16", "shape": [1]}]
     assert "binary_data_output" in programs(shown)["curl"]
 
 
-def test_what_a_binary_response_says_is_printed_and_an_error_fails(shown: Shown) -> None:
+def test_curl_prints_binary_response(shown: Shown) -> None:
     tensors(shown, ("X", "FP16", [1]))
     told = shlex.split(programs(shown)["curl"].rpartition(" |\n")[2])
     for response, code, printed in ((b'{"outputs": []}\xff\0', 0, b"{'outputs': []}"), (b'{"error": "no"}', 1, b"no")):
@@ -117,7 +117,7 @@ def sequences(shown: Shown, datatype: str) -> None:
 
 
 @pytest.mark.parametrize(("datatype", "kind"), [("TYPE_UINT64", int), ("TYPE_STRING", str)])
-def test_a_model_of_sequences_gets_one_of_a_single_request(shown: Shown, datatype: str, kind: type) -> None:
+def test_sequence_model_programs(shown: Shown, datatype: str, kind: type) -> None:
     sequences(shown, datatype)
     found = programs(shown)
     assert list(found) == ["tritonclient", "curl"], "our client has no sequences"
@@ -129,18 +129,18 @@ def test_a_model_of_sequences_gets_one_of_a_single_request(shown: Shown, datatyp
     assert programs(shown)["curl"] != found["curl"], "another id: the sequences of others go on"
 
 
-def test_a_decoupled_model_has_no_program(shown: Shown) -> None:
+def test_decoupled_model_has_no_program(shown: Shown) -> None:
     shown.transport.responses["model_config"] = {"max_batch_size": 0, "model_transaction_policy": {"decoupled": True}}
     assert programs(shown) == {}
 
 
-def test_a_name_that_tritonclient_escapes_has_no_program_of_it(shown: Shown) -> None:
-    """Triton takes a path as it comes: what is escaped is another name."""
+def test_no_tritonclient_program_for_escaped_name(shown: Shown) -> None:
+    """Triton does not unescape paths."""
     served = replace(asyncio.run(shown.server().served("m", "1")), model="a%20=b")
     found = snippets(URL, served, {})
     assert list(found) == ["Python", "curl"]
     assert "/v2/models/a%20=b/versions/1/infer" in found["curl"]
 
 
-def test_a_server_with_tls(shown: Shown) -> None:
+def test_server_with_tls(shown: Shown) -> None:
     assert "ssl=True" in programs(shown, url="https://127.0.0.1:8000")["tritonclient"]

@@ -1,4 +1,4 @@
-"""Tensors of a form: what is offered, what is refused, and what is told of the outputs."""
+"""Tensor requests of the page."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ GOLDEN = GoldenSamples(
 
 @pytest.fixture
 def stored(shown: Shown, digits: Path) -> Shown:
-    """A version of two numbers with golden samples, whose outputs are its inputs."""
+    """An identity model of two numbers with golden samples."""
     folder = shown.folder / "m" / "1"
     folder.mkdir(parents=True)
     (folder / "manifest.json").write_text((digits / "1" / "manifest.json").read_text())
@@ -55,19 +55,19 @@ def ask(shown: Shown, document: Any) -> dict[str, Any]:
 
 
 def answering(shown: Shown, outputs: list[list[float]], row: dict[str, Any]) -> dict[str, Any]:
-    """What is told of an output that is not the golden one."""
+    """Return the description of an output that differs from the golden one."""
     shown.answer_in_turn(3, 3, 4)
     shown.transport.responses["infer"] = InferResponse(model="m", version="1", outputs={"Y": np.float32(outputs)})
     told: dict[str, Any] = ask(shown, {"X": row})["outputs"]["Y"]
     return told
 
 
-def test_the_first_golden_sample_is_offered(stored: Shown) -> None:
+def test_golden_sample(stored: Shown) -> None:
     sample = asyncio.run(golden_sample(stored.server(), "m", "1"))
     assert sample == {"X": {"datatype": "FP32", "shape": [1, 2], "data": [3, 4]}}
 
 
-def test_a_large_tensor_is_not_offered_for_editing(stored: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_tensor_is_not_offered_for_editing(stored: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "EDITED", 1)
     sample = asyncio.run(golden_sample(stored.server(), "m", "1"))
     assert sample["X"]["data"] is None
@@ -75,7 +75,7 @@ def test_a_large_tensor_is_not_offered_for_editing(stored: Shown, monkeypatch: p
 
 
 @pytest.mark.parametrize("odd", [np.array([[math.nan, 1]], np.float32), np.array([[math.inf, 1]], np.float16)], ids=str)
-def test_what_nobody_can_type_is_sent_as_it_is(stored: Shown, odd: Any) -> None:
+def test_non_finite_golden_tensor_is_sent(stored: Shown, odd: Any) -> None:
     outputs = {"Y": np.zeros((1, 2), np.float32)}
     golden = GoldenSamples(inputs={"X": odd}, source_outputs=outputs, graph_outputs=outputs)
     golden.write(stored.folder / "m" / "1" / "golden.npz")
@@ -86,7 +86,7 @@ def test_what_nobody_can_type_is_sent_as_it_is(stored: Shown, odd: Any) -> None:
     assert repr(sent.inputs["X"]) == repr(odd)
 
 
-def test_outputs_with_their_figures(stored: Shown) -> None:
+def test_output_statistics(stored: Shown) -> None:
     answer = ask(stored, {"X": PIXEL})
     assert answer["outputs"] == {
         "Y": {"datatype": "FP32", "shape": [1, 2], "data": [1.5, -2], "least": -2, "most": 1.5, "mean": -0.25}
@@ -95,7 +95,7 @@ def test_outputs_with_their_figures(stored: Shown) -> None:
 
 
 @pytest.mark.parametrize("row", [{"golden": True}, {"datatype": "FP32", "shape": [1, 2], "data": [3, 4]}])
-def test_golden_inputs_are_held_to_the_golden_outputs(stored: Shown, row: dict[str, Any]) -> None:
+def test_golden_inputs_are_compared(stored: Shown, row: dict[str, Any]) -> None:
     right = ask(stored, {"X": row})["outputs"]["Y"]
     assert (right["golden_error"], right["golden_limit"], right["golden_agrees"]) == (0, 1e-4, True)
     wrong = answering(stored, [[3, 9]], row)
@@ -103,13 +103,13 @@ def test_golden_inputs_are_held_to_the_golden_outputs(stored: Shown, row: dict[s
 
 
 @pytest.mark.parametrize("wrong", [[[3, math.nan]], [[math.inf, 4]]], ids=str)
-def test_what_is_not_finite_does_not_agree(stored: Shown, wrong: list[list[float]]) -> None:
+def test_non_finite_output_does_not_agree(stored: Shown, wrong: list[list[float]]) -> None:
     row = answering(stored, wrong, {"golden": True})
     assert not math.isfinite(row["golden_error"])
     assert row["golden_agrees"] is False
 
 
-def test_in_a_precision_that_nobody_tells_there_is_an_error_and_no_verdict(stored: Shown) -> None:
+def test_unknown_precision_has_no_verdict(stored: Shown) -> None:
     server = stored.server()
     server.metrics_url = ""
     row = asyncio.run(answer_tensors(server, "m", "1", {"X": {"golden": True}}))["outputs"]["Y"]
@@ -117,18 +117,18 @@ def test_in_a_precision_that_nobody_tells_there_is_an_error_and_no_verdict(store
 
 
 @pytest.mark.parametrize("shape", [[1 << 40], [1 << 30, 1 << 30], [10**30], [1] * 40])
-def test_zeros_do_not_fill_the_memory(stored: Shown, shape: list[int]) -> None:
+def test_huge_zero_tensor_is_refused(stored: Shown, shape: list[int]) -> None:
     with pytest.raises(InvalidInput, match="input 'X'"):
         ask(stored, {"X": {"datatype": "FP32", "shape": shape}})
 
 
-def test_integers_that_browsers_do_not_have_travel_as_text(stored: Shown) -> None:
+def test_large_integers_become_text(stored: Shown) -> None:
     large = 2**62 + 1
     stored.transport.responses["infer"] = InferResponse(model="m", version="1", outputs={"Y": np.array([[large, 3]])})
     assert ask(stored, {"X": PIXEL})["outputs"]["Y"]["data"] == [str(large), 3]
 
 
-def test_of_a_large_output_the_first_elements(stored: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_large_output_is_truncated(stored: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensors, "_SHOWN", 1)
     row = ask(stored, {"X": PIXEL})["outputs"]["Y"]
     assert (row["data"], row["shape"], row["least"]) == ([1.5], [1, 2], -2)
@@ -161,7 +161,7 @@ def test_text(stored: Shown) -> None:
         ({"Z": {"golden": True}}, "no golden sample of 'Z'"),
     ],
 )
-def test_what_is_refused(stored: Shown, document: Any, message: str) -> None:
+def test_invalid_tensor_documents(stored: Shown, document: Any, message: str) -> None:
     with pytest.raises(InvalidInput, match=message):
         ask(stored, document)
     assert not stored.transport.sent("infer")

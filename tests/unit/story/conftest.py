@@ -1,4 +1,4 @@
-"""Digits, and how they become the input of the example model."""
+"""Fixtures of digits and of their preprocess spec."""
 
 from __future__ import annotations
 

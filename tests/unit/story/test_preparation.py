@@ -1,7 +1,8 @@
-"""The graphs of a story: converted once, with two instances, and not where a fusion changed nothing."""
+"""Preparation of a story's images and graphs."""
 
 from __future__ import annotations
 
+import hashlib
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import pytest
 from stories import ON_CPU, story_request
 
 from graphkiln.story import preparation as module
+from graphkiln.story.digits import Digits, digit_image, split_digits
 from graphkiln.story.preparation import PreparedModel, prepare_model
 from graphkiln.story.variants import GraphSpec
 from graphkiln_backend.graph.errors import ConversionError, MeasurementError
@@ -31,7 +33,7 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedModel:
 
 @pytest.fixture
 def conversions(monkeypatch: pytest.MonkeyPatch, digits: Path) -> dict[str, Any]:
-    """Recipes that were converted; every version has a pass that found nothing to do, and one that did."""
+    """Record converted recipes; each version has an ineffective and an effective pass."""
     manifest = Manifest.read(digits / "1" / "manifest.json")
     found: dict[str, Any] = {}
 
@@ -64,14 +66,12 @@ class TestSavedGraph:
         assert conversions == {}
 
     @pytest.mark.usefixtures("conversions")
-    def test_a_fusion_that_found_nothing_is_no_variant(self, model: PreparedModel) -> None:
+    def test_ineffective_fusion_is_refused(self, model: PreparedModel) -> None:
         for _ in range(2):  # also of a story that goes on
             with pytest.raises(MeasurementError, match="changes nothing"):
                 model.saved_graph(FUSED, ON_CPU)
 
-    def test_a_conversion_that_fails_is_tried_again(
-        self, model: PreparedModel, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_failed_conversion_is_retried(self, model: PreparedModel, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
 
         def fail(*_: object, **__: object) -> None:
@@ -85,13 +85,13 @@ class TestSavedGraph:
         assert len(calls) == 2
 
     @pytest.mark.usefixtures("conversions")
-    def test_a_fusion_that_changed_the_graph(self, model: PreparedModel) -> None:
+    def test_fusion_changes_graph(self, model: PreparedModel) -> None:
         model.saved_graph(BASE, ON_CPU)
         assert model.saved_graph(FUSED, ON_CPU).is_relative_to(story_request().folder)
 
 
 class FakeSource:
-    """A source model whose outputs a test chooses."""
+    """A source model with configurable outputs."""
 
     def __init__(self, shape: tuple[int, ...]) -> None:
         self.inputs = (SimpleNamespace(name="image"),)
@@ -113,7 +113,7 @@ class TestPrepare:
         monkeypatch.setattr(module, "synthetic_samples", lambda inputs, *_, **__: {inputs[0].name: "sample"})
         return prepare_model(story_request())
 
-    def test_a_classifier(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_classifier(self, monkeypatch: pytest.MonkeyPatch) -> None:
         source = FakeSource((1, 37))
         model = self.prepare(source, monkeypatch)
         assert (model.classes, model.derivative) == (37, "logits:image")
@@ -121,8 +121,25 @@ class TestPrepare:
         assert source.closed
 
     @pytest.mark.parametrize("shape", [(1,), (1, 10, 4, 4)])
-    def test_what_is_no_classifier(self, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
+    def test_model_without_class_scores(self, monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...]) -> None:
         source = FakeSource(shape)
         with pytest.raises(MeasurementError, match=r"needs a classifier"):
             self.prepare(source, monkeypatch)
         assert source.closed
+
+
+@pytest.fixture(scope="module")
+def split() -> tuple[Digits, Digits]:
+    return split_digits()
+
+
+def test_split_is_stable(split: tuple[Digits, Digits]) -> None:
+    """Weights must not be evaluated on their training images."""
+    digest = hashlib.sha256(np.concatenate([part.targets for part in split]).tobytes()).hexdigest()[:16]
+    assert digest == "15a1a392c214df31"
+
+
+def test_image_has_the_full_range_of_grays() -> None:
+    image = digit_image(np.array([[0.0, 16.0], [8.0, 16.0]]), 2)
+    assert np.asarray(image).tolist() == [[0, 255], [128, 255]]
+    assert digit_image(np.zeros((8, 8)), 64).size == (64, 64)

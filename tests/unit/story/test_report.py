@@ -1,4 +1,4 @@
-"""The tables on the screen, and the page."""
+"""Tables and HTML report of a story."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_accuracy_of_a_step(capsys: pytest.CaptureFixture[str]) -> None:
     assert row(text, "195/200")[2:] == ["1.3e-03", "1e-02", "195/200", "[91-100%]", "93.5%", "PASS"]
 
 
-def test_a_step_that_fails_says_why_and_has_no_factors(capsys: pytest.CaptureFixture[str]) -> None:
+def test_failed_step_has_reason_and_no_factors(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, eager=make_observation(1.0), static=make_observation(9.0, passed=False))
     assert row(text, "1 static")[2:5] == ["9.0", "fails", "-"]
     assert "FAIL" in text
@@ -77,12 +77,12 @@ def test_switches_are_indented_and_not_part_of_the_total(capsys: pytest.CaptureF
     assert "all together: 2.0x (the source reports 25x and more)" in text
 
 
-def test_what_was_refused_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+def test_refused_step_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(capsys, eager=make_observation(1.0), int8=Observation(refused="no [bold]kernels[/]"))
     assert "int8: not done: no [bold]kernels[/]" in text
 
 
-def test_what_is_undecided_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_undecided_reason_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     judged = Observation(judgment=make_judgment(undecided="random weights"), rounds=make_observation(1.0).rounds)
     text = shown(capsys, eager=judged, static=judged)
     assert row(text, "0 eager")[0] == "0"
@@ -101,7 +101,7 @@ class TestPage:
         int8=make_observation(9.0),
     )
 
-    def test_bars_begin_where_the_one_before_ended(self) -> None:
+    def test_bars_are_a_waterfall(self) -> None:
         bars = factor_chart(self.whole["steps"])["rows"]
         for before, after in itertools.pairwise(bars):
             assert after["x"] == pytest.approx(
@@ -110,7 +110,7 @@ class TestPage:
         assert bars[1]["source"] == pytest.approx(bars[1]["x"] + bars[1]["width"])  # it has the source's own factor
 
     @given(st.lists(st.floats(1e-2, 1e6), min_size=4, max_size=4))
-    def test_everything_is_inside_the_image(self, rates: list[float]) -> None:
+    def test_charts_stay_inside_image(self, rates: list[float]) -> None:
         steps = story_document(
             **{variant.key: make_observation(rate) for variant, rate in zip(CHAIN, rates, strict=True)}
         )["steps"]
@@ -121,12 +121,12 @@ class TestPage:
         for row in times["rows"]:
             assert times["left"] <= row["low"] <= row["high"] <= times["width"]
 
-    def test_needs_nothing_from_outside_and_escapes_names(self) -> None:
+    def test_report_is_self_contained_and_escaped(self) -> None:
         facts = {**self.whole["facts"], "model": "<script>alert(1)</script>"}
         text = render_page({**self.whole, "facts": facts})
         assert not re.search(r"(?:src|href|url)\s*[=(]|@import|https?://|<script>", text)
 
-    def test_half_a_story_has_a_page_and_tables(self, capsys: pytest.CaptureFixture[str]) -> None:
+    def test_partial_story_report(self, capsys: pytest.CaptureFixture[str]) -> None:
         half = story_document(
             eager=make_observation(1.0),
             static=Observation(judgment=make_judgment(passed=False)),

@@ -1,4 +1,4 @@
-"""Records on disk, and the table's rows: factors are medians of rounds."""
+"""Records, factors and judgments."""
 
 from __future__ import annotations
 
@@ -33,19 +33,18 @@ def steps(**seen: Observation) -> list[Any]:
 
 
 class TestFactors:
-    def test_are_medians_of_rounds_not_of_rates(self) -> None:
-        """The machine is ten times slower in the second round: the factor does not see it."""
+    def test_factors_are_medians_of_rounds(self) -> None:
+        """The machine is ten times slower in the second round."""
         _, static, *_ = steps(eager=make_observation(1, 0.1, 1), static=make_observation(2, 0.2, 2))
         assert static.own == static.cumulative == pytest.approx(2)
 
-    def test_only_rounds_count_that_the_baseline_has(self) -> None:
-        """After Ctrl-C one variant may have a round more than the other."""
+    def test_only_common_rounds_count(self) -> None:
         assert steps(eager=make_observation(1, 2), static=make_observation(2, 6, 100))[1].own == pytest.approx(2.5)
         late = Round(number=4, per_second=9, latencies_ms=(1,), cores=1, memory_mb=1)
         row = steps(eager=make_observation(1), static=Observation(judgment=make_judgment(), rounds=(late,)))[1]
         assert (row.per_second, row.own, row.cumulative) == (9, None, None)
 
-    def test_steps_that_do_not_count_are_passed_over(self) -> None:
+    def test_failed_steps_are_skipped_as_baselines(self) -> None:
         failed = make_observation(5, passed=False)
         _, static, reduced, _ = steps(eager=make_observation(1), static=failed, reduced=make_observation(10))
         assert (static.counts, static.own, static.cumulative) == (False, None, None)
@@ -54,11 +53,11 @@ class TestFactors:
         switch = steps(eager=make_observation(1), static=failed, reduced=refused, int8=make_observation(8))[3]
         assert (switch.beside, switch.own) == ("eager", 8)
 
-    def test_a_switch_is_no_part_of_the_chain(self) -> None:
+    def test_switch_has_no_cumulative_factor(self) -> None:
         switch = steps(eager=make_observation(1), reduced=make_observation(4), int8=make_observation(12))[3]
         assert (switch.own, switch.cumulative) == (3, None)
 
-    def test_figures_are_medians(self) -> None:
+    def test_values_are_medians(self) -> None:
         rounds = tuple(
             Round(number=n, per_second=rate, latencies_ms=(ms,), cores=cores, memory_mb=mb)
             for n, (rate, ms, cores, mb) in enumerate([(1, 10, 1, 100), (9, 20, 3, 300), (4, 30, 2, 200)])
@@ -70,7 +69,7 @@ class TestFactors:
 
 
 class TestRecord:
-    def test_is_read_as_it_was_written(self, tmp_path: Path) -> None:
+    def test_record_round_trip(self, tmp_path: Path) -> None:
         record = Record(
             facts={"model": "m"},
             precision=Precision.INT8,
@@ -81,13 +80,13 @@ class TestRecord:
         assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
     @pytest.mark.parametrize("content", ["", "{", '{"facts": {}, "seen": {"eager": {"rounds": 5}}}', '{"other": 1}'])
-    def test_one_that_is_spoiled_says_how_to_go_on(self, tmp_path: Path, content: str) -> None:
+    def test_damaged_record(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "record.json").write_text(content)
         with pytest.raises(MeasurementError, match=r"cannot resume"):
             Record.read(tmp_path / "record.json")
 
-    def test_its_keys_are_those_of_older_stories(self, tmp_path: Path) -> None:
-        """`--resume` goes on with a record that an older graphkiln wrote."""
+    def test_old_record_is_readable(self, tmp_path: Path) -> None:
+        """`--resume` reads a record of an older release."""
         older = {
             "facts": {"model": "m"},
             "derivative": "output:image",
@@ -113,7 +112,7 @@ class TestRecord:
         record.write(tmp_path / "again.json")
         assert json.loads((tmp_path / "again.json").read_text()) == older
 
-    def test_a_write_that_fails_leaves_the_old_one(self, tmp_path: Path) -> None:
+    def test_failed_write_keeps_old_record(self, tmp_path: Path) -> None:
         Record(facts={"model": "m"}).write(tmp_path / "record.json")
         with pytest.raises(TypeError):
             Record(facts={"model": object()}).write(tmp_path / "record.json")
@@ -131,27 +130,27 @@ class TestJudgment:
         usual = {"limits": OTHER_ENGINE, "noise": 0, "targets": None}
         return judge(Predictions(scores=self.reference), found, **{**usual, **facts})
 
-    def test_the_same_answers(self) -> None:
+    def test_equal_predictions(self) -> None:
         found = self.judged(Predictions(scores=self.reference * (1 + 1e-6)), targets=self.targets)
         assert found.passed
         assert (found.same, found.samples, found.right) == (50, 50, 1.0)
         assert found.error == pytest.approx(1e-6, rel=1e-2)
 
     def flipped(self, count: int) -> Predictions:
-        """So many images decided otherwise, by a hair."""
+        """Predictions with a slightly different best class for `count` images."""
         scores = self.reference.copy()
         for row in range(count):
             best = scores[row].argmax()
             scores[row, (best + 1) % 10] = scores[row, best] + 0.01
         return Predictions(scores=scores)
 
-    def test_other_decisions(self) -> None:
+    def test_changed_predictions(self) -> None:
         found = self.judged(self.flipped(3), limits=BF16, noise=1e-6)
         assert not found.passed
         assert "top-1 agreement 47/50" in found.verdict
 
-    def test_int8_may_decide_otherwise_where_as_many_are_right(self) -> None:
-        """Two wrong answers instead of two right ones elsewhere: the metric did not drop."""
+    def test_int8_judged_by_accuracy(self) -> None:
+        """The accuracy does not drop."""
         wrong = self.targets.copy()
         wrong[:2] = (self.targets[:2] + 1) % 10
         limits, found = INT8, self.flipped(2)
@@ -159,7 +158,7 @@ class TestJudgment:
         assert self.judged(found, limits=limits, noise=1e-6, targets=wrong).passed
         assert not self.judged(found, limits=limits, noise=1e-6, targets=self.targets).passed
 
-    def test_the_best_few_are_compared_with_the_same_classes(self) -> None:
+    def test_top_k_predictions(self) -> None:
         order = np.argsort(-self.reference, axis=1)[:, :5]
         scores = np.take_along_axis(self.reference, order, axis=1)
         assert self.judged(Predictions(scores=scores, indices=order)).passed
@@ -170,13 +169,13 @@ class TestJudgment:
         swapped[:, [3, 4]] = swapped[:, [4, 3]]
         assert self.judged(Predictions(scores=swapped, indices=near)).passed
 
-    def test_undecided_answers_are_not_judged(self) -> None:
+    def test_undecided_predictions(self) -> None:
         flat = np.full((20, 10), 1.0) + np.random.default_rng(0).normal(0, 1e-3, (20, 10))
         found = judge(Predictions(scores=flat), Predictions(scores=flat * 1.001), INT8, noise=1e-6, targets=None)
         assert found.passed
         assert "give samples and weights that decide" in found.undecided
 
-    def test_gradients_have_a_row_of_their_own(self) -> None:
+    def test_gradient_limits(self) -> None:
         gradients = np.random.default_rng(1).normal(size=(50, 3, 4, 4))
         reference = Predictions(scores=self.reference, gradients=gradients)
         for factor, passed in ((1 + 4e-4, True), (1 + 6e-4, False)):

@@ -1,13 +1,12 @@
-"""A story from its beginning to its end, with variants that compute nothing."""
+"""A complete story with fake variants."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,20 +14,17 @@ from PIL import Image
 from stories import ON_CPU, story_request
 
 from graphkiln.story import runner as module
+from graphkiln.story.digits import split_digits
 from graphkiln.story.preparation import ImageSet, choose_images
 from graphkiln.story.results import Record, Round
 from graphkiln.story.runner import (
     Progress,
-    RunningVariant,
     StoryRunner,
-    start_variant,
 )
-from graphkiln.story.server import LocalServer
-from graphkiln.story.variants import GraphSpec, Platform, Variant, final_variants, initial_variants
-from graphkiln.story.workloads import Predictions, Throughput, Workload, served_workload
+from graphkiln.story.variants import Platform, Variant
+from graphkiln.story.workloads import Predictions
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.preprocess import Preprocess
 
 IMAGES = 20
 CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
@@ -39,7 +35,7 @@ GRADIENTS = np.arange(1.0, 9.0)
 
 @dataclass
 class FakeWorker:
-    """The worker of one variant: the scores of the reference, a little off."""
+    """A worker with slightly perturbed reference scores."""
 
     stage: Stage
     key: str
@@ -58,8 +54,6 @@ class FakeWorker:
 
 @dataclass
 class FakeRunning:
-    """A variant that runs."""
-
     variant: Variant
     worker: FakeWorker
 
@@ -109,7 +103,7 @@ class Stage:
             self.events.append(f"stop {variant.key}")
 
     def of(self, verb: str) -> list[str]:
-        """Keys of the variants that it happened to."""
+        """Return the keys of the variants with an event."""
         return [event.split()[1] for event in self.events if event.startswith(verb)]
 
     def measured(self) -> list[str]:
@@ -121,7 +115,7 @@ NewRunner = Callable[..., StoryRunner]
 
 @pytest.fixture
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
-    """A platform on which variants compute nothing."""
+    """Replace the platform's variants by fakes."""
     stage = Stage()
     model = type("Model", (), {"classes": 10, "derivative": "output:image"})
     images = ImageSet(
@@ -164,7 +158,7 @@ class TestWholeStory:
         assert found["static"]["judgment"]["gradient_error"] == pytest.approx(1e-7, rel=0.01)
         assert stage.seconds == pytest.approx(10 * len(stage.of("start")))
 
-    def test_rounds_begin_with_another_variant_each(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_rounds_rotate_variants(self, stage: Stage, new_runner: NewRunner) -> None:
         new_runner().run(1.0, ["static"])
         assert stage.measured() == [
             f"{key} {number}"
@@ -180,7 +174,7 @@ class TestWholeStory:
             for key in keys
         ]
 
-    def test_what_is_coarser_is_judged_by_the_noise_of_fp32(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_lower_precision_is_judged_by_fp32_noise(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.errors = {"reduced": 1e-6, "mixed": 1e-3}
         runner = new_runner()
         runner.run(1.0, ["mixed"])
@@ -199,7 +193,7 @@ class TestPrecision:
             ({"int8", "mixed"}, {}, Precision.FP32),
         ],
     )
-    def test_of_the_final_variants_is_the_lowest_that_was_proven(
+    def test_lowest_proven_precision(
         self,
         stage: Stage,
         new_runner: NewRunner,
@@ -214,17 +208,13 @@ class TestPrecision:
         assert runner.document()["precision"] == precision
         assert steps(runner)["compiled"]["title"] == f"compiled ({precision})"
 
-    def test_is_decided_by_switches_although_only_the_result_is_requested(
-        self, stage: Stage, new_runner: NewRunner
-    ) -> None:
+    def test_precision_switches_always_run(self, stage: Stage, new_runner: NewRunner) -> None:
         new_runner().run(1.0, ["served"])
         assert stage.of("start") == ["eager", "reduced", "mixed", "int8", "served"]
 
 
 class TestRefusals:
-    def test_a_variant_that_cannot_be_started_does_not_stop_the_others(
-        self, stage: Stage, new_runner: NewRunner
-    ) -> None:
+    def test_variant_that_cannot_start_is_skipped(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.refused = {"pad": ConversionError("no padding here"), "parallel": MeasurementError("no server")}
         runner = new_runner()
         runner.run(1.0)
@@ -234,19 +224,19 @@ class TestRefusals:
         assert found["compiled"]["beside"] == "reduced"
         assert runner.proven  # what was not done proves nothing, and disproves nothing
 
-    def test_a_variant_that_fails_its_proof_is_stopped_at_once(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_variant_with_failed_proof_is_stopped(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.failing = {"static": MeasurementError("it ended")}
         new_runner().run(1.0, ["static"])
         assert stage.events.index("stop static") < stage.events.index("start reduced")
         assert "static" not in {event.split()[0] for event in stage.measured()}
 
-    def test_without_pytorch_there_is_no_story(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_eager_variant_is_required(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.refused = {"eager": ConversionError("no such weights")}
         with pytest.raises(ConversionError, match="no such weights"):
             new_runner().run(1.0)
         assert stage.events == []
 
-    def test_wrong_predictions_are_measured_and_do_not_count(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_wrong_predictions_do_not_count(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.wrong = {"parallel"}
         runner = new_runner()
         runner.run(1.0, ["parallel"])
@@ -261,7 +251,7 @@ class TestRefusals:
         runner.run(1.0, ["static"])
         assert not steps(runner)["static"]["judgment"]["passed"]
 
-    def test_an_unknown_step_is_named_before_any_work(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_unknown_step(self, stage: Stage, new_runner: NewRunner) -> None:
         with pytest.raises(InvalidInput, match=r"unknown step 'servd'"):
             new_runner().run(1.0, ["static", "servd"])
         assert stage.reports == []
@@ -269,7 +259,7 @@ class TestRefusals:
 
 class TestResume:
     @pytest.mark.usefixtures("stage")
-    def test_a_story_begins_anew_by_default(self, new_runner: NewRunner) -> None:
+    def test_story_starts_again_by_default(self, new_runner: NewRunner) -> None:
         new_runner().run(1.0, ["reduced"])
         leftover = story_request().folder / "models"
         leftover.mkdir()
@@ -277,7 +267,7 @@ class TestResume:
         assert runner.record.seen == {}
         assert not leftover.exists()
 
-    def test_after_ctrl_c_the_rest_is_measured(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_resume_after_ctrl_c(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.interrupt_after = 3
         runner = new_runner()
         with pytest.raises(KeyboardInterrupt):
@@ -296,7 +286,7 @@ class TestResume:
         assert not set(first) & set(stage.measured())
         assert {key: len(o.rounds) for key, o in again.record.seen.items()} == {"eager": 5, "reduced": 5}
 
-    def test_the_precision_stays_what_it_was(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_resume_keeps_precision(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.wrong = {"int8"}
         new_runner().run(1.0, ["compiled"])
         runner = new_runner(resume=True)
@@ -308,7 +298,7 @@ class TestResume:
         with pytest.raises(MeasurementError, match="cannot resume"):
             new_runner(resume=True)
 
-    def test_what_was_refused_is_not_tried_again(self, stage: Stage, new_runner: NewRunner) -> None:
+    def test_refused_variant_is_not_retried(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.refused = {"pad": ConversionError("no padding here")}
         new_runner().run(1.0, ["pad"])
         stage.refused = {}
@@ -317,109 +307,10 @@ class TestResume:
         assert "pad" not in stage.of("start")
 
 
-# What is started for each kind of variant, and how a round is measured.
-
-VARIANTS = {variant.key: variant for variant in (*initial_variants(ON_CPU), *final_variants(Precision.BF16))}
+# Images of a story.
 
 
-@dataclass
-class FakeModel:
-    """A prepared model whose graphs are names."""
-
-    request: Any = field(default_factory=story_request)
-    preprocess: Preprocess = field(default_factory=Preprocess)
-    derivative: str = "output:image"
-
-    def training_graph(self) -> Path:
-        return Path("training.onnx")
-
-    def saved_graph(self, spec: GraphSpec, _: Platform) -> Path:
-        return Path("models") / spec.name / spec.name / "1" / "model.onnx"
-
-
-@dataclass
-class Started:
-    """Workers and servers that were started, and what ended."""
-
-    workloads: list[tuple[Workload, str]] = field(default_factory=list)
-    servers: list[tuple[Path, tuple[str, ...], Path | None]] = field(default_factory=list)
-    events: list[str] = field(default_factory=list)
-
-
-@pytest.fixture
-def started(monkeypatch: pytest.MonkeyPatch) -> Started:
-    found = Started()
-
-    class Worker:
-        pid = 11
-
-        def __init__(self, workload: Workload, title: str) -> None:
-            found.workloads.append((workload, title))
-
-        def __enter__(self) -> Self:
-            return self
-
-        def __exit__(self, *_: object) -> None:
-            found.events.append("worker")
-
-        def measure(self, jpegs: Sequence[bytes], seconds: float) -> Throughput:
-            return Throughput(
-                per_second=len(jpegs) / seconds, latencies_ms=(1.23456, 2.0), seconds=seconds, images=len(jpegs)
-            )
-
-    @contextmanager
-    def start_server(store: Path, *, flags: tuple[str, ...], log: Path | None) -> Iterator[LocalServer]:
-        found.servers.append((store, flags, log))
-        yield LocalServer(http_url="http://h:1", grpc_url="grpc://h:2", pid=22)
-        found.events.append("server")
-
-    monkeypatch.setattr(module, "Worker", Worker)
-    monkeypatch.setattr(module, "start_server", start_server)
-    return found
-
-
-def start(variant: Variant, model: Any = None) -> RunningVariant:
-    with start_variant(variant, model or FakeModel(), ON_CPU) as running:
-        return running
-
-
-@pytest.mark.parametrize(("key", "top_k"), [("parallel", 0), ("compiled", 0), ("served", 5)])
-def test_only_the_last_step_takes_images(started: Started, key: str, top_k: int) -> None:
-    start(VARIANTS[key], FakeModel(request=story_request(gradient=True)))
-    ((workload, _),) = started.workloads
-    assert isinstance(workload, partial)
-    assert workload.func is served_workload
-    assert workload.args == ("grpc://h:2", {"parallel": "base"}.get(key, key), 24)
-    assert workload.keywords == {"top_k": top_k, "gradient": True}
-    assert started.events == ["worker", "server"]
-
-
-def test_a_round_is_what_was_measured_and_what_it_took(started: Started, monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = iter([100.0, 104.0])
-    cpu = iter([10.0, 16.0])
-
-    class Meter:
-        def __init__(self, *pids: int) -> None:
-            assert pids == (11, 22)
-
-        def cpu_s(self) -> float:
-            return next(cpu)
-
-        def memory_bytes(self) -> int:
-            return 321_000_000
-
-    monkeypatch.setattr(module, "ProcessMeter", Meter)
-    monkeypatch.setattr(module.time, "perf_counter", lambda: next(clock))
-    measured = start(VARIANTS["parallel"]).measure(3, (b"a", b"b"), 4.0)
-    assert (measured.number, measured.per_second, measured.cores, measured.memory_mb) == (3, 0.5, 1.5, 321.0)
-    assert measured.latencies_ms == (1.235, 2.0)  # microseconds are enough on disk
-    assert len(started.workloads) == 1
-
-
-# The images of a story: the user's own, or held-out digits.
-
-
-def test_own_images_are_proven_on_some_and_calibrated_on_others(tmp_path: Path) -> None:
+def test_evaluation_and_calibration_are_disjoint(tmp_path: Path) -> None:
     for number in range(10):
         Image.new("L", (8, 8), 20 * number).save(tmp_path / f"{number}.jpg")
     chosen = choose_images(tmp_path, 10)
@@ -427,7 +318,9 @@ def test_own_images_are_proven_on_some_and_calibrated_on_others(tmp_path: Path) 
     assert not set(chosen.evaluation) & set(chosen.calibration)
 
 
-def test_held_out_digits_are_not_calibrated_on() -> None:
+def test_held_out_digits_are_not_calibrated_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    split = split_digits()
+    monkeypatch.setattr("graphkiln.story.preparation.split_digits", lambda: split)
     chosen = choose_images(None, 10)
     assert chosen.targets is not None
     assert len(chosen.evaluation) == len(chosen.targets) == 200
@@ -435,7 +328,7 @@ def test_held_out_digits_are_not_calibrated_on() -> None:
     assert choose_images(None, 1000).targets is None
 
 
-def test_a_image_that_is_cut_short_is_named(repository: Path, tmp_path: Path) -> None:
+def test_truncated_image_is_named(repository: Path, tmp_path: Path) -> None:
     for number in range(5):
         image = Image.open(repository / "docs" / "digits" / "seven.png").convert("RGB")
         image.save(tmp_path / f"{number}.jpg")
@@ -454,7 +347,7 @@ class TestWrite:
             labels=("zero", "one") if labeled else (),
         )
 
-    def test_labeled_samples_stand_in_folders_of_their_classes(self, tmp_path: Path) -> None:
+    def test_labelled_samples_in_class_folders(self, tmp_path: Path) -> None:
         folder = tmp_path / "deep" / "story"
         self.image_set(3, labeled=True).write(folder / "samples", folder / "calibration", folder / "labels.txt")
         files = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*.jpg")}

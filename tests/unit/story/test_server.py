@@ -1,4 +1,4 @@
-"""A server for measurements, faked: it becomes ready, fails, ends, or loses its ports."""
+"""The server for measurements, with a fake process."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class FakeProcess:
 
 
 class Scene:
-    """What happens: states of the server one after the other, the last one for ever."""
+    """Successive states of the server; the last one is repeated."""
 
     def __init__(self) -> None:
         self.states: list[Health | Exception | int] = [READY]
@@ -108,7 +108,7 @@ def scene(monkeypatch: pytest.MonkeyPatch) -> Scene:
 
 
 class TestStart:
-    def test_serves_stores_with_flags_on_free_ports(self, scene: Scene) -> None:
+    def test_start_command(self, scene: Scene) -> None:
         with start_server(Path("one"), Path("two"), flags=("--set", "m.engine=auto")) as server:
             (process,) = scene.processes
             assert process.command[:5] == [sys.executable, "-P", "-m", "graphkiln.cli", "serve"]
@@ -121,17 +121,12 @@ class TestStart:
             assert server.pid == 4242
             assert server.metrics_url == f"http://127.0.0.1:{ports['metrics']}/metrics"
 
-    def test_it_ends_when_its_starter_is_killed(self, scene: Scene, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(shutil, "which", lambda name: f"/usr/bin/{name}")
-        with start_server(Path("one")):
-            assert scene.processes[0].command[:4] == ["setpriv", "--pdeathsig", "TERM", sys.executable]
-
     def test_waits_until_every_model_is_ready(self, scene: Scene) -> None:
         scene.states = [ConnectionFailed("not yet"), ConnectionFailed("not yet"), LOADING, READY]
         with start_server(Path("store")):
             assert scene.states == [READY]
 
-    def test_one_that_is_never_ready_is_given_up_and_stopped(self, scene: Scene) -> None:
+    def test_server_deadline(self, scene: Scene) -> None:
         scene.states = [LOADING]
         with pytest.raises(MeasurementError, match="not ready in time"), start_server(Path("store"), deadline_s=0.01):
             pass
@@ -149,27 +144,19 @@ class TestStart:
         ),
     ],
 )
-def test_a_server_that_fails_is_stopped_with_the_reason(
-    scene: Scene, tmp_path: Path, states: list[Any], output: str, words: str
-) -> None:
+def test_failed_server_is_stopped(scene: Scene, tmp_path: Path, states: list[Any], output: str, words: str) -> None:
     scene.states, scene.output = states, output
     with pytest.raises(MeasurementError, match=words), start_server(Path("store"), log=tmp_path / "log"):
         pytest.fail("it is not ready")
     assert [process.events for process in scene.processes] == [["terminate"]]  # not tried again
 
 
-def test_it_is_ended_after_an_error_too(scene: Scene) -> None:
-    with pytest.raises(ZeroDivisionError), start_server(Path("store")):
-        raise ZeroDivisionError
-    assert scene.processes[0].events == ["terminate"]
-
-
-# Between the moment when a port is free and the one when a server wants it, another program may take it.
+# Ports that another program takes before the server does.
 
 IN_USE = "ERROR port 40001 (HTTP) is in use (stop the program that holds it)\n"
 
 
-def test_a_server_that_loses_its_port_gets_others(scene: Scene, tmp_path: Path) -> None:
+def test_taken_port_is_replaced(scene: Scene, tmp_path: Path) -> None:
     scene.states, scene.output = [ConnectionFailed("not yet"), 2, READY], IN_USE
     with start_server(Path("store"), log=tmp_path / "log") as server:
         assert server.pid == 4242
@@ -179,7 +166,7 @@ def test_a_server_that_loses_its_port_gets_others(scene: Scene, tmp_path: Path) 
     assert lost.command[-3:] != found.command[-3:]
 
 
-def test_one_that_loses_it_time_and_again_is_an_error(scene: Scene, tmp_path: Path) -> None:
+def test_port_taken_repeatedly(scene: Scene, tmp_path: Path) -> None:
     scene.states, scene.output = [2], IN_USE
     with (
         pytest.raises(PortTaken, match="ended with code 2: ERROR port 40001"),

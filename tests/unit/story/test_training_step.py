@@ -1,4 +1,4 @@
-"""The eager training step beside what it is made of."""
+"""The eager training step."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FEEDS = {"row": np.array([[1, 2, 3]], "f4")}
 
 
 class Heads(nn.Module):
-    """Two outputs, of which the first is differentiated; a parameter that neither uses."""
+    """Two outputs, and an unused parameter."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ def step() -> TrainingStep:
     return TrainingStep(model=TorchModel(module=freeze(Heads()), description="heads", libraries=(), inputs=inputs))
 
 
-def test_gradients_are_those_of_the_first_output(step: TrainingStep) -> None:
+def test_gradients_of_first_output(step: TrainingStep) -> None:
     outputs, gradients = step.run(FEEDS)
     assert list(outputs) == ["scores", "value"]
     assert set(gradients) == {"first.weight", "first.bias"}
@@ -41,14 +41,14 @@ def test_gradients_are_those_of_the_first_output(step: TrainingStep) -> None:
     np.testing.assert_array_equal(gradients["first.bias"], [1, 1])
 
 
-def test_the_model_is_frozen_again_after_an_error(step: TrainingStep) -> None:
+def test_model_is_frozen_again_after_an_error(step: TrainingStep) -> None:
     with pytest.raises(RuntimeError):
         step.run({"row": np.zeros((1, 7), "f4")})
     assert not any(parameter.requires_grad for parameter in step.model.module.parameters())
 
 
 @pytest.mark.parametrize("by_input", [True, False])
-def test_the_work_leaves_gradients_and_nothing_else(step: TrainingStep, by_input: bool) -> None:
+def test_repeat_changes_only_gradients(step: TrainingStep, by_input: bool) -> None:
     before = {name: value.clone() for name, value in step.model.module.state_dict().items()}
     step.repeat(FEEDS, by_input=by_input)
     assert all(torch.equal(before[name], value) for name, value in step.model.module.state_dict().items())
@@ -64,7 +64,7 @@ class TestNorms:
                 nn.init.uniform_(tensor, 0.5, 2)
         return norm
 
-    def test_a_trainable_one_computes_the_same_and_so_do_its_gradients(self) -> None:
+    def test_trainable_norm_equals_batch_norm(self) -> None:
         norm, x = self.norm(affine=True), torch.randn(2, 3, 4, 4)
         made = _trainable_norm(norm)
         torch.testing.assert_close(made(x), norm(x))

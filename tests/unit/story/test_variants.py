@@ -1,4 +1,4 @@
-"""The variants: what a platform can execute, and their baselines."""
+"""Variants of a story."""
 
 from __future__ import annotations
 
@@ -13,27 +13,24 @@ from graphkiln.cli.main import app
 from graphkiln.story.variants import (
     BASE_GRAPH,
     LOWEST_PRECISIONS,
-    GraphSpec,
     Platform,
-    convert_options,
     final_variants,
     initial_variants,
     repeat_commands,
-    sample_paths,
 )
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
 
 
-def test_what_a_cpu_cannot_do_is_said() -> None:
+def test_unavailable_variants() -> None:
     unavailable = {variant.key: variant.unavailable for variant in initial_variants(ON_CPU) if variant.unavailable}
     assert unavailable == {"search": "cuDNN's search needs a GPU"}
     assert {variant.key for variant in initial_variants(ON_GPU) if variant.unavailable} == {"engine", "int8"}
 
 
 @pytest.mark.parametrize("platform", [ON_CPU, ON_GPU])
-def test_the_chain_and_its_baselines(platform: Platform) -> None:
+def test_chain_and_its_baselines(platform: Platform) -> None:
     variants = (*initial_variants(platform), *final_variants(Precision.BF16))
     keys = [variant.key for variant in variants]
     assert len(set(keys)) == len(keys)
@@ -56,9 +53,7 @@ def test_the_chain_and_its_baselines(platform: Platform) -> None:
         (Precision.FP32, ("engine=auto", "precision=fp32"), {}),
     ],
 )
-def test_int8_is_saved_in_the_graph_other_precisions_are_set(
-    precision: Precision, settings: tuple[str, ...], saved: dict[str, object]
-) -> None:
+def test_final_variants_by_precision(precision: Precision, settings: tuple[str, ...], saved: dict[str, object]) -> None:
     compiled, served = final_variants(precision)
     assert compiled.settings == served.settings == settings
     assert compiled.graph is not None
@@ -69,7 +64,7 @@ def test_int8_is_saved_in_the_graph_other_precisions_are_set(
     assert compiled.limits is served.limits
 
 
-def test_the_passes_that_are_skipped_exist() -> None:
+def test_passes_that_are_skipped_exist() -> None:
     names = {each.name for each in OPTIMIZATIONS}
     assert set(BASE_GRAPH.options["skip"]) <= names
 
@@ -78,7 +73,7 @@ def test_the_passes_that_are_skipped_exist() -> None:
 
 
 @pytest.mark.parametrize("gradient", [True, False])
-def test_their_commands_are_ones_that_graphkiln_takes(tmp_path: Path, gradient: bool) -> None:
+def test_repeat_commands_are_valid(tmp_path: Path, gradient: bool) -> None:
     weights = tmp_path / "with space.pth"
     weights.write_bytes(b"")
     complete = story_request(gradient=gradient, weights=weights, preprocess={"resize": 64, "crop": [64, 64]})
@@ -92,37 +87,8 @@ def test_their_commands_are_ones_that_graphkiln_takes(tmp_path: Path, gradient: 
                 assert all(flag in known[verb] for flag in flags if flag != "--set"), line
 
 
-def test_int8_is_calibrated_on_other_images() -> None:
-    options = convert_options(final_variants(Precision.INT8)[0].graph, story_request(), ON_CPU, "")  # type: ignore[arg-type]
-    assert options["calibration"] != options["samples"]
-
-
 def test_shell_characters_are_quoted() -> None:
     request = story_request(source="python:my file.py:make; rm")
     for variant in initial_variants(ON_CPU):
         words = shlex.split(repeat_commands(variant, request, ON_CPU, "")[0])
         assert "python:my file.py:make; rm" in words
-
-
-class TestConvertOptions:
-    spec = GraphSpec(name="m", options={"precision": Precision.INT8, "skip": ("a",)})
-
-    def test_of_the_request(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        weights = tmp_path / "w.pth"
-        weights.write_bytes(b"")
-        request = story_request(weights=weights, gradient=True, preprocess={"resize": 3})
-        options = convert_options(self.spec, request, ON_CPU, "output:image")
-        assert (options["weights"], options["gradient"], options["preprocess"]) == (
-            weights, "output:image", {"resize": 3},
-        )  # fmt: skip
-        assert options["calibration_method"] == "entropy"
-        assert options["skip"] == ("a",)
-
-    def test_labels_only_where_they_are_known(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-        labels = sample_paths(story_request().folder)[2]
-        assert "labels" not in convert_options(self.spec, story_request(), ON_CPU, "")
-        labels.parent.mkdir(parents=True)
-        labels.write_text("one\n")
-        assert convert_options(self.spec, story_request(), ON_CPU, "")["labels"] == labels

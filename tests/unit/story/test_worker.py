@@ -1,4 +1,4 @@
-"""The process of a variant: calls, faults, and what is measured of it."""
+"""Worker processes and their throughput."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ from graphkiln_backend.graph.errors import MeasurementError
 
 @pytest.fixture(scope="module")
 def worker() -> Iterator[Worker]:
-    """One process for all tests that leave it as it is."""
     with Worker(FakeWorkload(callers=2), "fake") as worker:
         yield worker
 
@@ -33,13 +32,13 @@ class TestCalls:
         np.testing.assert_array_equal(gradients, [0, 1, 2, 3])
         assert noise == 0.25
 
-    def test_measures_there_with_its_own_callers(self, worker: Worker) -> None:
+    def test_worker_measures(self, worker: Worker) -> None:
         throughput = worker.measure(JPEGS, 0.1)
         assert 1 <= throughput.images <= 2 * 0.1 / 0.001 + 2
         assert throughput.seconds >= 0.1
         assert min(throughput.latencies_ms) >= 1
 
-    def test_is_another_process_that_ctrl_c_does_not_reach(self, worker: Worker) -> None:
+    def test_worker_ignores_ctrl_c(self, worker: Worker) -> None:
         assert worker.pid != os.getpid()
         os.kill(worker.pid, signal.SIGINT)
         assert len(worker.predict(JPEGS).scores) == 3
@@ -54,11 +53,11 @@ class TestFaults:
             ("dies", r"the process of '1: static' ended with code 3 .*--resume"),
         ],
     )
-    def test_one_that_cannot_be_opened(self, fault: str, words: str) -> None:
+    def test_workload_that_cannot_be_opened(self, fault: str, words: str) -> None:
         with pytest.raises(MeasurementError, match=words):
             Worker(FakeWorkload(fault=fault), "1: static")
 
-    def test_a_process_that_ends_during_a_call(self) -> None:
+    def test_worker_ends_during_call(self) -> None:
         with (
             Worker(FakeWorkload(fault="dies later"), "fake") as worker,
             pytest.raises(MeasurementError, match="ended with code 4"),
@@ -69,7 +68,7 @@ class TestFaults:
             with pytest.raises(MeasurementError, match=r"process of '2: reduced' ended with code -9 .*--resume"):
                 worker.predict(JPEGS)
 
-    def test_an_error_of_an_image_ends_the_measurement(self) -> None:
+    def test_image_error_ends_measurement(self) -> None:
         with (
             Worker(FakeWorkload(fault="run_one"), "fake") as worker,
             pytest.raises(MeasurementError, match=r"cannot run b'one'"),
@@ -78,7 +77,7 @@ class TestFaults:
 
 
 class TestEnd:
-    def test_one_that_hangs_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_hanging_worker_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         worker = Worker(FakeWorkload(), "fake")
         process = psutil.Process(worker.pid)
         process.suspend()
@@ -90,15 +89,15 @@ class TestEnd:
 # Throughput of a function: what counts, and what does not.
 
 
-def test_one_caller_is_busy_all_the_time() -> None:
+def test_throughput_of_one_caller() -> None:
     found = measure_throughput(lambda _: time.sleep(0.01), 1, JPEGS, 0.1)
     assert found.per_second == pytest.approx(found.images / found.seconds)
     assert len(found.latencies_ms) == found.images
     assert min(found.latencies_ms) >= 10
 
 
-def test_batches_count_from_answer_to_answer() -> None:
-    """A stand-in for a server that answers all who wait at every tick; filling and emptying must not count."""
+def test_throughput_from_completion_to_completion() -> None:
+    """A fake server that responds at every tick; filling and draining the pipeline must not count."""
     begun = time.perf_counter()
     waiting = iter([0.4] * 4)  # the first batch is late
 
@@ -110,14 +109,13 @@ def test_batches_count_from_answer_to_answer() -> None:
     assert found.per_second == pytest.approx(80, rel=0.3)
 
 
-def test_the_images_of_one_batch_are_no_rate() -> None:
-    """Of six callers whose batches of four take 1.2 s, two more are done within 3 s, both at once."""
+def test_rate_with_few_batches() -> None:
     done = [1.2 * (number // 4 + 1) + number / 1e4 for number in range(20)]
     assert _rate(0.0, done, callers=6, deadline=3.0) == pytest.approx(20 / 6.0, rel=1e-3)
     assert _rate(0.0, done, callers=4, deadline=5.0) == pytest.approx(12 / 3.6, rel=0.01)
 
 
-def test_an_error_ends_it() -> None:
+def test_error_ends_measurement() -> None:
     def ask(_: bytes) -> None:
         raise MeasurementError("no more")
 

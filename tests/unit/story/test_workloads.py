@@ -1,4 +1,4 @@
-"""Predictions as they are kept and joined, and images as they become inputs."""
+"""Predictions and workloads of a story."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def jpeg(gray: int) -> bytes:
 
 
 class TestPredictions:
-    def test_are_read_as_they_were_written(self, tmp_path: Path) -> None:
+    def test_predictions_round_trip(self, tmp_path: Path) -> None:
         generator = np.random.default_rng(0)
         written = Predictions(
             scores=generator.normal(size=(3, 10)).astype(np.float32),
@@ -64,8 +64,8 @@ class TestPredictions:
 
 
 class TestGradients:
-    def test_of_a_saved_step_are_those_of_the_same_parameters(self) -> None:
-        """By name, not by the order of the graph's outputs: `b.weight` and `b` sort otherwise with their suffix."""
+    def test_saved_gradients_are_sorted_by_name(self) -> None:
+        """`b.weight` and `b` sort differently with the suffix."""
         eager = {"b": np.array([1.0]), "b.weight": np.array([2.0]), "a": np.array([0.0])}
         outputs = {f"{name}_gradient": array for name, array in reversed(eager.items())}
         saved = parameter_gradients_of({"OUTPUT_0": np.zeros((1, 2)), **outputs})
@@ -96,7 +96,7 @@ def test_eager_pytorch(tmp_path: Path, held_out: Digits) -> None:
     assert 0 < noise < 1e-5
 
 
-def test_a_session_classifies_real_digits(digits: Path, preprocess: Preprocess, held_out: Digits) -> None:
+def test_session_classifies_real_digits(digits: Path, preprocess: Preprocess, held_out: Digits) -> None:
     with session_workload(digits / "1" / "model.onnx", preprocess, CPU) as predictor:
         predictions = predictor.predict(held_out.jpegs)
         predictor.run_one(held_out.jpegs[0])
@@ -107,14 +107,14 @@ def test_a_session_classifies_real_digits(digits: Path, preprocess: Preprocess, 
     np.testing.assert_array_equal(predictions.scores.argmax(axis=1), held_out.targets)
 
 
-def test_a_session_runs_in_fp32_by_default(digits: Path) -> None:
+def test_session_runs_in_fp32_by_default(digits: Path) -> None:
     with open_session(digits / "1" / "model.onnx", CPU) as session:
         placement = session.placement({"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)})
     assert placement is not None
     assert set(placement.products) == {Precision.FP32}
 
 
-def test_a_saved_step_is_a_training_step_and_a_second_forward(
+def test_static_workload_runs_both_graphs(
     monkeypatch: pytest.MonkeyPatch, held_out: Digits, preprocess: Preprocess
 ) -> None:
     scores = {"OUTPUT_0": np.full((1, 2), 5.0)}
@@ -146,7 +146,7 @@ def test_a_saved_step_is_a_training_step_and_a_second_forward(
 
 
 class FakeClient:
-    """A client of one model: the score of an image is its mean, and the answer takes the longer the darker it is."""
+    """A client of one model; the score of an image is its mean, and dark images take longer."""
 
     opened: list[FakeClient]
 
@@ -196,7 +196,6 @@ def workload(*, top_k: int = 0, gradient: bool = False) -> AbstractContextManage
 
 
 def test_predictions_are_in_the_order_of_the_images(opened: list[FakeClient], held_out: Digits) -> None:
-    """Although several are under way at once, and answered in another order."""
     with workload() as predictor:
         found = predictor.predict(held_out.jpegs)
     means = [load_batch([jpeg], Preprocess(resize=2, crop=(2, 2))).mean() for jpeg in held_out.jpegs]
@@ -208,10 +207,9 @@ def test_predictions_are_in_the_order_of_the_images(opened: list[FakeClient], he
 @pytest.mark.parametrize(
     ("top_k", "gradient", "labeled"), [(0, False, False), (5, False, True), (5, True, False), (0, True, False)]
 )
-def test_images_come_back_with_labels_where_the_graph_ranks(
+def test_served_workload_method(
     opened: list[FakeClient], held_out: Digits, top_k: int, gradient: bool, labeled: bool
 ) -> None:
-    """A gradient beside the ranking is a tensor: `classify` would leave it out, and measure less work."""
     with workload(top_k=top_k, gradient=gradient) as predictor:
         found = predictor.run_one(held_out.jpegs[0])
     assert (found == "seven") is labeled
@@ -228,14 +226,14 @@ def model(preprocess: Preprocess | None) -> Any:
 
 
 class TestPreprocess:
-    def test_that_is_not_known_says_how_to_give_it(self) -> None:
+    def test_unknown_preprocess_spec(self) -> None:
         with pytest.raises(ConversionError, match=r"no preprocess spec"):
             source_preprocess(model(None), story_request())
 
     @pytest.mark.parametrize(
         ("spec", "named"), [({"resise": 2}, r"preprocess\.resise"), ({"resize": "big"}, r"preprocess\.resize")]
     )
-    def test_a_key_that_is_wrong_is_named(self, spec: dict[str, Any], named: str) -> None:
+    def test_invalid_preprocess_key_is_named(self, spec: dict[str, Any], named: str) -> None:
         with pytest.raises(ManifestError, match=named):
             source_preprocess(model(None), story_request(preprocess=spec))
 
@@ -245,13 +243,13 @@ class TestOpen:
         (folder / "made.py").write_text(f"import torch\nfrom torch import nn\n{body}\n")
         return f"python:{folder / 'made.py'}:net"
 
-    def test_a_classifier(self, tmp_path: Path) -> None:
+    def test_classifier(self, tmp_path: Path) -> None:
         source = self.write(tmp_path, "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))")
         model = open_source_model(story_request(source=source, image_size=2, preprocess=SPEC_OF_SOURCE))
         assert [tuple(spec.shape) for spec in model.inputs] == [(3, 2, 2)]  # of one sample
         model.close()
 
-    def test_a_saved_graph_has_no_story(self, digits: Path) -> None:
+    def test_saved_graph_is_refused(self, digits: Path) -> None:
         source = str(digits / "1" / "model.onnx")
         with pytest.raises(ConversionError, match=r"needs a PyTorch model"):
             open_source_model(story_request(source=source, image_size=32, preprocess=SPEC_OF_SOURCE))

@@ -1,10 +1,12 @@
-"""Scenes hold what they say: boxes around strokes, classes of pixels, no digit of the other half."""
+"""Scenes, networks and augmentation."""
 
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
+from graphkiln.training.augmentation import random_affine
 from graphkiln.training.scenes import (
     DETECTIONS,
     SIDE,
@@ -17,7 +19,7 @@ from graphkiln.training.scenes import (
 )
 
 
-def test_boxes_are_the_bounds_of_the_strokes() -> None:
+def test_boxes_bound_strokes() -> None:
     scenes = compose_scenes(20, seed=1)
     for scene in scenes:
         assert scene.pixels.shape == scene.segmentation.shape == (SIDE, SIDE)
@@ -30,18 +32,15 @@ def test_boxes_are_the_bounds_of_the_strokes() -> None:
             assert stroke[:, -1].any()
 
 
-def test_a_seed_repeats_and_another_does_not() -> None:
+def test_seed_repeats_and_another_does_not() -> None:
     first, again, other = (compose_scenes(1, seed=seed)[0] for seed in (1, 1, 2))
     assert np.array_equal(first.pixels, again.pixels)
     assert not np.array_equal(first.pixels, other.pixels)
 
 
-def test_held_out_digits_are_in_no_training_scene() -> None:
+def test_held_out_digits_are_disjoint() -> None:
     (training, _), (held_out, _) = digit_rows(held_out=False), digit_rows(held_out=True)
     assert (len(training), len(held_out)) == (1347, 450)
-
-
-# What leaves the networks is what their tasks promise.
 
 
 def test_detections_are_sorted_and_padded_with_zeros() -> None:
@@ -59,7 +58,7 @@ def test_detections_are_sorted_and_padded_with_zeros() -> None:
             assert not padding[image, count:].any()
 
 
-def test_of_equal_scores_one_is_a_peak() -> None:
+def test_equal_scores_give_one_peak() -> None:
     network = SceneDetector(1).eval()
     for layer in (network.heat, network.sides):
         torch.nn.init.zeros_(layer.weight)
@@ -69,7 +68,7 @@ def test_of_equal_scores_one_is_a_peak() -> None:
     assert counts.tolist() == [1]
 
 
-def test_a_class_for_each_pixel_and_vectors_of_length_one() -> None:
+def test_output_shapes_and_unit_vectors() -> None:
     with torch.inference_mode():
         assert SceneSegmenter(SceneDetector(10)).eval()(torch.zeros(1, 1, 96, 96)).shape == (1, 11, 96, 96)
         vectors = DigitEmbedding().eval()(torch.randn(3, 1, 32, 32))
@@ -77,7 +76,7 @@ def test_a_class_for_each_pixel_and_vectors_of_length_one() -> None:
 
 
 class _Sees(SceneDetector):
-    """Sees a four in one box and a surer seven in another, whatever the image."""
+    """Always detects a four, and a seven with a higher score."""
 
     def forward(self, pixels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
         boxes, scores = torch.zeros(len(pixels), DETECTIONS, 4), torch.zeros(len(pixels), DETECTIONS)
@@ -88,7 +87,7 @@ class _Sees(SceneDetector):
         return boxes, scores, classes, torch.full((len(pixels),), 2, dtype=torch.int32)
 
 
-def test_ink_in_the_box_of_a_digit_belongs_to_it() -> None:
+def test_segmenter_assigns_ink_to_boxes() -> None:
     network = SceneSegmenter(_Sees(10)).eval()
     network.strokes.forward = lambda levels: levels[:, :1]  # type: ignore[method-assign]
     ink = torch.full((1, 1, 96, 96), -5.0)
@@ -102,7 +101,7 @@ def test_ink_in_the_box_of_a_digit_belongs_to_it() -> None:
     assert not line[24:].any()
 
 
-def test_the_relief_tells_how_bright_a_pixel_is_in_its_box() -> None:
+def test_relief() -> None:
     pixels = torch.full((1, 1, 16, 16), 0.9)
     pixels[:, :, 4:10, 4:10] = -0.4
     pixels[:, :, 6, 6], pixels[:, :, 7, 7] = 0.6, 0.1
@@ -113,8 +112,31 @@ def test_the_relief_tells_how_bright_a_pixel_is_in_its_box() -> None:
     assert (found < -0.999).sum() == 16 * 16 - 2
 
 
-def test_a_trained_detector_stays_as_it_is_in_a_segmenter() -> None:
-    network = SceneSegmenter(SceneDetector(10)).train()
-    assert not network.detector.training
-    assert network.strokes.training
-    assert not any(parameter.requires_grad for parameter in network.detector.parameters())
+IDENTITY = {"angle": 0.0, "scale": (1.0, 1.0), "shift": 0.0}
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.fixture
+def samples() -> torch.Tensor:
+    return torch.rand(3, 1, 8, 8, generator=generator(1))
+
+
+def test_no_transform_changes_nothing(samples: torch.Tensor) -> None:
+    moved = random_affine(samples, 8, **IDENTITY, generator=generator())
+    np.testing.assert_allclose(moved.numpy(), samples.numpy(), atol=1e-6)
+
+
+def test_scale_zooms_about_the_center() -> None:
+    image = torch.zeros(1, 1, 8, 8)
+    image[:, :, 2:6, 2:6] = 1.0
+    zoomed = random_affine(image, 8, angle=0.0, scale=(0.5, 0.5), shift=0.0, generator=generator())
+    np.testing.assert_allclose(zoomed[0, 0, 1:7, 1:7].numpy(), 1.0, atol=1e-6)
+
+
+def test_border_is_replicated() -> None:
+    image = torch.full((1, 1, 6, 6), 0.7)
+    moved = random_affine(image, 6, angle=0.5, scale=(1.5, 2.0), shift=0.5, generator=generator())
+    np.testing.assert_allclose(moved.numpy(), 0.7, atol=1e-6)

@@ -1,4 +1,4 @@
-"""Parts of the training of the example model; the whole of it runs with the slow tests."""
+"""Parts of the training of the digits model."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def network() -> DigitsNet:
     return DigitsNet().eval()
 
 
-def test_users_get_probabilities(network: DigitsNet) -> None:
+def test_network_returns_probabilities(network: DigitsNet) -> None:
     with torch.inference_mode():
         probabilities = network(torch.rand(3, 1, 32, 32)).numpy()
     assert probabilities.shape == (3, 10)

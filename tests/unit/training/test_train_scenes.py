@@ -1,4 +1,4 @@
-"""A network that is not good enough is not written."""
+"""Training of the example models."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.proof.tasks import Objects, detection_map
 
 
-def test_a_network_that_learned_nothing_is_refused(tmp_path: Path) -> None:
+def test_untrained_network_is_refused(tmp_path: Path) -> None:
     torch.manual_seed(1)
     network = DigitEmbedding().eval()
     torch.nn.init.zeros_(network.project.weight)
@@ -41,13 +41,13 @@ def test_a_network_that_learned_nothing_is_refused(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_committed_scenes_are_the_held_out_ones(repository: Path, tmp_path: Path) -> None:
+def test_committed_scenes_are_the_held_out_ones(repository: Path, tmp_path: Path) -> None:
     save_scenes(tmp_path)
     committed = {path.name: Image.open(path).tobytes() for path in (repository / "docs" / "scenes").iterdir()}
     assert {path.name: Image.open(path).tobytes() for path in tmp_path.iterdir()} == committed
 
 
-def test_the_committed_detector_is_small_and_finds_what_is_on_them(repository: Path) -> None:
+def test_committed_detector(repository: Path) -> None:
     folder = repository / "model_repository" / "scenes-detector" / "1"
     assert sum(path.stat().st_size for path in folder.iterdir()) < 500_000
     manifest = Manifest.read(folder / "manifest.json")
@@ -63,10 +63,10 @@ def test_the_committed_detector_is_small_and_finds_what_is_on_them(repository: P
     assert detection_map(DETECTION, outputs, objects, iou=0.5) == pytest.approx(1)
 
 
-# Each loss falls where the answer is right.
+# Losses of correct outputs are lower.
 
 
-def test_the_right_maps_cost_less_than_others() -> None:
+def test_detector_loss_of_correct_maps_is_lower() -> None:
     scenes = compose_scenes(2, seed=1)
     targets, rows = DetectorTargets(scenes, 10), torch.arange(2)
     assert int((targets.heat == 1).sum()) == sum(len(scene.classes) for scene in scenes)
@@ -76,7 +76,7 @@ def test_the_right_maps_cost_less_than_others() -> None:
     assert good < detector_loss(right, targets.boxes + 8, targets, rows)
 
 
-def test_overlaps_by_hand() -> None:
+def test_generalized_iou() -> None:
     box = torch.tensor([[0.0, 0, 2, 2]])
     assert generalized_iou(box, box).item() == 1
     # Shared 2 of 6, all inside the hull of 6.
@@ -85,7 +85,7 @@ def test_overlaps_by_hand() -> None:
     torch.testing.assert_close(generalized_iou(box, torch.tensor([[4.0, 0, 6, 2]])), torch.tensor([-1 / 3]))
 
 
-def test_right_pixels_and_right_directions_cost_less() -> None:
+def test_losses_of_correct_outputs_are_lower() -> None:
     classes = torch.tensor([[[0, 2, 1, 0]]])
     ink = 2.0 * (classes > 0).unsqueeze(1) - 1
     assert stroke_loss(ink, classes) < stroke_loss(-ink, classes)
@@ -96,21 +96,21 @@ def test_right_pixels_and_right_directions_cost_less() -> None:
     )
 
 
-# A few steps of each training run, and what they are fed.
+# A few training steps.
 
 
-def test_two_steps_change_weights_and_repeat_exactly() -> None:
+def test_embedding_training_is_reproducible() -> None:
     first, again = train_embedding(steps=2), train_embedding(steps=2)
     assert torch.equal(first.project.weight, again.project.weight)
     assert not first.training
     assert not torch.equal(first.project.weight, train_embedding(steps=3).project.weight)
 
 
-def test_a_detector_takes_a_step() -> None:
+def test_detector_training_step() -> None:
     assert torch.isfinite(train_detector(scenes=4, steps=1).heat.weight).all()
 
 
-def test_the_committed_detector_is_the_network_of_its_graph() -> None:
+def test_committed_detector_equals_graph() -> None:
     samples = scene_samples(compose_scenes(2, seed=5, held_out=True))
     with torch.inference_mode(), OnnxRuntimeEngine().build_reference(DETECTOR_GRAPH) as session:
         network = committed_detector()(samples)
@@ -119,7 +119,7 @@ def test_the_committed_detector_is_the_network_of_its_graph() -> None:
         np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4, atol=1e-4)
 
 
-def test_a_segmenter_trains_its_strokes_alone() -> None:
+def test_segmenter_training_keeps_detector() -> None:
     detector = committed_detector()
     before = {name: value.clone() for name, value in detector.state_dict().items()}
     network = train_segmenter(scenes=2, steps=2, detector=detector)

@@ -1,4 +1,4 @@
-"""What changes a server carries its admin key, over every transport, and nothing else does."""
+"""Calls that change the server, and only these, send the admin key."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def load_async(url: str, **options: str) -> None:
 
 @pytest.fixture(params=[load_blocking, load_async], ids=["blocking", "async"])
 def load(request: pytest.FixtureRequest) -> Load:
-    """Loads a model `m`."""
+    """Load model `m`."""
     chosen: Load = request.param
     return chosen
 
@@ -48,27 +48,27 @@ def _no_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 def publish(port: int) -> None:
-    """As a server of the same user does."""
+    """Publish an admin key like a local server."""
     folder = next(key_folders())
     folder.mkdir(parents=True)
     (folder / str(port)).write_text("found")
 
 
 class TestHttp:
-    def test_the_key_that_was_given(self, load: Load, infer: Infer) -> None:
+    def test_explicit_admin_key(self, load: Load, infer: Infer) -> None:
         with CannedHttp([http(b""), INFERRED]) as server:
             load(server.url, admin_key="given")
             infer(server.url, admin_key="given")
         assert f"{HTTP_HEADER}: given\r\n".encode() in server.requests[0]
         assert b"given" not in server.requests[1]
 
-    def test_the_key_of_a_server_on_this_machine(self, load: Load) -> None:
+    def test_local_admin_key(self, load: Load) -> None:
         with CannedHttp([http(b"")]) as server:
             publish(server.port)
             load(server.url)
         assert f"{HTTP_HEADER}: found\r\n".encode() in server.requests[0]
 
-    def test_without_it_the_error_says_how_to_give_it(self, load: Load) -> None:
+    def test_missing_admin_key_hint(self, load: Load) -> None:
         body = f'{{"error": "{RESTRICTED}"}}'.encode()
         with (
             CannedHttp([http(body, "403 Forbidden")]) as server,
@@ -80,20 +80,20 @@ class TestHttp:
 
 
 class TestGrpc:
-    def test_the_key_that_was_given(self, load: Load, infer: Infer) -> None:
+    def test_explicit_admin_key(self, load: Load, infer: Infer) -> None:
         with CannedGrpc([b"", GRPC_INFERRED]) as server:
             load(server.url, admin_key="given")
             infer(server.url, admin_key="given")
         assert [found.get(GRPC_HEADER) for found in server.metadata] == ["given", None]
 
-    def test_the_key_of_a_server_on_this_machine(self, load: Load) -> None:
+    def test_local_admin_key(self, load: Load) -> None:
         with CannedGrpc([b""]) as server:
             publish(server.port)
             load(server.url)
         assert server.metadata[0][GRPC_HEADER] == "found"
 
-    def test_tritons_unavailable_is_no_server_out_of_reach(self, load: Load) -> None:
-        """Triton refuses with UNAVAILABLE, which means "try again" otherwise."""
+    def test_unavailable_for_missing_admin_key(self, load: Load) -> None:
+        """Triton rejects the call with UNAVAILABLE, which is otherwise retried."""
         refusal = f"This protocol is restricted, expecting header '{GRPC_HEADER}'"
         with (
             CannedGrpc([(grpc.StatusCode.UNAVAILABLE, refusal)]) as server,
@@ -103,10 +103,10 @@ class TestGrpc:
         assert server.methods == ["RepositoryModelLoad"]
 
 
-def test_a_key_that_cannot_be_sent() -> None:
+def test_invalid_admin_key() -> None:
     with pytest.raises(InvalidInput, match="admin_key"):
         Endpoint.parse("http://h", admin_key="a\r\nb")
 
 
-def test_the_key_is_never_shown() -> None:
+def test_key_is_never_shown() -> None:
     assert "hidden" not in repr(Endpoint.parse("http://h", admin_key="hidden"))

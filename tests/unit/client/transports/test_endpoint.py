@@ -1,4 +1,4 @@
-"""URLs, headers and certificate authorities: read, checked, and shown without secrets."""
+"""Parsing of URLs, headers and certificate authorities."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ class TestUrls:
             ("user@host:9", "http://host:9"),
         ],
     )
-    def test_every_form(self, url: str, shown: str) -> None:
+    def test_url_forms(self, url: str, shown: str) -> None:
         assert str(parse(url)) == shown
 
     @pytest.mark.parametrize(
         "url", ["ftp://host", "unix:///run/x", "file:///etc/passwd", "http://", "", "://host", "http://host:0"]
     )
-    def test_what_cannot_be_reached(self, url: str) -> None:
+    def test_unsupported_urls(self, url: str) -> None:
         with pytest.raises(InvalidInput, match="unsupported URL") as caught:
             parse(url)
         assert "grpcs://HOST:PORT" in caught.value.hint
@@ -63,30 +63,30 @@ class TestUrls:
             f"http://{'a' * 64}",
         ],
     )
-    def test_what_is_no_url(self, url: str) -> None:
+    def test_invalid_urls(self, url: str) -> None:
         with pytest.raises(InvalidInput, match="is not a URL"):
             parse(url)
 
     @pytest.mark.parametrize("scheme", ["grpc", "grpcs"])
-    def test_a_path_that_no_call_would_have(self, scheme: str) -> None:
+    def test_grpc_url_with_path_is_refused(self, scheme: str) -> None:
         with pytest.raises(InvalidInput, match="no path"):
             parse(f"{scheme}://gateway/triton")
         assert parse(f"{scheme}://host:1/").path == ""
 
     @pytest.mark.parametrize("rest", ["?key=s3cret", "/a?key=s3cret", "#s3cret"])
-    def test_what_would_not_be_sent_is_refused_and_not_shown(self, rest: str) -> None:
+    def test_query_and_fragment_are_refused(self, rest: str) -> None:
         with pytest.raises(InvalidInput, match="must not contain") as caught:
             parse(f"http://host:8000{rest}")
         assert "s3cret" not in str(caught.value)
 
     @pytest.mark.parametrize("url", ["ftp://me:s3cret@host", "http://me:s3cret@host:port", "x://me:s3cret@"])
-    def test_an_error_shows_no_password(self, url: str) -> None:
+    def test_errors_show_no_password(self, url: str) -> None:
         with pytest.raises(InvalidInput) as caught:
             parse(url)
         assert "s3cret" not in str(caught.value)
 
     @given(st.text(max_size=40))
-    def test_whatever_it_is_the_error_is_ours(self, url: str) -> None:
+    def test_only_own_errors_are_raised(self, url: str) -> None:
         try:
             endpoint = parse(url)
         except InvalidInput:
@@ -95,11 +95,11 @@ class TestUrls:
         assert 0 < endpoint.port < 65536
 
     @pytest.mark.parametrize("host", ["localhost", "127.0.0.1", "127.9.9.9", "[::1]", "0.0.0.0"])
-    def test_which_are_on_this_machine(self, host: str) -> None:
+    def test_local_hosts(self, host: str) -> None:
         assert parse(f"http://{host}:8000").is_local
 
     @pytest.mark.parametrize("host", ["far.away", "10.0.0.1", "[fe80::1]", "localhost.far.away", "notlocalhost"])
-    def test_which_are_not(self, host: str) -> None:
+    def test_remote_hosts(self, host: str) -> None:
         assert not parse(f"http://{host}:8000").is_local
 
 
@@ -108,16 +108,16 @@ class TestCredentials:
         ("userinfo", "plain"),
         [("me:pass", "me:pass"), ("me", "me:"), ("me:p%40ss%3A", "me:p@ss:"), ("%C3%A4:x", "\u00e4:x"), (":x", ":x")],
     )
-    def test_of_the_url_become_a_header(self, userinfo: str, plain: str) -> None:
+    def test_url_credentials_become_a_header(self, userinfo: str, plain: str) -> None:
         header = parse(f"http://{userinfo}@host").headers["Authorization"]
         assert header.partition(" ")[0] == "Basic"
         assert base64.b64decode(header.partition(" ")[2]).decode() == plain
 
-    def test_a_header_of_ones_own_is_stronger(self) -> None:
+    def test_explicit_header_overrides_url_credentials(self) -> None:
         endpoint = parse("http://me:pass@host", {"Authorization": "Bearer mine"})
         assert endpoint.headers == {"Authorization": "Bearer mine"}
 
-    def test_they_are_never_shown(self) -> None:
+    def test_credentials_are_not_shown(self) -> None:
         endpoint = parse("http://me:s3cret@host", {"X-Token": "s3cret"})
         assert "s3cret" not in f"{endpoint} {endpoint!r}"
         assert base64.b64encode(b"me:s3cret").decode() not in repr(endpoint)
@@ -125,25 +125,25 @@ class TestCredentials:
 
 class TestHeaders:
     @pytest.mark.parametrize("name", ["", "X Token", "X:Token", "X\r\nY", "X\u00e4", "--"])
-    def test_what_is_no_name(self, name: str) -> None:
+    def test_invalid_names(self, name: str) -> None:
         with pytest.raises(InvalidInput, match="not a valid header name"):
             parse("http://host", {name: "x"})
 
     @pytest.mark.parametrize("value", ["a\r\nX-B: b", "a\nb", "\x00", "\x7f", "\u00e4", "a\tb"])
-    def test_what_cannot_be_sent_is_refused_and_not_shown(self, value: str) -> None:
+    def test_invalid_header_value(self, value: str) -> None:
         with pytest.raises(InvalidInput, match="X-Token contains characters") as caught:
             parse("http://host", {"X-Token": f"s3cret{value}"})
         assert "s3cret" not in str(caught.value)
 
 
 class TestTls:
-    def test_a_secure_one_verifies_the_server(self) -> None:
+    def test_tls_verifies_server(self) -> None:
         context = parse("https://host").tls()
         assert context is not None
         assert (context.verify_mode, context.check_hostname) == (ssl.CERT_REQUIRED, True)
 
     @pytest.mark.parametrize("content", [None, "", "nonsense"])
-    def test_a_file_that_holds_none(self, tmp_path: Path, content: Any) -> None:
+    def test_file_without_certificates(self, tmp_path: Path, content: Any) -> None:
         file = tmp_path / "ca.pem"
         if content is not None:
             file.write_text(content)

@@ -1,4 +1,4 @@
-"""Servers that send more than anybody can take: one typed error, in time, in flat memory, over both protocols."""
+"""Servers that send too much: a typed error, in time, without using much memory."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ import pytest
 from canned import Answer, CannedGrpc, CannedHttp, http
 from tritonclient.grpc import service_pb2 as pb
 
-from graphkiln_backend.graph.errors import ProtocolError
-from graphkiln_client.transports.base import VARIABLE
+from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
+from graphkiln_backend.graph.files import MIB
+from graphkiln_client.transports import base as limits
+from graphkiln_client.transports.base import VARIABLE, check_json, decompress, infer_limit
 
 LIMIT_MIB = 16
 CLIENT = Path(__file__).parents[3] / "support" / "hostile_client.py"
@@ -98,7 +100,7 @@ GRPC: dict[str, tuple[Callable[[], bytes], str]] = {
 
 
 def ask(urls: list[str]) -> list[dict[str, Any]]:
-    """What became of it: first of the blocking client, then of the other."""
+    """Run the blocking and the asynchronous client in a subprocess and return their reports."""
     environment = {**os.environ, VARIABLE: str(LIMIT_MIB)}
     finished = subprocess.run(
         [sys.executable, CLIENT, *urls], env=environment, capture_output=True, text=True, timeout=240, check=False
@@ -130,7 +132,7 @@ def test_over_grpc() -> None:
         check(ask([*urls.values()]), GRPC, urls)
 
 
-def test_what_is_too_large_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, infer: Any) -> None:
+def test_too_large_response_is_not_retried(monkeypatch: pytest.MonkeyPatch, infer: Any) -> None:
     monkeypatch.setenv(VARIABLE, "1")
     with CannedGrpc([raw([1 << 19], 1 << 21)]) as server:
         with pytest.raises(ProtocolError, match=rf"larger than 1 MiB .*{VARIABLE}"):
@@ -138,8 +140,49 @@ def test_what_is_too_large_is_asked_for_once(monkeypatch: pytest.MonkeyPatch, in
         assert server.methods == ["ModelInfer"]
 
 
-def test_no_error_shows_what_was_sent(infer: Any) -> None:
+def test_errors_show_no_headers(infer: Any) -> None:
     with CannedHttp([endless(OK, b"X-Name: text\r\n" * 1000)]) as server:
         with pytest.raises(ProtocolError) as caught:
             infer(server.url, headers={"Authorization": "Bearer secret"})
         assert "secret" not in str(caught.value)
+
+
+class TestInferLimit:
+    def test_infer_limit_from_environment(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        assert infer_limit() == 256 * MIB
+        monkeypatch.setenv(limits.VARIABLE, "3")
+        assert infer_limit() == 3 * MIB
+
+    @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "9" * 30])
+    def test_invalid_infer_limit(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+        monkeypatch.setenv(limits.VARIABLE, text)
+        with pytest.raises(InvalidInput, match=f"{limits.VARIABLE} must be a number of MiB"):
+            infer_limit()
+
+
+class TestDecompress:
+    @pytest.mark.parametrize(("encoding", "pack"), [("gzip", gzip.compress), ("deflate", zlib.compress)])
+    def test_decompression_limit(self, encoding: str, pack: object) -> None:
+        assert callable(pack)
+        assert decompress(pack(bytes(100)), encoding, 100) == bytes(100)
+        with pytest.raises(ProtocolError, match="larger than 99 bytes"):
+            decompress(pack(bytes(100)), encoding, 99)
+
+    def test_several_members_and_padding(self) -> None:
+        assert decompress(gzip.compress(b"a") + gzip.compress(b"b") + bytes(9), "gzip", 2) == b"ab"
+        with pytest.raises(ProtocolError, match="larger than"):
+            decompress(gzip.compress(b"a") + gzip.compress(b"b"), "gzip", 1)
+
+    def test_truncated_gzip(self) -> None:
+        with pytest.raises(ProtocolError, match="decompressed as gzip"):
+            decompress(gzip.compress(bytes(1000))[:-9], "gzip", 1000)
+
+
+class TestJson:
+    @pytest.mark.parametrize(
+        ("body", "reason"),
+        [(b"[" * 4_000_001, "more than 4000000 lists"), (bytes(64 * MIB + 1), "larger than 64 MiB")],
+    )
+    def test_json_limits(self, body: bytes, reason: str) -> None:
+        with pytest.raises(ProtocolError, match=reason):
+            check_json(body)

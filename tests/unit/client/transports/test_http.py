@@ -1,4 +1,4 @@
-"""Both HTTP transports beside servers that misbehave: the right error, in time, with nothing left open."""
+"""HTTP transports with faulty servers."""
 
 from __future__ import annotations
 
@@ -79,21 +79,21 @@ class TestHttp:
         with CannedHttp([answer]) as server, pytest.raises(kind, match=words):
             infer(server.url, max_retries=0)
 
-    def test_an_answer_that_ends_early(self, infer: Infer) -> None:
+    def test_truncated_response(self, infer: Infer) -> None:
         def cut(connection: Any) -> None:
             connection.sendall(http(b"{}", length=50))
 
         with CannedHttp([cut]) as server, pytest.raises(ConnectionFailed, match="closed the connection"):
             infer(server.url, max_retries=0)
 
-    def test_a_length_that_is_too_short_spoils_one_answer_not_the_next(self) -> None:
+    def test_short_content_length_affects_one_response(self) -> None:
         with CannedHttp([http(b'{"outputs": []}', length=2), INFERRED]) as server, Client(server.url) as client:
             with pytest.raises(ProtocolError):
                 client.model("m").infer(X)
             assert client.model("m").infer(X)["Y"] == [2]
 
     @pytest.mark.parametrize("answer", [silence, trickle(INFERRED, 0.05)], ids=["silent", "trickling"])
-    def test_the_deadline_is_for_the_whole_answer(self, infer: Infer, answer: Any) -> None:
+    def test_deadline_covers_whole_response(self, infer: Infer, answer: Any) -> None:
         begun = time.monotonic()
         with CannedHttp([answer]) as server:
             with pytest.raises(DeadlineExceeded, match=r"within 0\.4 s"):
@@ -101,14 +101,14 @@ class TestHttp:
             assert time.monotonic() - begun < 20
             assert len(server.requests) == 1, "a deadline is not tried again"
 
-    def test_an_answer_too_many_is_nobodys(self) -> None:
+    def test_unexpected_response_is_dropped(self) -> None:
         with (
             CannedHttp([INFERRED + INFERRED.replace(b"[2]", b"[7]"), INFERRED]) as server,
             Client(server.url) as client,
         ):
             assert [client.model("m").infer(X)["Y"].tolist() for _ in range(3)] == [[2]] * 3
 
-    def test_headers_are_sent_and_never_shown(self, infer: Infer) -> None:
+    def test_headers_are_sent_and_not_shown(self, infer: Infer) -> None:
         with CannedHttp([http(b"{}", "401 No"), INFERRED]) as server:
             options: dict[str, Any] = {"headers": {"Authorization": "Bearer s3cret"}}
             with pytest.raises(Unauthorized) as caught:
@@ -119,9 +119,7 @@ class TestHttp:
             assert "s3cret" not in f"{client!r} {vars(client)}"
             client.close()
 
-    def test_a_server_without_the_binary_extension_gets_json(
-        self, infer: Infer, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_server_without_the_binary_extension_gets_json(self, infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("canned.METADATA", b'{"name": "plain", "extensions": []}')
         with CannedHttp([INFERRED]) as server:
             feeds = {"X": np.array([1.5]), "T": np.array(["a", b"b"], np.object_), "B": np.array([True])}
@@ -132,7 +130,7 @@ class TestHttp:
                 with pytest.raises(InvalidInput, match="JSON"):
                     infer(server.url, {"X": unfit})
 
-    def test_the_server_is_told_what_is_left_of_the_time(self, infer: Infer) -> None:
+    def test_remaining_time_is_sent(self, infer: Infer) -> None:
         with CannedHttp([http(b"{}", "503 Later"), INFERRED]) as server:
             infer(server.url, timeout_s=10)
             told = [
@@ -142,7 +140,7 @@ class TestHttp:
             assert 10e6 > told[0] > told[1] > 5e6
 
     @pytest.mark.parametrize("compression", ["gzip", "deflate"])
-    def test_answers_may_be_compressed(self, infer: Infer, compression: Any) -> None:
+    def test_compressed_responses(self, infer: Infer, compression: Any) -> None:
         import gzip
         import zlib
 
@@ -160,7 +158,7 @@ def _header(request: bytes) -> int:
 
 
 class TestProxies:
-    def test_the_environments_proxy_is_asked(self, infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_http_proxy(self, infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
         with CannedHttp([INFERRED]) as proxy:
             monkeypatch.setenv("http_proxy", proxy.url.replace("//", "//me:pass@"))
             monkeypatch.setattr("canned.METADATA", b"{}")
@@ -170,8 +168,7 @@ class TestProxies:
             assert proxy.requests[1].startswith(b"POST http://far.away:8000/v2/models/m/infer HTTP/1.1")
             assert b"Proxy-Authorization: Basic bWU6cGFzcw==" in proxy.requests[1]
 
-    def test_but_not_for_this_machine(self, infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A proxy would look for the server on its own machine: nothing that is tried at home would work."""
+    def test_no_proxy_for_localhost(self, infer: Infer, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
         with CannedHttp([INFERRED]) as server:
             assert infer(server.url, max_retries=0)["Y"] == [2]

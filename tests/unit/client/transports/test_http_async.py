@@ -1,4 +1,4 @@
-"""HTTP in an event loop: many requests at once, and what is left after a cancelled one."""
+"""The asyncio HTTP transport."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ async def index(transport: AsyncHttpTransport, timeout_s: float = 5) -> Any:
     return await transport.send(transport.wire.repository_index(), Deadline.after(timeout_s))
 
 
-def test_requests_wait_together_not_one_after_the_other() -> None:
+def test_requests_are_concurrent() -> None:
     together = threading.Barrier(8)
 
     def answer(connection: Any) -> None:
@@ -42,7 +42,7 @@ def test_requests_wait_together_not_one_after_the_other() -> None:
         assert asyncio.run(main(server.url)) == [[]] * 8
 
 
-def test_a_cancelled_request_spoils_no_other() -> None:
+def test_cancelled_request_does_not_affect_others() -> None:
     async def main(url: str) -> Any:
         transport = open_transport(url)
         task = asyncio.create_task(index(transport))
@@ -58,7 +58,7 @@ def test_a_cancelled_request_spoils_no_other() -> None:
         assert asyncio.run(main(server.url)) == []
 
 
-def test_a_deadline_ends_one_request_only() -> None:
+def test_deadline_ends_only_its_request() -> None:
     async def main(url: str) -> Any:
         transport = open_transport(url)
         late, good = await asyncio.gather(index(transport, 0.2), later(transport), return_exceptions=True)
@@ -76,8 +76,6 @@ def test_a_deadline_ends_one_request_only() -> None:
 
 
 def test_redirects_are_not_followed() -> None:
-    """A redirected POST would lose its body, and its credentials would go elsewhere."""
-
     async def main(url: str) -> None:
         transport = open_transport(url)
         try:
@@ -91,7 +89,7 @@ def test_redirects_are_not_followed() -> None:
         assert len(server.requests) == 1
 
 
-def test_a_path_before_the_protocols_own_is_not_quoted_again() -> None:
+def test_path_prefix_is_quoted_once() -> None:
     async def main(url: str) -> None:
         transport = open_transport(url)
         call = transport.wire.load("a b/c")

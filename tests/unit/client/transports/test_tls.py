@@ -1,4 +1,4 @@
-"""Whom the transports trust: TLS over HTTP and gRPC."""
+"""TLS over HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TestTls:
         authority.issue_cert("127.0.0.1", **options).configure_cert(context)
         return context
 
-    def test_a_trusted_server_is_asked(self, infer: Infer, tmp_path: Any) -> None:
+    def test_trusted_server(self, infer: Infer, tmp_path: Any) -> None:
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         with CannedHttp([INFERRED], context=self.context(authority)) as server:
@@ -32,7 +32,7 @@ class TestTls:
             with pytest.raises(ConnectionFailed, match="cannot trust"):
                 infer(server.url, max_retries=0)
 
-    def test_an_expired_certificate_is_not_trusted(self, infer: Infer, tmp_path: Any) -> None:
+    def test_expired_certificate_is_not_trusted(self, infer: Infer, tmp_path: Any) -> None:
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         past = datetime.datetime(2020, 1, 1, tzinfo=datetime.UTC)
@@ -40,7 +40,7 @@ class TestTls:
         with CannedHttp([INFERRED], context=context) as server, pytest.raises(ConnectionFailed, match="expired"):
             infer(server.url, ca_file=tmp_path / "ca.pem", max_retries=0)
 
-    def test_a_server_without_tls(self, infer: Infer) -> None:
+    def test_server_without_tls(self, infer: Infer) -> None:
         with (
             CannedHttp([INFERRED]) as server,
             pytest.raises(ConnectionFailed, match=r"TLS handshake|closed the connection|cannot reach https"),
@@ -48,7 +48,7 @@ class TestTls:
             infer(server.url.replace("http", "https"), max_retries=0)
 
     @pytest.mark.parametrize("days", [1, -1])
-    def test_grpc_trusts_whom_http_trusts(self, infer: Infer, tmp_path: Any, days: int) -> None:
+    def test_grpc_certificates(self, infer: Infer, tmp_path: Any, days: int) -> None:
         authority, now = trustme.CA(), datetime.datetime.now(datetime.UTC)
         authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
         ends = now + datetime.timedelta(days=days)

@@ -1,4 +1,4 @@
-"""Requests and responses of both protocols without a connection, beside those of tritonclient."""
+"""Encoding and parsing of both protocols, compared with tritonclient."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def request(
 
 
 def http_parts(asked: InferRequest, *, binary: bool = True) -> tuple[Any, bytes]:
-    """The JSON header of a request, and the bytes behind it."""
+    """Return the JSON header of a request, and the bytes after it."""
     sent = HTTP.infer(asked, 1.5, binary=binary).request
     body = b"".join(sent.body)
     length = int(sent.headers.get(LENGTH, len(body)))
@@ -107,7 +107,7 @@ class TestRequests:
             (lambda wire: wire.unregister_region("r"), lambda client: client.unregister_system_shared_memory("r")),
         ],
     )
-    def test_calls_are_those_of_tritonclient(
+    def test_calls_equal_tritonclient(
         self, protocol: str, ours: Callable[[Wire], Any], theirs: Callable[[Any], Any]
     ) -> None:
         if protocol == "grpc":
@@ -131,7 +131,7 @@ class TestRequests:
             assert json.loads(b"".join(sent.body)) == json.loads(body or b"{}")
 
     @pytest.mark.parametrize("name", ["a/b", "a?b", "a#b", "\u00e4", "a b", "a%2Fb", "a\r\nb"])
-    def test_a_name_is_one_part_of_the_path(self, name: str) -> None:
+    def test_names_are_quoted_in_paths(self, name: str) -> None:
         for call in (HTTP.model_metadata(name, name), HTTP.load(name), HTTP.region_status(name)):
             path = call.request.path
             assert path.count("/") == 5
@@ -139,7 +139,7 @@ class TestRequests:
             assert path.isascii()
 
     @pytest.mark.parametrize("array", ARRAYS)
-    def test_an_inference_is_that_of_tritonclient(self, array: Any) -> None:
+    def test_inference_equals_tritonclient(self, array: Any) -> None:
         asked = request({"N": np.arange(2, dtype=np.uint8), "X": array}, {"Y": RequestedOutput(class_count=3)})
         datatype = DType.from_numpy(array.dtype).value
         tensors = {}
@@ -164,7 +164,7 @@ class TestRequests:
         message.parameters["timeout"].int64_param = 1_500_000
         assert grpc_message(asked) == message
 
-    def test_tensors_in_shared_memory_are_no_bytes(self) -> None:
+    def test_shared_memory_requests_equal_tritonclient(self) -> None:
         asked = request({"X": PLACE}, {"Y": RequestedOutput(shared=PLACE)})
         theirs = {}
         for library in (triton_http, triton_grpc):
@@ -191,7 +191,7 @@ class TestRequests:
         assert GRPC.infer(asked, 1.0, binary=True).request.request_id == "7"
 
     def test_no_parameter_of_ours_has_a_reserved_name(self) -> None:
-        """Since 26.05 Triton refuses other uses of them. Source: its docs/protocol/extension_parameters.md."""
+        """Source: Triton, docs/protocol/extension_parameters.md (since 26.05)."""
         reserved = {"sequence_id", "sequence_start", "sequence_end", "priority", "headers"}
         asked = request({"x": np.zeros(1, np.float32)}, contract="digest", request_id="7")
         for names in (http_parts(asked)[0]["parameters"].keys(), grpc_message(asked).parameters.keys()):
@@ -200,13 +200,12 @@ class TestRequests:
             assert not any(name.startswith("triton_") for name in names)
 
     @pytest.mark.parametrize("size", [0, 1, 127, 128, 16_383, 16_384, 3_000_000])
-    def test_tensors_of_every_size_over_grpc(self, size: int) -> None:
+    def test_tensor_sizes_over_grpc(self, size: int) -> None:
         array = (np.arange(size) % 251).astype(np.uint8)
         message = grpc_message(request({"X": array}))
         assert (list(message.inputs[0].shape), message.raw_input_contents[0]) == ([size], array.tobytes())
 
-    def test_requests_of_a_kind_share_what_is_the_same_over_grpc(self) -> None:
-        """What is kept of one request must not show in the next one of another model, shape, type, id or output."""
+    def test_cached_header_does_not_leak_over_grpc(self) -> None:
         x = np.zeros((1, 2), np.float32)
         requests = [
             InferRequest(model=model, version=version, inputs={name: array}, outputs=outputs, request_id=own)
@@ -226,7 +225,7 @@ class TestRequests:
         assert all(message != first for message in others)
 
     @pytest.mark.parametrize(("compression", "unpack"), [("gzip", gzip.decompress), ("deflate", zlib.decompress)])
-    def test_a_compressed_inference_is_the_same_inside(self, compression: Any, unpack: Any) -> None:
+    def test_compressed_inference_is_the_same_inside(self, compression: Any, unpack: Any) -> None:
         asked = request({"X": np.zeros(1000, np.float32)})
         plain = HTTP.infer(asked, 1.5, binary=True).request
         packed = HttpWire(compression).infer(asked, 1.5, binary=True).request
@@ -251,7 +250,7 @@ class TestRequests:
             np.array([1.0, np.inf], np.float32),
         ],
     )
-    def test_what_json_cannot_carry(self, array: Any) -> None:
+    def test_json_cannot_carry(self, array: Any) -> None:
         with pytest.raises(InvalidInput, match="input 'X'"):
             http_parts(request({"X": array}), binary=False)
 
@@ -263,7 +262,7 @@ def http_response(body: bytes = b"", status: int = 200, **headers: str) -> HttpR
 
 
 class TestDocuments:
-    """Health, metadata, configuration, statistics and the index are the same over both protocols."""
+    """Documents are equal over both protocols."""
 
     @pytest.mark.parametrize(("status", "expected"), [(200, True), (400, False), (503, False), (500, False)])
     def test_ready_and_live(self, status: int, expected: bool) -> None:
@@ -275,7 +274,7 @@ class TestDocuments:
     @pytest.mark.parametrize(
         ("status", "kind"), [(401, Unauthorized), (403, Unauthorized), (404, ModelNotFound), (429, Overloaded)]
     )
-    def test_a_refusal_does_not_tell_whether_it_is_ready(self, status: int, kind: type[ClientError]) -> None:
+    def test_rejected_ready_request_is_an_error(self, status: int, kind: type[ClientError]) -> None:
         with pytest.raises(kind):
             HTTP.ready().read(http_response(status=status))
 
@@ -310,8 +309,8 @@ class TestDocuments:
             ),
         ],
     )
-    def test_numbers_are_numbers(self, ours: Callable[[Wire], Any], document: Any, message: Any) -> None:
-        """Protobuf's JSON has strings for 64 bits."""
+    def test_counters_are_numbers(self, ours: Callable[[Wire], Any], document: Any, message: Any) -> None:
+        """Protobuf's JSON has strings for 64-bit numbers."""
         assert ours(HTTP).read(http_response(json.dumps(document).encode())) == document
         assert ours(GRPC).read(message(**document)) == document
 
@@ -327,19 +326,19 @@ class TestDocuments:
                 HTTP.repository_index().read(http_response(body))
 
     @pytest.mark.parametrize("body", [b"", b"[]", b"null", b"{", b"\xff", b"<html>", b"[" * 100_000])
-    def test_what_is_no_json_object(self, body: bytes) -> None:
+    def test_invalid_json_documents(self, body: bytes) -> None:
         for call in (HTTP.server_metadata(), HTTP.model_config("m", ""), HTTP.infer(request(), 1.0, binary=True)):
             with pytest.raises(ProtocolError):
                 call.read(http_response(body))
 
-    def test_a_damaged_message(self) -> None:
+    def test_damaged_message(self) -> None:
         with pytest.raises(ProtocolError, match="ServerReady is damaged"):
             parse_response(b"\xff\xff\xff", GRPC.ready().request)
 
 
 class TestInferResponse:
     @pytest.mark.parametrize("array", ARRAYS)
-    def test_bytes_are_read_as_tritonclient_reads_them(self, array: Any) -> None:
+    def test_bytes_equal_tritonclient(self, array: Any) -> None:
         datatype = DType.from_numpy(array.dtype).value
         tensor = triton_grpc.InferInput("Y", list(array.shape), datatype)
         tensor.set_data_from_numpy(array)
@@ -389,7 +388,7 @@ class TestInferResponse:
 
     @pytest.mark.parametrize("contents", [[b"\1"], [b"", b"\1"]])
     def test_outputs_in_shared_memory_have_a_shape_only(self, contents: list[bytes]) -> None:
-        """Triton leaves an empty place for them in a message; a server that does not is understood, too."""
+        """Triton sends empty contents for these outputs; other servers may omit them."""
         asked = request(outputs={"A": RequestedOutput(shared=PLACE), "B": RequestedOutput()})
         outputs = [row("A", (2, 3)), row("B")]
         over_http = [outputs[0], {**outputs[1], "parameters": {"binary_data_size": 1}}]
@@ -399,7 +398,7 @@ class TestInferResponse:
         alone = request(outputs={"A": RequestedOutput(shared=PLACE)})
         assert read_grpc([row("A")], [b""], alone).shared_shapes == {"A": (1,)}
 
-    def test_an_id_that_was_sent_must_come_back(self) -> None:
+    def test_response_id_must_match(self) -> None:
         asked = request(request_id="7")
         for read in (read_http, read_grpc):
             assert read([], asked=asked, id="7").model == "m"
@@ -408,7 +407,7 @@ class TestInferResponse:
                 read([], asked=asked, id="8")
 
     @pytest.mark.parametrize("length", ["x", "-1", "1.5", "\u0663", "9" * 19, "9" * 5000])
-    def test_a_length_that_is_none_means_no_bytes(self, length: str) -> None:
+    def test_invalid_header_length_is_ignored(self, length: str) -> None:
         with contextlib.suppress(ProtocolError):  # Arabic digits are a number, too, and too small here
             assert read_http([], length=length).model == "m"
 
@@ -436,7 +435,7 @@ class TestInferResponse:
             (row("Y", datatype="FP32", parameters=None), b"\0\0\0\0"),
         ],
     )
-    def test_a_malformed_output_over_http(self, output: dict[str, Any], raw: bytes) -> None:
+    def test_malformed_output_over_http(self, output: dict[str, Any], raw: bytes) -> None:
         with pytest.raises(ProtocolError):
             read_http([output], raw)
 
@@ -456,7 +455,7 @@ class TestInferResponse:
             ([row("Y", (-2,), "FP32", contents={"fp32_contents": [1]})], []),
         ],
     )
-    def test_a_malformed_output_over_grpc(self, outputs: list[Any], contents: list[bytes]) -> None:
+    def test_malformed_output_over_grpc(self, outputs: list[Any], contents: list[bytes]) -> None:
         with pytest.raises(ProtocolError):
             read_grpc(outputs, contents)
 
@@ -478,14 +477,14 @@ class TestErrors:
             (b"<!doctype html><h1>no title", "<!doctype html><h1>no title"),
         ],
     )
-    def test_the_reason_is_that_of_the_server(self, body: bytes, reason: str) -> None:
+    def test_http_error_reason(self, body: bytes, reason: str) -> None:
         error = http_error(http_response(body, 404), "7")
         assert error.message == f"the server returned 404: {reason}"
         assert error.request_id == "7"
         assert ("any gateway" in error.hint) == (b"html" in body.lower())
 
-    def test_shared_memory_that_the_server_refuses_names_the_flag(self) -> None:
-        """As Triton 26.08 refuses it. Source: Triton server, `kClientShmDisabledErrorStr`."""
+    def test_disabled_shared_memory_hint(self) -> None:
+        """Source: Triton server, `kClientShmDisabledErrorStr` (26.08)."""
         reason = "Client shared memory is disabled. Start the server with '--allow-client-shm=true' to enable."
         over_http = http_error(http_response(json.dumps({"error": reason}).encode(), 501), None)
         over_grpc = grpc_error(grpc.StatusCode.UNIMPLEMENTED, reason, None)
@@ -497,7 +496,7 @@ class TestErrors:
         ("header", "seconds"),
         [("7", 7.0), ("0", 0.0), ("", None), ("-1", None), ("1.5", None), ("Fri, 31 Dec 1999 23:59:59 GMT", None)],
     )
-    def test_when_to_try_again(self, header: str, seconds: float | None) -> None:
+    def test_retry_after(self, header: str, seconds: float | None) -> None:
         assert http_error(http_response(status=429, Retry_After=header), None).retry_after_s == seconds
 
     KINDS: dict[str, type[ClientError]] = {  # noqa: RUF012
@@ -511,12 +510,12 @@ class TestErrors:
     }
 
     @pytest.mark.parametrize("code", list(grpc.StatusCode))
-    def test_every_status_of_grpc_is_an_error_of_ours(self, code: grpc.StatusCode) -> None:
+    def test_grpc_status_to_error(self, code: grpc.StatusCode) -> None:
         error = grpc_error(code, "because", "7")
         assert type(error) is self.KINDS.get(code.name, ServerError)
         assert (error.status, error.body, error.request_id) == (code.name, "because", "7")
 
-    def test_a_stream_that_a_proxy_resets_is_a_connection_that_failed(self) -> None:
+    def test_reset_stream_is_connection_failure(self) -> None:
         details = "Stream removed (RST_STREAM (Received RST_STREAM with error code 8))"
         assert type(grpc_error(grpc.StatusCode.CANCELLED, details, "7")) is ConnectionFailed
 
