@@ -94,9 +94,7 @@ class TestOpenLoop:
 
         timing = Timing(seconds=1.5, warmup_s=0.1)
         seen = record_open_loop(ask, poisson(100, 1.6).tolist(), timing, callers).of_open_loop()
-        assert seen.latency_ms["p90"] > 150, (
-            "a third of the requests waited 0.25 s on average"
-        )
+        assert seen.latency_ms["p90"] > 150, "a third of the requests waited 0.25 s on average"
         begun = time.perf_counter()
         closed = closed_loop(ask, 1, 1.5, warmup_s=0.1, at_start=nothing)
         assert closed.latency_ms["p99"] < 100
