@@ -33,7 +33,7 @@ GROUPS = {
     "shared": '\ninstance_group [ { name: "one" count: 1 kind: KIND_CPU }, { name: "other" count: 1 kind: KIND_CPU } ]',
 }
 BROKEN = {
-    "too-many": ("pipeline=999", "asks for 999 groups of cores"),
+    "too-many": ("pipeline=999", "needs 999 groups of cores"),
     "odd": ("tensor=2, micro_batches=3", "with pipeline=2 or more where micro_batches is given"),
     "unfit": ("pipeline=2, memory=1KiB", "no split into 2 stages fits 1 KiB for each device"),
     "alone": ("data=3", "data=3 asks for as many instances of the model"),

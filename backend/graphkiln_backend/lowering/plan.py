@@ -1,4 +1,4 @@
-"""Plan the sessions to try for a graph, in order, with the reason of each rejection. Pure: nothing is built here."""
+"""Plan the sessions to try for a graph, in order, with the reason for each rejection. Nothing is built here."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import AUTO, Choice, Settings
 
-# The engines of a kind of device; the first that computes in the precision serves where none is requested.
+# Engines by kind of device; the default is the first one that supports the precision.
 _ENGINES = {DeviceKind.CPU: ("onnxruntime", "openvino"), DeviceKind.GPU: ("onnxruntime", "tensorrt")}
 _UNSUPPORTED_PRECISIONS = {
     (DeviceKind.CPU, "onnxruntime", Precision.BF16): "ONNX Runtime has no bf16 kernels for CPUs",
     (DeviceKind.CPU, "onnxruntime", Precision.FP16): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
 }
-# Settings that an engine has no use for: an error, since a user who requests one expects something of it.
+# Settings that an engine does not support: errors, since the user expects them to have an effect.
 _UNSUPPORTED_SETTINGS = {
-    ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; more instances compute side by side",
+    ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; use more instances instead",
     ("openvino", "op_library_filename"): "OpenVINO cannot call operators that were built for ONNX Runtime",
-    ("openvino", "parallel"): "its threads cannot be kept on the cores of a stage: engine: onnxruntime does that",
-    ("tensorrt", "parallel"): "a compiled graph is not cut into parts: engine: onnxruntime does that",
-    ("tensorrt", "streams"): "TensorRT computes a batch as a whole; more instances compute side by side",
+    ("openvino", "parallel"): "its threads cannot be pinned to the cores of a stage: use engine: onnxruntime",
+    ("tensorrt", "parallel"): "TensorRT graphs cannot be cut into parts: use engine: onnxruntime",
+    ("tensorrt", "streams"): "TensorRT computes a batch as a whole; use more instances instead",
     ("tensorrt", "layout"): "TensorRT chooses layouts itself",
     ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
 }
-_NOISE = 1.025  # times that are less than this factor apart count as equal
-_ON_GPUS = "not yet run on a GPU: what computes there was built from the documentation"
-_BF16_HINT = "on a CPU, bf16 is the precision that pays: precision: bf16 with engine: openvino"
+_NOISE = 1.025  # times within this factor count as equal
+_ON_GPUS = "not yet run on a GPU: the GPU engines were built from the documentation"
+_BF16_HINT = "on a CPU use bf16 instead: precision: bf16 with engine: openvino"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,16 +39,16 @@ class Resources:
     """Resources of the instances of a model.
 
     Attributes:
-        device: Device that they run on.
-        cores: CPU cores that all of them may use together.
+        device: Device of the instances.
+        cores: CPU cores of all instances together.
         probe: Checks whether an engine is installed and can run on a device.
         instances: Number of instances that share the cores.
-        shared_folder: Folder for what they can share, such as weights, or None.
-        lacks: Returns the reason why the CPU computes in a precision by way of fp32; empty where it need not.
-        works_beside: Whether other work runs on the cores at the same time: idle threads sleep then.
+        shared_folder: Folder for shared files such as weights, or None.
+        lacks: Returns the reason why the CPU does not compute in a precision natively, or empty.
+        works_beside: Whether other work runs on the same cores; idle threads then sleep.
         instance: Number of this instance, from 0.
         places: With `parallel`: place of each shard of each stage, stage by stage.
-        cuts: Positions of the first node of each stage but the first.
+        cuts: Position of the first node of each stage except the first.
     """
 
     device: Device
@@ -68,11 +68,11 @@ class LoweringPlan:
     """The sessions to try.
 
     Attributes:
-        candidates: Sessions that may serve; of several, the fastest one that proves itself does.
-        baselines: The same graph in fp32, with `engine: auto`: a candidate that is not faster is not taken.
-        fallback: Sessions to try when no candidate works, in the user's order.
-        rejected: One line per choice that was not taken, with the reason.
-        spread: Description of a graph that is spread over devices, a line for each; or empty.
+        candidates: Sessions that may serve; the fastest verified one does.
+        baselines: With `engine: auto`: fp32 sessions that a candidate of lower precision must beat.
+        fallback: Sessions to try if no candidate works, in the user's order.
+        rejected: One line per rejected choice, with the reason.
+        spread: Description of the spread over devices, or empty.
     """
 
     candidates: tuple[SessionConfig, ...]
@@ -83,11 +83,11 @@ class LoweringPlan:
 
     @property
     def configs(self) -> tuple[SessionConfig, ...]:
-        """All sessions, in the order of the explanation; `selection` measures the baselines first."""
+        """All sessions, in the order of `explain`."""
         return (*self.candidates, *self.baselines, *self.fallback)
 
     def explain(self) -> str:
-        """Describe every choice and every rejection, a line each."""
+        """Describe the choices and rejections, a line each."""
         lines = [_line(number, config) for number, config in enumerate(self.configs, start=1)]
         notes = [_ON_GPUS] if any(config.device.is_gpu for config in self.configs) else []
         return "\n".join((*lines, *self.spread.splitlines(), *(f"rejected: {line}" for line in self.rejected), *notes))
@@ -96,16 +96,16 @@ class LoweringPlan:
 def plan(
     settings: Settings, resources: Resources, *, saved: Precision = Precision.FP32, largest_batch: int = 1
 ) -> LoweringPlan:
-    """Plan a saved graph.
+    """Plan the sessions of a saved graph.
 
     Args:
-        settings: Settings of the configuration.
+        settings: Settings of the model.
         resources: Cores and devices.
-        saved: Precision that the graph was saved in.
-        largest_batch: The largest batch that Triton will form.
+        saved: Precision of the saved graph.
+        largest_batch: Largest batch that Triton will form.
 
     Raises:
-        LoweringError: Nothing can run the graph as requested; `attempts` has the reasons.
+        LoweringError: No engine can run the graph as requested; `attempts` has the reasons.
     """
     kind = resources.device.kind
     choices, rejected = _choices(settings, resources, _compute_precision(settings.precision, saved, kind))
@@ -113,11 +113,11 @@ def plan(
         _check_precision(choice, saved, kind)
     for choice in (*choices, *(settings.fallback if _splits(settings) else ())):
         if reason := _unsupported_setting(choice.engine, settings):
-            raise LoweringError(f"{choice} cannot do what is requested", attempts=(reason,))
+            raise LoweringError(f"{choice} does not support a setting", attempts=(reason,))
 
     baselines = _baselines(settings, resources, saved)
     if baselines and settings.precision and (reason := resources.lacks(settings.precision)):
-        rejected += tuple(f"{choice}: {reason}, which is slower than fp32: not taken" for choice in choices)
+        rejected += tuple(f"{choice}: {reason}, which makes it slower than fp32" for choice in choices)
         choices, baselines = baselines, ()
 
     def config(choice: Choice, reason: str) -> SessionConfig:
@@ -128,7 +128,7 @@ def plan(
     return LoweringPlan(
         candidates=tuple(config(choice, requested) for choice in choices),
         baselines=tuple(
-            config(choice, f"fp32 must be slower for {settings.precision} to serve") for choice in baselines
+            config(choice, f"baseline that {settings.precision} must beat") for choice in baselines
         ),
         fallback=tuple(config(choice, f"requested by {origins['fallback']}") for choice in settings.fallback),
         rejected=(*settings.rejected, *rejected),
@@ -136,7 +136,7 @@ def plan(
 
 
 def _baselines(settings: Settings, resources: Resources, saved: Precision) -> tuple[Choice, ...]:
-    """With `engine: auto`, the fp32 sessions that a 16-bit precision on a CPU must be faster than."""
+    """Return the fp32 sessions that a 16-bit precision on a CPU must beat with `engine: auto`."""
     precision, kind = settings.precision, resources.device.kind
     if settings.engine != AUTO or kind is not DeviceKind.CPU or not (precision and saved.lowers_to(precision)):
         return ()
@@ -148,10 +148,10 @@ def _baselines(settings: Settings, resources: Resources, saved: Precision) -> tu
 def _choices(
     settings: Settings, resources: Resources, precision: Precision
 ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
-    """Find the engines that may serve, and the reason for each that may not.
+    """Return the engines to try, and the reason against each of the others.
 
     Raises:
-        LoweringError: With `engine: auto`, none may.
+        LoweringError: No engine is left with `engine: auto`.
     """
     if settings.engine and settings.engine != AUTO:
         return (Choice(engine=settings.engine, precision=settings.precision),), ()
@@ -164,7 +164,7 @@ def _choices(
     if settings.engine == AUTO:
         rejected |= _rejected_by_auto(engines, settings, resources)
     else:
-        rejected |= dict.fromkeys(engines[1:], "not requested (engine: auto tries it, too)")
+        rejected |= dict.fromkeys(engines[1:], "not requested (engine: auto would try it)")
     lines = tuple(f"{engine}: {reason}" for engine, reason in rejected.items())
     choices = tuple(Choice(engine=name, precision=settings.precision) for name in engines if name not in rejected)
     if not choices:
@@ -173,7 +173,7 @@ def _choices(
 
 
 def _rejected_by_auto(engines: Sequence[str], settings: Settings, resources: Resources) -> dict[str, str]:
-    """Engines that have no use for a setting or are not there -> the reason."""
+    """Return the reason against each engine that lacks a setting or is not installed."""
     rejected = {engine: reason for engine in engines if (reason := _unsupported_setting(engine, settings))}
     for engine in engines:
         if engine not in rejected and not (support := resources.probe(engine, resources.device)).ok:
@@ -182,7 +182,7 @@ def _rejected_by_auto(engines: Sequence[str], settings: Settings, resources: Res
 
 
 def _unsupported_setting(engine: str, settings: Settings) -> str:
-    """The first setting that an engine has no use for, with the reason, or empty."""
+    """Return the first setting that an engine does not support, with the reason, or empty."""
     requested = {
         "streams": settings.streams > 1,
         "layout": bool(settings.layout),
@@ -199,15 +199,15 @@ def _splits(settings: Settings) -> bool:
 
 
 def _compute_precision(requested: Precision | None, saved: Precision, kind: DeviceKind) -> Precision:
-    """The precision to compute in. On a CPU a graph saved in fp16 is served in fp32 where nothing is requested."""
+    """Return the precision to compute in. By default a CPU serves a graph saved in fp16 in fp32."""
     return requested or (Precision.FP32 if saved is Precision.FP16 and kind is DeviceKind.CPU else saved)
 
 
 def _check_precision(choice: Choice, saved: Precision, kind: DeviceKind) -> None:
-    """Refuse a precision that no build could give.
+    """Check that the graph can be lowered to a precision, and that the engine computes in it.
 
     Raises:
-        LoweringError: Loading cannot bring the graph to the precision, or the engine does not compute in it.
+        LoweringError: It cannot, or the engine does not.
     """
     requested = choice.precision
     computed = _compute_precision(requested, saved, kind)
@@ -237,14 +237,14 @@ def _session_config(
         engine=choice.engine,
         device=resources.device,
         threads=settings.threads or pinned or max(1, cores // instances),
-        # Threads that spin respond sooner (ResNet-50 +2%, MobileNetV3-small +37% at one request a time), but instances
-        # that share cores would take them from each other, and from whatever else computes on them.
+        # Spinning threads respond sooner (ResNet-50 +2%, MobileNetV3-small +37% with one request at a time), but take
+        # the cores from other instances and from other work on them.
         spin=(instances == 1 or pinned > 0) and not resources.works_beside,
         reason=f"{reason}, {cores} cores shared by {instances} instance{'s' if instances > 1 else ''}",
         precision=choice.precision,
         layout=settings.layout,
         conv_search=settings.conv_search,
-        streams=min(settings.streams or 1, largest_batch),  # parts of a batch: a graph served whole has none
+        streams=min(settings.streams or 1, largest_batch),  # a batch cannot have more parts than rows
         largest_batch=largest_batch,
         tuning=settings.tuning,
         shared_folder=resources.shared_folder if instances > 1 else None,
@@ -265,6 +265,6 @@ def _line(number: int, config: SessionConfig) -> str:
 
 
 def pick_fastest(times_s: Sequence[float]) -> int:
-    """Return the index of the first candidate within 2.5% of the fastest, so that noise does not change engines."""
+    """Return the index of the first candidate within 2.5% of the fastest, so that noise does not decide."""
     fastest = min(times_s)
     return next(index for index, seconds in enumerate(times_s) if seconds <= fastest * _NOISE)

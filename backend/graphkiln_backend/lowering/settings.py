@@ -1,11 +1,11 @@
-"""Settings that a model's configuration requests, as one typed object: every key is honored or refused with a reason.
+"""Settings of a model as one typed object: every key of its configuration is honored or refused with a reason.
 
-Where a setting is given more than once, this order decides: `--set MODEL.key=value`, `--enable-ENGINE MODEL`,
-`parameters` of config.pbtxt, its `xrt` parameter, its execution accelerator. Values that lost are kept with the reason.
+Precedence, highest first: `--set MODEL.key=value`, `--enable-ENGINE MODEL`, `parameters` of config.pbtxt, its `xrt`
+parameter, its execution accelerator. Overridden values are listed with the reason.
 
-graphkiln's keys are `engine`, `precision`, ...; the others are those of Triton's C++ `onnxruntime` backend and of
-oneflow-serving, so that their repositories work unchanged. Theirs ignore unknown keys; here one is an error that names
-the nearest known key.
+Beside graphkiln's own keys (`engine`, `precision`, ...) those of Triton's C++ `onnxruntime` backend and of
+oneflow-serving are accepted, so that their repositories work unchanged. Unknown keys, which they ignore, are errors
+here.
 
 Source: Triton ONNX Runtime backend, README ("Model Config Options"); oneflow-serving, `xrt` parameter.
 """
@@ -30,7 +30,7 @@ from graphkiln_backend.repository.model_config import Accelerator, ModelConfig
 
 T = TypeVar("T")
 
-AUTO = "auto"  # the engine that means: try all, take the fastest
+AUTO = "auto"  # as an engine: try all, choose the fastest
 LAYOUTS = ("nchw", "nhwc")
 CONV_SEARCHES = ("exhaustive", "heuristic", "default")
 # `optimization.graph.level` -> how far ONNX Runtime rewrites the graph.
@@ -46,22 +46,19 @@ SESSION_KEYS = (
     "enable_mem_pattern",
     "memory.enable_memory_arena_shrinkage",
 )
-SESSION_PREFIX = "session."  # begins the keys of ONNX Runtime's own session entries, which are handed on as they are
+SESSION_PREFIX = "session."  # prefix of ONNX Runtime's own session entries, which are passed through
 CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
-# Handed to the CUDA provider as they are; the first of the keys is a setting of ours, `conv_search`.
-CUDA_OPTIONS = CUDA_KEYS[1:]
-# Read by Triton's Python backend itself.
-TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")
-# Of the custom backend that Triton's example `simple_dyna_sequence` once had; no backend of ONNX graphs reads it.
-UNREAD_KEYS = ("execute_delay_ms",)
+CUDA_OPTIONS = CUDA_KEYS[1:]  # passed through to the CUDA provider; the first key is the setting `conv_search`
+TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")  # of its Python backend
+UNREAD_KEYS = ("execute_delay_ms",)  # in Triton's example `simple_dyna_sequence`; no ONNX backend reads it
 PUBLISHED_KEYS = (CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
-# Keys that change nothing where a person writes them.
+# Keys that have no effect when a user writes them.
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)
 
 # Values of oneflow-serving's `xrt` parameter.
 ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}
-# How the C++ backend writes `cudnn_conv_algo_search`.
+# Values of `cudnn_conv_algo_search` in the C++ backend.
 _CONV_SEARCH_NUMBERS = {"0": "exhaustive", "1": "heuristic", "2": "default"}
 
 TENSORRT_KEYS = (
@@ -77,21 +74,21 @@ TENSORRT_KEYS = (
     *("trt_extra_plugin_lib_paths", "trt_weight_stripped_engine_enable", "trt_onnx_model_folder_path"),
 )
 OPENVINO_KEYS = ("num_of_threads", "num_streams", "device_type", "precision", "cache_dir", "enable_dynamic_shapes")
-# Accelerators of GPU instances and their keys; None where ONNX Runtime itself refuses what it does not know.
+# Accelerators of GPU instances and their keys; None if ONNX Runtime itself refuses unknown keys.
 GPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"tensorrt": TENSORRT_KEYS, "cuda": None}
 CPU_ACCELERATORS: dict[str, tuple[str, ...] | None] = {"openvino": OPENVINO_KEYS}
 _ENGINE_FOR_ACCELERATOR = {"tensorrt": "tensorrt", "cuda": "onnxruntime", "openvino": "openvino"}
-# Options of an accelerator that mean a setting: accelerator -> its key -> ours.
+# Options of an accelerator that are settings here: accelerator -> its key -> setting.
 ACCELERATOR_SETTINGS = {
     "tensorrt": {"precision_mode": "precision"},
     "openvino": {"precision": "precision", "num_of_threads": "threads", "num_streams": "streams"},
     "cuda": {"cudnn_conv_algo_search": "conv_search"},
 }
-ACCELERATOR_ORIGIN = "execution accelerator"  # begins the origin of a setting that an accelerator means
+ACCELERATOR_ORIGIN = "execution accelerator"  # prefix of the origin of settings from an accelerator
 
 
 class Override(NamedTuple):
-    """A key of `parameters`, its value, and the flag of the command line that gives it."""
+    """A key of `parameters`, its value, and the command-line flag that sets it."""
 
     key: str
     value: str
@@ -100,7 +97,7 @@ class Override(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """An engine, and the precision that it must compute in; None leaves it to the graph or the plan."""
+    """An engine and its required precision; None leaves the precision to the graph or the plan."""
 
     engine: str
     precision: Precision | None = None
@@ -111,23 +108,23 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """Settings that are requested of a model. Empty and 0 leave it to the plan.
+    """Requested settings of a model. Empty values and 0 leave the choice to the plan.
 
     Attributes:
         engine: Name of an engine, or `auto`.
-        precision: Element type that convolutions and matrix products must be computed in.
-        layout: `nchw` or `nhwc`: the order in which a GPU keeps images (not yet run on one).
-        conv_search: How cuDNN searches for convolution kernels (not yet run on a GPU).
+        precision: Required precision of convolutions and matrix products.
+        layout: Image layout on a GPU, `nchw` or `nhwc` (not yet run on one).
+        conv_search: cuDNN's search for convolution kernels (not yet run on a GPU).
         threads: Threads inside one operator.
-        streams: Parts of a batch that are computed side by side.
-        self_test: Whether the golden samples are replayed before the version may serve.
-        fallback: What to try, in order, when the first choice fails.
-        tuning: The rest of the session's options.
-        options: Engine -> options in its own vocabulary, as written.
-        origins: Setting -> the key or flag that gives it.
-        rejected: One line per value that has no effect, with the reason.
+        streams: Parts of a batch that are computed in parallel.
+        self_test: Whether to replay the golden samples before the version may serve.
+        fallback: Choices to try, in order, if the first one fails.
+        tuning: The other session options.
+        options: Engine -> options by the engine's own names.
+        origins: Setting -> key or flag that set it.
+        rejected: One line per value without effect, with the reason.
         op_libraries: Libraries of custom operators.
-        parallel: How the model is spread over devices; None where nothing is requested.
+        parallel: Spread of the model over devices, or None.
     """
 
     engine: str = ""
@@ -147,15 +144,15 @@ class Settings:
 
     @classmethod
     def from_config(cls, config: ModelConfig, device: Device, overrides: Sequence[Override] = ()) -> Settings:
-        """Read a model's configuration.
+        """Read the settings of a configuration.
 
         Args:
             config: The configuration.
-            device: Where the instance runs.
-            overrides: Values of the command line; go before the configuration, the first before the next.
+            device: Device of the instance.
+            overrides: Settings of the command line, in order of precedence; they override the configuration.
 
         Raises:
-            RepositoryError: A key is unknown, a value is malformed, or the instance cannot do what is requested.
+            RepositoryError: A key is unknown, a value is malformed, or the device does not support it.
         """
         requests = _Requests()
         for key, value, flag in overrides:
@@ -190,33 +187,33 @@ def parse_override(text: str) -> Override:
     """Read `KEY=VALUE` of a `--set` flag.
 
     Raises:
-        RepositoryError: There is no `=`, the key is unknown, or the command line cannot set it.
+        RepositoryError: The `=` is missing, the key is unknown, or the command line cannot set it.
     """
     key, equals, value = text.partition("=")
     if not equals:
         raise RepositoryError(f"--set {text}: a value is missing", hint="--set KEY=VALUE")
     _check_known([key], KNOWN_KEYS, "--set")
-    line = f'write there: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
+    line = f'write into config.pbtxt: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
     if key == ACCEPT_IMAGES:
         raise RepositoryError(
-            f"--set {text}: whether a model accepts images is read from its config.pbtxt alone", hint=line
+            f"--set {text}: accept_images can only be set in config.pbtxt", hint=line
         )
     if key in TRITON_KEYS:
-        raise RepositoryError(f"--set {text}: Triton itself reads this, from config.pbtxt", hint=line)
+        raise RepositoryError(f"--set {text}: Triton reads this key from config.pbtxt", hint=line)
     if key in PUBLISHED_KEYS:
         raise RepositoryError(
-            f"--set {text}: '{key}' is what a version says of itself, and would not change what it does",
-            hint="it is decided by graphkiln convert (--task, --preprocess, --labels, --top-k): convert again",
+            f"--set {text}: '{key}' describes a version, and setting it has no effect",
+            hint="convert again with other options (graphkiln convert --task, --preprocess, --labels, --top-k)",
         )
     return Override(key, value, "--set")
 
 
 class _Requests:
-    """Requested keys with their values and origins. Added in the order of precedence: the first value of a key stays.
+    """Requested keys with their values and origins. The first value of a key wins, so add by precedence.
 
     Attributes:
-        values: Key -> the value that counts, as written, and the key or flag that gives it.
-        rejected: One line per value that has no effect, with the reason.
+        values: Key -> value as written, and the key or flag that set it.
+        rejected: One line per value without effect, with the reason.
     """
 
     def __init__(self) -> None:
@@ -224,13 +221,13 @@ class _Requests:
         self.rejected: list[str] = []
 
     def add(self, key: str, value: str, origin: str) -> None:
-        """Add a value; it is rejected where an earlier source gives another one."""
+        """Add a value, unless an earlier source set another one."""
         held, holder = self.values.setdefault(key, (value, origin))
         if held != value:
             self.reject(key, value, origin, f"{holder} requests {held}")
 
     def add_parameter(self, key: str, value: str, origin: str) -> None:
-        """Add a key of `parameters`, and the setting of ours that it means in another vocabulary."""
+        """Add a key of `parameters`, and the setting that a foreign key stands for."""
         self.add(key, value, origin)
         if key == "xrt":
             if value not in ENGINE_FOR_XRT:
@@ -242,11 +239,11 @@ class _Requests:
             self.add("conv_search", _CONV_SEARCH_NUMBERS.get(value, value.lower()), origin)
 
     def get(self, key: str) -> str:
-        """The value that counts, or empty."""
+        """Return the value of a key, or empty."""
         return self.values[key][0] if key in self.values else ""
 
     def parse(self, key: str, parser: Callable[[str, str], T], default: T) -> T:
-        """The value that counts, read by `parser(origin, value)`."""
+        """Return the value of a key as read by `parser(origin, value)`, or the default."""
         if key not in self.values:
             return default
         value, origin = self.values[key]
@@ -256,14 +253,14 @@ class _Requests:
         self.rejected.append(f"{key} {value} of {origin}: {reason}")
 
     def reject_unused(self, keys: Iterable[str], reason: str) -> None:
-        """Note that keys change nothing, where they are there."""
+        """Reject those of the keys that are set."""
         for key in keys:
             if key in self.values:
                 self.reject(key, *self.values[key], reason)
 
 
 def _check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
-    """Refuse unknown keys of a block of the configuration or a flag; the hint is the nearest known one."""
+    """Refuse unknown keys of a configuration block or a flag, with the nearest known one as a hint."""
     for key in keys:
         if key not in known and not key.startswith(SESSION_PREFIX):
             offered = [each for each in known if each not in _NOT_OFFERED]
@@ -271,7 +268,7 @@ def _check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
 
 
 def _accelerator(config: ModelConfig, device: Device, requests: _Requests) -> Accelerator | None:
-    """The execution accelerator of the instance's kind of device; the first one where there are several."""
+    """Return the first execution accelerator for the instance's kind of device, or None."""
     for block, known in (("gpu", GPU_ACCELERATORS), ("cpu", CPU_ACCELERATORS)):
         where = f"{block}_execution_accelerator"
         for accelerator in config.gpu_accelerators if block == "gpu" else config.cpu_accelerators:
@@ -282,17 +279,19 @@ def _accelerator(config: ModelConfig, device: Device, requests: _Requests) -> Ac
         raise RepositoryError(
             f"gpu_execution_accelerator '{config.gpu_accelerators[0].name}' is requested, but the instance runs on "
             "the CPU",
-            hint="take the accelerator out of config.pbtxt, or serve it on a machine with a GPU",
+            hint="remove the accelerator from config.pbtxt, or serve the model on a machine with a GPU",
         )
     first, *others = (config.gpu_accelerators if device.is_gpu else config.cpu_accelerators) or (None,)
-    requests.rejected += [f"{ACCELERATOR_ORIGIN} {other.name}: one stands before it" for other in others if other]
+    requests.rejected += [
+        f"{ACCELERATOR_ORIGIN} {other.name}: only the first accelerator is used" for other in others if other
+    ]
     return first
 
 
 def _add_accelerator(requests: _Requests, accelerator: Accelerator | None) -> dict[str, dict[str, str]]:
-    """Add the settings that an accelerator means, and return its engine -> its options that are no settings.
+    """Add the settings of an accelerator, and return its other options by engine.
 
-    Where another engine is requested, its options stay for the case that it is a fallback; its settings do not count.
+    If another engine is requested, the settings have no effect; the options are kept in case its engine is a fallback.
     """
     if accelerator is None:
         return {}
@@ -305,7 +304,7 @@ def _add_accelerator(requests: _Requests, accelerator: Accelerator | None) -> di
             options.setdefault("precision_mode", precision)
     for key, setting in ACCELERATOR_SETTINGS[name].items():
         value = options.pop(key, "").lower()
-        if value in ("", "accuracy"):  # OpenVINO's word for: as saved
+        if value in ("", "accuracy"):  # OpenVINO's value for the saved precision
             continue
         if requests.get("engine") in (AUTO, engine):
             requests.add(setting, value, f"{origin}, {key}")
@@ -315,7 +314,7 @@ def _add_accelerator(requests: _Requests, accelerator: Accelerator | None) -> di
 
 
 def _check_device(requests: _Requests, device: Device) -> None:
-    """Refuse what the instance does not have, and note keys that its device or engine has no use for."""
+    """Refuse settings that the device does not support, and note keys that its device or engine does not use."""
     for key, allowed in (("layout", LAYOUTS), ("conv_search", CONV_SEARCHES)):
         if key in requests.values and requests.get(key) not in allowed:
             value, origin = requests.values[key]
@@ -326,17 +325,17 @@ def _check_device(requests: _Requests, device: Device) -> None:
             value, origin = requests.values.pop("conv_search")
             # The C++ backend's own key has no effect on a CPU, as with that backend.
             if origin != "parameters.cudnn_conv_algo_search":
-                raise RepositoryError(f"{origin} is for GPUs, but the instance runs on the CPU", hint="take it out")
+                raise RepositoryError(f"{origin} is for GPUs, but the instance runs on the CPU", hint="remove it")
             requests.reject("conv_search", value, origin, "the instance runs on the CPU, which has no cuDNN")
         if requests.get("layout") == "nhwc":
             origin = requests.values["layout"][1]
             raise RepositoryError(
-                f"{origin} nhwc is for GPUs: on a CPU engines choose their own blocked layout", hint="take it out"
+                f"{origin} nhwc is for GPUs: on a CPU engines choose their own blocked layout", hint="remove it"
             )
     if requests.get("engine") == "openvino":
         only_onnxruntime = set(SESSION_KEYS) - {"intra_op_thread_count"}
         keys = [key for key in requests.values if key in only_onnxruntime or key.startswith(SESSION_PREFIX)]
-        requests.reject_unused(keys, "OpenVINO has no use for it")
+        requests.reject_unused(keys, "OpenVINO does not use it")
 
 
 def _tuning(requests: _Requests, graph_level: int) -> SessionTuning:
@@ -354,12 +353,12 @@ def _tuning(requests: _Requests, graph_level: int) -> SessionTuning:
     )
 
 
-# Parsers of values: text from a config.pbtxt or a flag, and its origin, which a refusal names.
+# Parsers of values. `origin` is the key or flag, for errors.
 
 _MOST_DIGITS = 20
 _PRECISIONS = ", ".join(Precision)
 _PARALLEL = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
-_AUTO_NUMBERS = "auto"  # instead of `pipeline` and `tensor`: the smallest that fit the memory
+_AUTO_NUMBERS = "auto"  # chooses the smallest `pipeline` and `tensor` that fit the memory
 
 
 def _invalid(origin: str, text: str, expected: str) -> RepositoryError:
@@ -367,7 +366,7 @@ def _invalid(origin: str, text: str, expected: str) -> RepositoryError:
 
 
 def parse_flag(origin: str, text: str) -> bool:
-    """Read `0` or `1`, as the C++ backend writes a flag."""
+    """Read `0` or `1`, the flags of the C++ backend."""
     if text not in ("0", "1"):
         raise _invalid(origin, text, "0 or 1")
     return text == "1"
@@ -381,14 +380,14 @@ def parse_switch(origin: str, text: str) -> bool:
 
 
 def parse_count(origin: str, text: str) -> int:
-    """Read a number of threads or streams; 0 means the default."""
+    """Read a number of threads or streams, 0 for the default."""
     if not (text.isdecimal() and len(text) <= _MOST_DIGITS and int(text) < 1 << 31):
         raise _invalid(origin, text, "a whole number, 0 for the default")
     return int(text)
 
 
 def parse_precision(origin: str, text: str) -> Precision | None:
-    """Read a precision; empty for None."""
+    """Read a precision, or None from an empty text."""
     try:
         return Precision(text) if text else None
     except ValueError:
@@ -422,7 +421,7 @@ def parse_parallel(origin: str, text: str) -> Parallelism | None:
         given[name] = number
     auto = _AUTO_NUMBERS in words
     if auto and (given.keys() & {"pipeline", "tensor"} or words.count(_AUTO_NUMBERS) > 1):
-        raise _invalid(origin, text, "auto, which chooses `pipeline` and `tensor`, or these numbers")
+        raise _invalid(origin, text, "either auto, which chooses `pipeline` and `tensor`, or these numbers")
     if given.get("micro_batches") and not auto and given.get("pipeline", 1) == 1:
         raise _invalid(origin, text, "with pipeline=2 or more where micro_batches is given")
     memory = given.pop("memory", 0)
@@ -430,7 +429,7 @@ def parse_parallel(origin: str, text: str) -> Parallelism | None:
 
 
 def _parse_number(name: str, value: str) -> int | None:
-    """A number of at least 1, or a size; None where the name or the value is unknown."""
+    """Read a positive number or a size; return None if the name or the value is invalid."""
     if name == "memory":
         return read_size(value) or None
     known = name in ("data", "pipeline", "tensor", "micro_batches")

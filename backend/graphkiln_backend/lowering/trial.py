@@ -1,10 +1,9 @@
-"""A request that is really made before a session serves, for versions without golden samples.
+"""Verification with synthetic requests, for versions without golden samples.
 
-Which values make sense to such a graph is unknown, and an operator may refuse made-up ones: an index that is out of
-range, a size that does not fit. So the saved graph gets the request, too, in ONNX Runtime with all optimizations off:
-what it computes, the session must compute; where it fails as well, the request is at fault and not the session. A
-session of another engine, or of another precision, must also compute the same, as far as the saved graph itself
-computes the same twice.
+Valid input values of such a graph are unknown, and an operator may refuse synthetic ones: an index out of range, a size
+that does not fit. So the saved graph runs the same request in ONNX Runtime with all optimizations off. If it fails as
+well, the request is invalid, not the session. Otherwise the session must succeed; with another engine or precision it
+must also compute the same outputs, unless the saved graph itself is not deterministic.
 """
 
 from __future__ import annotations
@@ -24,39 +23,41 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits
 
-# Inputs for graphs without golden samples: made from the signature, since sensible values are unknown.
+OpenReference = Callable[[Path], Session]
+Arrays = Mapping[str, AnyArray]
 
-# Of dimensions that vary: the first that a graph takes. Most networks take no image of one pixel.
-_SIZES = (1, 8, 64, 224)
-# Of a request in which a size is tried that may be too large: four dimensions of 224 would take 10 GB.
-_MOST_ELEMENTS = 1 << 22
-_SCALES = (1.0, 0.5, 4.0, 0.25)  # of the floating-point numbers of rows that are computed together
+_SIZES = (1, 8, 64, 224)  # tried for dynamic dimensions; most networks refuse images of one pixel
+_MOST_ELEMENTS = 1 << 22  # of a request with a larger size: four dimensions of 224 would take 10 GB
+_SCALES = (1.0, 0.5, 4.0, 0.25)  # factors that make the rows of a batch differ
 _FILLS = 4
 _ASCENDING = 2
 _COUNTED = 3
 _TEXTS = ("", "a", "a", "2")
+_FEWEST_ROWS = 3
+_SIZE = 8  # second size of dynamic dimensions in the search for mixed rows: a dimension of 1 shows no mixing
+_FAILS_ALONE = "the session fails where the saved graph does not"
 
 
 @dataclass(frozen=True, slots=True)
 class SyntheticInputs:
-    """A recipe for requests.
+    """Recipe for synthetic requests.
 
     Attributes:
-        size: Size of every dimension that varies, but for the batch.
-        fill: 0: floating-point numbers between 0 and 1, other numbers 0, empty texts; 1: normal numbers, 1, a letter;
-            2: normal numbers, ascending ones, a letter; 3: 2 to 5 in turn, which sizes, scales and repeats may be.
+        size: Size of all dynamic dimensions except the batch.
+        fill: Values of floats, integers and texts. 0: uniform in 0..1, 0, empty; 1: normal, 1, a letter; 2: normal,
+            ascending, a letter; 3: cycling from 2 to 5, which suits sizes, scales and repeats.
     """
 
     size: int = 1
     fill: int = 0
 
     def feeds(self, signature: Signature, batch: int = 1, *, seed: int = 0) -> dict[str, AnyArray]:
-        """Make one request; `batch` is the size of a first dimension that varies."""
+        """Make a request; `batch` is the size of a dynamic first dimension."""
         generator = np.random.default_rng(seed)
         return {spec.name: self._array(spec, batch, generator) for spec in signature.inputs}
 
     def batch(self, signature: Signature, size: int) -> dict[str, AnyArray]:
-        """Make one request of one row, repeated: as large as `feeds` makes it, at the cost of a copy."""
+        """Make a request that repeats one row, which is cheaper than `feeds` for a large batch."""
         row = self.feeds(signature)
         return {spec.name: _repeated(row[spec.name], spec, size) for spec in signature.inputs}
 
@@ -76,7 +77,7 @@ class SyntheticInputs:
 
 
 def synthetic_inputs(signature: Signature) -> Iterator[SyntheticInputs]:
-    """Yield synthetic inputs for a graph, the plainest first."""
+    """Yield recipes for a graph, the simplest first."""
     varies = any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
     for size in _SIZES if varies else _SIZES[:1]:
         if size == _SIZES[0] or _elements(signature, size) <= _MOST_ELEMENTS:
@@ -84,11 +85,11 @@ def synthetic_inputs(signature: Signature) -> Iterator[SyntheticInputs]:
 
 
 def different_rows(signature: Signature, size: int) -> Iterator[dict[str, AnyArray]]:
-    """Yield requests of one row each that differ as much as they can, so that a mean over them shows.
+    """Yield requests of one row each that differ strongly, so that any mean over rows shows.
 
     Args:
-        signature: Signature of a graph whose inputs all have a first dimension that varies.
-        size: Size of every other dimension that varies.
+        signature: Signature with dynamic first dimensions only.
+        size: Size of all other dynamic dimensions.
     """
     for row, scale in enumerate(_SCALES):
         feeds = SyntheticInputs(size=size, fill=row % _FILLS).feeds(signature, seed=row)
@@ -111,13 +112,7 @@ def _elements(signature: Signature, size: int) -> int:
     return sum(map(math.prod, shapes))
 
 
-OpenReference = Callable[[Path], Session]
-Arrays = Mapping[str, AnyArray]
 
-_FEWEST_ROWS = 3
-# Of dimensions that vary, beside the size that a request was made up with: along a dimension of 1 nothing mixes.
-_SIZE = 8
-_FAILS_ALONE = "the session fails where the saved graph does not"
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +120,9 @@ class Trial:
     """Outcome of a trial.
 
     Attributes:
-        synthetic: Inputs that the session computes; None where none are known.
-        note: Why there are none, or what could not be compared; may be empty.
-        outputs: What the session computed for one row of them; None where only the comparison has it.
+        synthetic: Recipe that the session accepts, or None.
+        note: Reason why there is no recipe, or empty.
+        outputs: Outputs of the session for one row, if it ran alone.
     """
 
     synthetic: SyntheticInputs | None
@@ -136,15 +131,15 @@ class Trial:
 
 
 def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReference) -> Trial:
-    """Try a session that runs the graph as it was saved.
+    """Try a session that runs the graph as saved.
 
     Args:
         session: The session.
         graph_path: The saved graph.
-        open_reference: Loads the saved graph for the comparison.
+        open_reference: Loads the saved graph in the reference engine.
 
     Raises:
-        LoweringError: It refuses what the saved graph computes, or every request for the same reason.
+        LoweringError: The session fails on a request that the saved graph accepts, or on all for the same reason.
     """
     failures: list[tuple[SyntheticInputs, GraphkilnError]] = []
     for inputs in synthetic_inputs(session.signature):
@@ -158,35 +153,36 @@ def try_as_saved(session: Session, graph_path: Path, open_reference: OpenReferen
         for inputs, failure in failures:
             if reference and _outputs(reference, inputs.feeds(reference.signature)) is not None:
                 raise LoweringError(_FAILS_ALONE, attempts=(str(failure),))
-    # Sizes are fixed and values change nothing: the runtime can never compute the graph. Text is another matter: of the
-    # few that are tried, none may be a number or a date.
+    # With fixed sizes, the same error for all values means that the runtime cannot compute the graph. Text is an
+    # exception: the graph may need a number or a date.
     specs = session.signature.inputs
     fixed = all(isinstance(dim, int) for spec in specs for dim in spec.shape)
     is_text = any(spec.dtype is DType.BYTES for spec in specs)
     first = str(failures[0][1])
     if fixed and not is_text and all(str(failure) == first for _, failure in failures):
-        raise LoweringError("every request fails, whatever its values are", attempts=(first,))
-    return Trial(None, f"no request that was made up runs, the first because: {first}")
+        raise LoweringError("every synthetic request fails with the same error", attempts=(first,))
+    return Trial(None, f"every synthetic request fails, the first with: {first}")
 
 
 def try_beside(session: Session, graph_path: Path, open_reference: OpenReference, limits: Limits) -> Trial:
-    """Try a session that another engine, or the passes, made of the saved graph.
+    """Compare a session of another engine or precision with the saved graph.
 
-    It never gets what the saved graph refuses: OpenVINO (2026.4) divides by a zero that ONNX Runtime reports.
+    Requests that the saved graph refuses are never sent to the session: OpenVINO (2026.4) divides by a zero that ONNX
+    Runtime reports.
 
     Args:
         session: The session.
         graph_path: The saved graph.
-        open_reference: Loads the saved graph for the comparison.
-        limits: Largest differences of the outputs.
+        open_reference: Loads the saved graph in the reference engine.
+        limits: Policy row.
 
     Raises:
-        LoweringError: It refuses what the saved graph computes.
-        VerificationError: It computes something else, or nothing could be compared.
+        LoweringError: The session fails on a request that the saved graph accepts.
+        VerificationError: Its outputs differ, or nothing could be compared.
     """
     with _opened(open_reference, graph_path) as reference:
         if reference is None:
-            raise _unproven("it has no golden samples, and ONNX Runtime does not load it for a comparison")
+            raise _unproven("it has no golden samples, and ONNX Runtime cannot load it for a comparison")
         computed = None
         for inputs in synthetic_inputs(reference.signature):
             feeds = inputs.feeds(reference.signature)
@@ -195,40 +191,40 @@ def try_beside(session: Session, graph_path: Path, open_reference: OpenReference
                 _compare(session, reference, feeds, expected, limits)
                 computed = computed or inputs
     if computed is None:
-        raise _unproven("it has no golden samples, and refuses every request that was made up")
+        raise _unproven("it has no golden samples, and refuses every synthetic request")
     return Trial(computed)
 
 
 def check_repeats(session: Session, synthetic: SyntheticInputs, limits: Limits) -> None:
-    """Make the same request twice.
+    """Check that a repeated request gets the same response.
 
-    ONNX Runtime (1.31) writes the new statistics of a BatchNormalization in training mode over the saved ones.
+    ONNX Runtime (1.31) overwrites the saved statistics of a BatchNormalization in training mode at each run.
 
     Raises:
-        LoweringError: The responses differ: what was requested before would be part of every response.
+        LoweringError: The responses differ, so that earlier requests influence later ones.
     """
     feeds = synthetic.feeds(session.signature)
     if wrong := _differences(session.run(feeds), session.run(feeds), limits):
         raise LoweringError(
-            "the same request gets another response the second time",
+            "a repeated request gets a different response",
             attempts=(wrong[0],),
             hint="a BatchNormalization in training mode does that: export the model in evaluation mode (model.eval())",
         )
 
 
 def find_mixed_rows(session: Session, synthetic: SyntheticInputs | None, limits: Limits) -> str:
-    """Find out why the rows of several requests must not be computed together; empty where they may.
+    """Return the reason why requests must not share a batch, or empty.
 
     Args:
         session: The session.
-        synthetic: Inputs that it computes; None where none are known.
-        limits: Largest differences between a row of a batch and the same row alone.
+        synthetic: Recipe that the session accepts, or None.
+        limits: Policy row for a row in a batch compared with the same row alone.
     """
     signature = session.signature
     if not all(spec.batchable for spec in signature.inputs):
         return ""
     if synthetic is None:
-        return "no request is known that the graph computes, so its rows may depend on each other"
+        return "no valid request is known, so its rows may depend on each other"
     varies = any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
     for size in dict.fromkeys((synthetic.size, _SIZE)) if varies else (synthetic.size,):
         rows, alone = list[Arrays](), list[Arrays]()
@@ -244,7 +240,7 @@ def find_mixed_rows(session: Session, synthetic: SyntheticInputs | None, limits:
 
 
 def _compare_rows(session: Session, rows: Sequence[Arrays], alone: Sequence[Arrays], limits: Limits) -> str:
-    """Compute rows together, and alone where that is not done yet; return how they differ."""
+    """Compare rows computed in one batch with the same rows computed alone; return the difference."""
     feeds = {name: np.concatenate([row[name] for row in rows]) for name in rows[0]}
     try:
         alone = alone or [session.run(row) for row in rows]
@@ -254,7 +250,7 @@ def _compare_rows(session: Session, rows: Sequence[Arrays], alone: Sequence[Arra
     for name, array in together.items():
         if array.shape[:1] != (len(rows),) or any(single[name].shape[:1] != (1,) for single in alone):
             return f"output '{name}' has the shape {list(array.shape)} for {len(rows)} rows"
-    for index, single in enumerate(alone):  # each by itself: a large one would hide the others
+    for index, single in enumerate(alone):  # one by one: a row of large values would hide the others
         found = {name: array[index : index + 1] for name, array in together.items()}
         if differing := _differences(single, found, limits):
             return f"a row depends on the others: {differing[0]}"
@@ -276,8 +272,8 @@ def _compare(session: Session, reference: Session, feeds: Arrays, expected: Arra
     if all(same):
         raise VerificationError(
             "the outputs are not those of the saved graph",
-            report=f"{limits.name}, for a request that was made up: {'; '.join(wrong)}",
-            hint="choose another engine or precision, or convert the model with samples that make sense to it",
+            report=f"{limits.name}, for a synthetic request: {'; '.join(wrong)}",
+            hint="choose another engine or precision, or convert the model with valid samples",
         )
 
 
@@ -286,7 +282,7 @@ def _differences(expected: Arrays, found: Arrays, limits: Limits) -> list[str]:
 
 
 def _outputs(session: Session, feeds: Arrays) -> Arrays | None:
-    """Compute the outputs; None where the session refuses the feeds."""
+    """Return the outputs, or None if the session refuses the feeds."""
     try:
         return session.run(feeds)
     except GraphkilnError:
@@ -295,7 +291,7 @@ def _outputs(session: Session, feeds: Arrays) -> Arrays | None:
 
 @contextmanager
 def _opened(open_reference: OpenReference, graph_path: Path) -> Iterator[Session | None]:
-    """The saved graph as a session, or None where it cannot be loaded."""
+    """Open the saved graph as a session; yield None if it cannot be loaded."""
     try:
         reference = open_reference(graph_path)
     except GraphkilnError:
@@ -307,8 +303,8 @@ def _opened(open_reference: OpenReference, graph_path: Path) -> Iterator[Session
 
 def _unproven(report: str) -> VerificationError:
     return VerificationError(
-        "nothing proves that the outputs are those of the saved graph",
+        "cannot verify the outputs against the saved graph",
         report=report,
-        hint="convert it with samples that make sense to it (graphkiln convert FILE.onnx --samples DIR), leave engine "
-        "and precision out, or serve it unproven (self_test: off)",
+        hint="convert it with valid samples (graphkiln convert FILE.onnx --samples DIR), leave engine and precision "
+        "out, or serve it without verification (self_test: off)",
     )

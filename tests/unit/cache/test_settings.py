@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.cache.settings import CacheSettings, user_cache_folder
-from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES, ArtifactCache
+from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.errors import CacheError
 
 
@@ -26,11 +26,6 @@ class TestUserFolder:
     def test_is_where_the_desktop_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         assert user_cache_folder() == tmp_path / "xdg" / "graphkiln"
-
-    def test_an_empty_variable_is_as_good_as_none(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Source: XDG Base Directory Specification, "either not set or empty"."""
-        monkeypatch.setenv("XDG_CACHE_HOME", "")
-        assert user_cache_folder() == tmp_path / "home" / ".cache" / "graphkiln"
 
     def test_so_is_a_relative_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Source: XDG Base Directory Specification, "should consider the path invalid and ignore it"."""
@@ -50,13 +45,6 @@ class TestSettings:
     def test_a_named_folder_lasts(self, tmp_path: Path) -> None:
         with CacheSettings(folder=tmp_path / "mine").open(tmp_path / "vanishing") as cache:
             assert (cache.folder, cache.lasting) == (tmp_path / "mine", True)
-
-    def test_without_one_it_vanishes_with_the_server(self, tmp_path: Path) -> None:
-        with CacheSettings().open(tmp_path / "vanishing") as cache:
-            assert (cache.folder, cache.lasting) == (tmp_path / "vanishing", False)
-
-    def test_the_default_limit_is_what_the_help_says(self) -> None:
-        assert CacheSettings().limit_bytes == DEFAULT_LIMIT_BYTES == 20 * 1024**3
 
 
 def get(cache: ArtifactCache) -> Path:
@@ -111,11 +99,6 @@ class TestUsability:
         assert settings.checked() == settings
         assert logged == []
 
-    def test_a_file_in_its_place(self, settings: CacheSettings) -> None:
-        assert settings.folder
-        settings.folder.touch()
-        assert settings.checked().folder is None
-
     def test_one_that_is_opened_up_later_is_not_used(
         self, settings: CacheSettings, tmp_path: Path, logged: list[str]
     ) -> None:
@@ -126,25 +109,9 @@ class TestUsability:
             assert get(cache).is_relative_to(tmp_path / "vanishing")
         assert len(logged) == 1
 
-    def test_what_fails_later_is_built_in_the_vanishing_one(self, settings: CacheSettings, tmp_path: Path) -> None:
-        assert settings.folder
-        settings.folder.touch()
-        with settings.open(tmp_path / "vanishing") as cache:
-            assert get(cache).is_relative_to(tmp_path / "vanishing")
-
-    def test_what_dead_builds_left_is_removed(self, settings: CacheSettings) -> None:
-        assert settings.folder
-        (settings.folder / "partial" / "engine-dead").mkdir(parents=True)
-        settings.remove_unfinished()
-        assert list((settings.folder / "partial").iterdir()) == []
-
 
 class TestFilling:
     """`graphkiln lower` is told to fill a folder: that it cannot be is an error."""
-
-    def test_a_folder_is_filled(self, tmp_path: Path) -> None:
-        with CacheSettings(folder=tmp_path / "mine").open_to_fill() as cache:
-            assert get(cache).is_relative_to(tmp_path / "mine")
 
     def test_one_that_is_not_trusted_is_an_error(self, tmp_path: Path) -> None:
         (tmp_path / "mine").mkdir()

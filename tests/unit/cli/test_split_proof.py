@@ -107,7 +107,7 @@ def test_also_where_its_self_test_is_off(converted: Path, tmp_path: Path, monkey
 
 @pytest.mark.parametrize(
     ("numbers", "words"),
-    [("pipeline=3", "asks for 3 groups of cores"), ("tensor=2", "no product"), ("pipelin=2", "unknown|pipelin")],
+    [("pipeline=3", "needs 3 groups of cores"), ("tensor=2", "no product"), ("pipelin=2", "unknown|pipelin")],
 )
 def test_what_cannot_be_served_cannot_be_verified(converted: Path, tmp_path: Path, numbers: str, words: str) -> None:
     finished = run("verify", spread(converted, tmp_path, numbers), "--cache", tmp_path / "cache")

@@ -14,11 +14,9 @@ from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.hardware import Gpu
 from graphkiln_backend.engines.onnxruntime import loading
 from graphkiln_backend.engines.tensorrt import PROVIDER, TensorRtEngine, _options
-from graphkiln_backend.graph.device import CPU, Device
-from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.settings import TENSORRT_KEYS
 from graphkiln_backend.repository.onnx_file import read_signature
 
@@ -85,9 +83,6 @@ def test_sizes_without_bounds_are_refused_unless_the_user_bounds_them(tmp_path: 
 
 
 class TestProbe:
-    def test_a_cpu(self) -> None:
-        assert TensorRtEngine().probe(CPU).reason == "tensorrt serves gpu:N, not cpu"
-
     def test_a_build_without_the_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
         assert "pip install 'graphkiln[gpu]'" in TensorRtEngine().probe(Device.gpu(0)).reason
@@ -99,10 +94,6 @@ class TestProbe:
         if not support.ok:
             assert "libnvinfer.so.10" in support.reason
             assert "pip install 'tensorrt>=10,<11'" in support.reason
-
-    def test_no_such_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
-        assert "there is no GPU 7 here" in TensorRtEngine().probe(Device.gpu(7)).reason
 
 
 class TestIdentity:
@@ -117,43 +108,6 @@ class TestIdentity:
             "options": "[('device_id', '1'), ('trt_fp16_enable', '1'), ('trt_int8_enable', '0')]",
             "largest batch": "16",
         }
-
-    @pytest.mark.parametrize(
-        "changes",
-        [{"largest_batch": 8}, {"precision": Precision.BF16}, {"options": {"trt_max_workspace_size": "1"}}],
-    )
-    def test_what_an_engine_is_built_for_makes_another_key(self, changes: dict[str, object]) -> None:
-        other = replace(CONFIG, **changes)
-        assert TensorRtEngine().identity(other) != TensorRtEngine().identity(CONFIG)
-
-    def test_the_name_of_an_option_in_triton_means_the_providers(self) -> None:
-        triton = replace(CONFIG, options={"max_workspace_size_bytes": "5"})
-        own = replace(CONFIG, options={"trt_max_workspace_size": "5"})
-        assert TensorRtEngine().identity(triton) == TensorRtEngine().identity(own)
-
-
-class TestProfile:
-    def spec(self, name: str, *shape: int | str) -> TensorSpec:
-        return TensorSpec(name=name, dtype=DType.FP32, shape=shape)
-
-    def test_has_every_input_that_varies(self) -> None:
-        specs = self.spec("a", "batch", 3), self.spec("fixed", 2, 2), self.spec("b", "batch")
-        options = _options(CONFIG, Signature(inputs=specs, outputs=()), None)
-        assert options["trt_profile_min_shapes"] == "a:1x3,b:1"
-        assert options["trt_profile_max_shapes"] == "a:16x3,b:16"
-
-    def test_a_graph_of_fixed_sizes_needs_none(self) -> None:
-        options = _options(CONFIG, Signature(inputs=(self.spec("a", 4, 3),), outputs=()), None)
-        assert not [name for name in options if "profile" in name]
-
-    def test_sizes_without_bounds_are_all_named(self) -> None:
-        signature = Signature(inputs=(self.spec("a", "batch", "height", 3, "width"),), outputs=())
-        with pytest.raises(LoweringError, match="has none for height, width"):
-            _options(CONFIG, signature, None)
-
-    @pytest.mark.parametrize("value", ["0", "false", "False"])
-    def test_a_switch_that_is_off_is_no_request(self, value: str) -> None:
-        _options(replace(CONFIG, options={"trt_cuda_graph_enable": value}), None, None)
 
 
 class TestBuild:

@@ -70,9 +70,3 @@ def test_short_runs_are_repeated_for_a_second_at_most(machine: Machine) -> None:
 def test_threads_that_spin_disturb_nobody(machine: Machine) -> None:
     machine.spin_s = 0.04
     assert fastest_runs_s(machine.runs(spins=0.06, other=0.05)) == pytest.approx({"spins": 0.06, "other": 0.05})
-
-
-def test_threads_that_never_rest_are_not_waited_for(machine: Machine) -> None:
-    machine.spin_s = 1e6
-    fastest_runs_s(machine.runs(spins=0.5, other=0.5))
-    assert machine.turns == ["spins", "other"] * 3

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,14 +17,11 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import (
-    ConversionError,
     LoweringError,
 )
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.artifacts import Artifacts
 from graphkiln_backend.repository.onnx_file import read_precision
-from graphkiln_backend.repository.version import ModelVersion
 
 
 class TestLoweredGraph:
@@ -42,16 +38,6 @@ class TestLoweredGraph:
         assert read_precision(graph) == "bf16"
         inputs = onnx.load(graph).graph.input
         assert [value.type.tensor_type.elem_type for value in inputs] == [onnx.TensorProto.FLOAT]
-
-    def test_a_graph_that_the_passes_cannot_lower_says_so(
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fail(*_: object) -> None:
-            raise ConversionError("the pass 'lower-precision' failed")
-
-        monkeypatch.setattr("graphkiln_backend.passes.base.run_passes", fail)
-        with pytest.raises(LoweringError, match="the pass 'lower-precision' failed"):
-            lower_version(digits / "1", BF16, cache)
 
 
 class TestCompiled:
@@ -80,23 +66,6 @@ class TestCompiled:
             with lower_version(folder, ORT, cache).session as session:
                 assert session.run({"x": np.ones((1, 4), np.float32)})["y"][0, 0] == 4 * factor
 
-    def test_a_file_that_is_replaced_while_it_is_compiled_is_not_kept(
-        self, digits: Path, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        folder = tmp_path / "1"
-        folder.mkdir()
-        graph = Path(shutil.copy(digits / "1" / "model.onnx", folder))
-        compile_ = OnnxRuntimeEngine.compile
-
-        def slow(self: OnnxRuntimeEngine, path: Path, config: SessionConfig, target: Path) -> None:
-            compile_(self, path, config, target)
-            graph.write_bytes(graph.read_bytes() + b"")
-
-        monkeypatch.setattr(OnnxRuntimeEngine, "compile", slow)
-        with pytest.raises(LoweringError, match="was replaced while it was lowered"):
-            lower_version(folder, ORT, cache)
-        assert not cache.entries()
-
     @pytest.mark.parametrize(
         ("fact", "value"),
         [
@@ -120,39 +89,7 @@ class TestCompiled:
         lower_version(digits / "1", OV, cache).session.close()
         assert len(logged) == 2
 
-    def test_other_options_are_other_artifacts(self, digits: Path, cache: ArtifactCache, logged: list[str]) -> None:
-        for config in (OV, replace(OV, threads=2), replace(OV, streams=2)):
-            lower_version(digits / "1", config, cache).session.close()
-        assert len(logged) == 3
 
-
-def key_of(cache: ArtifactCache, kind: str) -> dict[str, str]:
-    (key,) = [stored.entry.key for stored in cache.entries() if stored.entry.kind == kind]
-    return key
-
-
-class TestKeys:
-    """What artifacts depend on, with an engine that compiles what the test says."""
-
-    def test_every_file_beside_it_may_hold_weights(
-        self, add_engine: Any, bare: ModelVersion, cache: ArtifactCache
-    ) -> None:
-        folder = bare.graph_path.parent
-        (folder / "below").mkdir()
-        (folder / "below" / "w.bin").write_bytes(b"weights")
-        (folder / "labels.txt").write_bytes(b"cat")
-        engine = add_engine("engine", facts={"engine": "1.0"})
-        Artifacts(bare, Precision.FP32, cache).prepare_compiled(engine, engine.config)
-        key = key_of(cache, "engine")
-        assert key["weights below/w.bin"] == sha256_of(folder / "below" / "w.bin")
-        assert key["weights labels.txt"] == sha256_of(folder / "labels.txt")
-
-    @pytest.mark.parametrize("saved", [Precision.FP16, Precision.BF16])
-    def test_what_was_saved_so_is_not_lowered_again(
-        self, bare: ModelVersion, cache: ArtifactCache, saved: Precision
-    ) -> None:
-        artifacts = Artifacts(bare, saved, cache)
-        assert artifacts.prepare_graph(replace(ORT, precision=saved)) == bare.graph_path
 
 
 class TestKeeping:
@@ -188,14 +125,3 @@ class TestOutputsThatAreNoTensors:
         assert "sequence of maps" in proven.notes[0]
         proven.session.close()
         assert sha256_of(folder / "model.onnx") == before
-
-    def test_beside_weights_of_their_own(self, tmp_path: Path, cache: ArtifactCache) -> None:
-        folder = zoo.add_external(tmp_path, "m")
-        proto = onnx.load(folder / "model.onnx", load_external_data=False)
-        proto.graph.node.append(helper.make_node("SequenceConstruct", ["y"], ["parts"]))
-        proto.graph.output.append(helper.make_tensor_sequence_value_info("parts", onnx.TensorProto.FLOAT, None))
-        (folder / "model.onnx").write_bytes(proto.SerializeToString())
-        proven = lower_version(folder, ORT, cache)
-        found = proven.session.run({"x": np.zeros((1, 4), np.float32)})
-        np.testing.assert_array_equal(found["y"], [[0, 1, 2, 3]])
-        proven.session.close()

@@ -68,10 +68,6 @@ class TestPrecision:
         )
         assert not any("bf16 was" in line for line in logged)
 
-    @pytest.mark.parametrize(("fp32_s", "engine"), [(2.0, "full"), (0.5, "slow")])
-    def test_the_faster_fp32_is_what_counts(self, compare: Compare, fp32_s: float, engine: str) -> None:
-        assert compare(run_s=0.75 * min(fp32_s, 1.0) * 2, fp32_s=fp32_s).config.engine == engine
-
     def test_a_graph_that_cannot_be_timed_is_served_as_requested(
         self, compare: Compare, monkeypatch: pytest.MonkeyPatch
     ) -> None:

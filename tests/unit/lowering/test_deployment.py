@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import shutil
 import subprocess
 import sys
@@ -21,13 +20,11 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph import files, manifest
 from graphkiln_backend.graph.device import CPU, Device
-from graphkiln_backend.graph.errors import LoweringError, RepositoryError
+from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.plan import Resources
-from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.repository import onnx_file as onnx_reading
-from graphkiln_backend.repository.config import parse_json
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
 
 ONE = ModelConfig(name="digits", backend="graphkiln")
@@ -78,12 +75,6 @@ class TestReading:
         with pytest.raises(RepositoryError, match=r"parameters\.layout nhwc is for GPUs"):
             Deployment.read(folder, configured(parameters=parameters), cpu())
 
-    def test_overrides_go_before_the_configuration(self, folder: Path) -> None:
-        config = configured(parameters={"threads": "1", "engine": "onnxruntime"})
-        deployment = Deployment.read(folder, config, cpu(), [Override("threads", "2", "--set")])
-        assert deployment.plan.configs[0].threads == 2
-        assert deployment.plan.rejected[0] == "threads 1 of parameters.threads: --set requests 2"
-
     def test_the_plan_knows_the_precision_that_was_saved(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
         (folder / "golden.npz").unlink()
@@ -96,21 +87,6 @@ class TestReading:
 
 
 class TestRefusals:
-    @pytest.mark.parametrize(
-        ("parameters", "error", "words"),
-        [
-            ({"precison": "bf16"}, RepositoryError, "did you mean 'precision'"),
-            ({"precision": "int8"}, LoweringError, "int8 needs samples to calibrate on"),
-            ({"engine": "onnxruntime", "precision": "bf16"}, LoweringError, "no bf16 kernels for CPUs"),
-            ({"streams": "2"}, LoweringError, "streams: ONNX Runtime computes a batch as a whole"),
-        ],
-    )
-    def test_what_cannot_be_done_is_refused_before_anything_is_built(
-        self, folder: Path, parameters: dict[str, str], error: type[Exception], words: str
-    ) -> None:
-        with pytest.raises(error, match=words):
-            Deployment.read(folder, configured(parameters=parameters), cpu())
-
     def test_so_are_responses_that_no_graph_gives(self, folder: Path) -> None:
         with pytest.raises(RepositoryError, match="a graph gives one response to each request"):
             Deployment.read(folder, configured(decoupled=True), cpu())
@@ -128,23 +104,6 @@ class TestBuilding:
         assert outputs["OUTPUT_0"].shape == (4, 10)
         assert proven.warmup_s > 0
         assert not proven.notes
-
-    def test_what_the_server_reads_is_what_the_command_reads(self, folder: Path, tmp_path: Path) -> None:
-        """A configuration as JSON, from Triton, and as a file give the same plan."""
-        text = 'max_batch_size: 8 dynamic_batching {} parameters { key: "threads" value { string_value: "3" } }'
-        (tmp_path / "config.pbtxt").write_text(text)
-        document = {
-            "max_batch_size": 8,
-            "dynamic_batching": {"preferred_batch_size": []},
-            "parameters": {"threads": {"string_value": "3"}},
-            "instance_group": [{"kind": "KIND_CPU", "count": 1, "gpus": []}],
-        }
-        ours = Deployment.read(folder, ModelConfig.read(tmp_path / "config.pbtxt", has_gpu=False), cpu())
-        theirs = Deployment.read(
-            folder, ModelConfig.from_protobuf(parse_json(json.dumps(document)), has_gpu=False), cpu()
-        )
-        assert ours.plan == theirs.plan
-        assert ours.warmup_batch_sizes == theirs.warmup_batch_sizes
 
 
 class TestFilledCache:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +13,7 @@ import pytest
 import saved_graphs
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.graph.errors import CacheError, ConversionError
+from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.lowering.importing import convert_if_needed, convert_in_subprocess
 from graphkiln_backend.repository import importers
 from graphkiln_backend.repository.importers import ForeignGraph
@@ -73,10 +71,6 @@ class TestConvertIfNeeded:
         assert convert_if_needed(version, cache) == version
         assert conversions.count == 0
 
-    def test_a_version_without_any_is_left_alone(self, tmp_path: Path, cache: ArtifactCache) -> None:
-        assert convert_if_needed(tmp_path, cache) == tmp_path
-        assert not cache.folder.exists()
-
     def test_a_failure_is_not_kept(self, version: Path, cache: ArtifactCache) -> None:
         with pytest.raises(ConversionError, match=r"line 1, column 9"):
             convert_if_needed(version, cache)
@@ -111,32 +105,12 @@ class TestOtherFrameworks:
         (folder / "inference" / "net").write_bytes(b"graph")
         return folder
 
-    def test_are_converted_by_their_importer(self, paddle: Path, cache: ArtifactCache, logged: list[str]) -> None:
-        path = convert_if_needed(paddle, cache)
-        assert (path / "model.onnx").read_bytes() == b"graph"
-        assert logged == [f"converting net 7, saved by Paddle, into {cache.folder}"]
-
     def test_another_release_of_what_converts_is_another_entry(
         self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         first = convert_if_needed(paddle, cache)
         monkeypatch.setattr("graphkiln_backend.lowering.importing.version_of", lambda name: f"{name} 99")
         assert convert_if_needed(paddle, cache) != first
-
-    def test_the_saved_folder_is_not_written_to(self, paddle: Path, cache: ArtifactCache) -> None:
-        before = sorted(paddle.rglob("*"))
-        convert_if_needed(paddle, cache)
-        assert sorted(paddle.rglob("*")) == before
-
-    def test_a_cache_that_is_full_is_an_error(
-        self, paddle: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def fill(*_: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        monkeypatch.setattr(PaddleImporter, "convert", fill)
-        with pytest.raises(CacheError, match="is full"):
-            convert_if_needed(paddle, cache)
 
 
 class TestContent:

@@ -39,15 +39,6 @@ class TestMeasure:
     ) -> None:
         assert measure(build(a=seconds, b=1.0), golden, 1).chosen == chosen
 
-    def test_they_take_turns(self, build: Build, golden: GoldenSamples) -> None:
-        """A machine that is busy for a while slows all of them, not the one whose turn it is."""
-        sessions = build(a=1.0, b=1.0)
-        turns: list[str] = []
-        for name, session in sessions.items():
-            session.run = lambda feeds, name=name, run=session.run: (turns.append(name), run(feeds))[1]
-        measure(sessions, golden, 1)
-        assert turns == ["a", "b"] * 3
-
     @pytest.mark.parametrize(
         "error",
         [ExecutionError("no such index"), SignatureError("refused", expected="3", got="0")],

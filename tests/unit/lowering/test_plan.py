@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 import pytest
 
 from graphkiln_backend.engines.base import Support
@@ -121,35 +119,8 @@ def test_explains_itself() -> None:
     assert "rejected: onnxruntime: ONNX Runtime has no bf16 kernels for CPUs" in text
     gpu = plan(Settings(layout="nhwc", conv_search="heuristic"), resources("gpu:0")).explain()
     assert "layout nhwc, heuristic search for convolutions" in gpu
-    assert gpu.endswith("\nnot yet run on a GPU: what computes there was built from the documentation")
+    assert gpu.endswith("\nnot yet run on a GPU: the GPU engines were built from the documentation")
     assert "not yet run" not in text
-
-
-@pytest.mark.parametrize(
-    ("precision", "saved", "refusal", "hint"),
-    [
-        (Precision.INT8, Precision.FP32, "int8 needs samples", "--precision int8 --calibration SAMPLES"),
-        (Precision.BF16, Precision.FP16, "saved in fp16", "leave `precision` out, or convert .* --precision bf16"),
-        (Precision.FP32, Precision.BF16, "saved in bf16", "leave `precision` out, or convert .* --precision fp32"),
-        (Precision.TF32, Precision.FP32, "tf32 is for NVIDIA GPUs", "precision: bf16 with engine: openvino"),
-    ],
-)
-def test_a_precision_that_is_refused_has_a_way_out(
-    precision: Precision, saved: Precision, refusal: str, hint: str
-) -> None:
-    with pytest.raises(LoweringError) as caught:
-        plan(Settings(precision=precision), resources(), saved=saved)
-    assert refusal in caught.value.attempts[0]
-    assert re.search(hint, caught.value.hint)
-
-
-@pytest.mark.parametrize("saved", [Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8])
-@pytest.mark.parametrize("device", ["cpu", "gpu:0"])
-def test_every_saved_graph_can_be_served_as_it_is(saved: Precision, device: str) -> None:
-    for engine in ("", "auto"):
-        assert engines(plan(Settings(engine=engine), resources(device), saved=saved))
-    (default,) = plan(Settings(), resources(device), saved=saved).configs
-    assert plan(Settings(engine=default.engine), resources(device), saved=saved).configs[0].engine == default.engine
 
 
 def baselines(planned: LoweringPlan) -> list[str]:
@@ -164,7 +135,7 @@ class TestBaselines:
         planned = plan(Settings(engine="auto", precision=precision), resources())
         assert [str(config) for config in planned.candidates] == [f"openvino on cpu in {precision}"]
         assert baselines(planned) == ["onnxruntime on cpu in fp32", "openvino on cpu in fp32"]
-        assert f"2. onnxruntime on cpu in fp32, 2 threads, idle threads spin: fp32 must be slower for {precision}" in (
+        assert f"2. onnxruntime on cpu in fp32, 2 threads, idle threads spin: baseline that {precision}" in (
             planned.explain()
         )
 
@@ -195,4 +166,4 @@ class TestBaselines:
             "openvino on cpu in fp32",
         ]
         assert planned.baselines == ()
-        assert planned.rejected[-1] == "openvino:bf16: this CPU has none, which is slower than fp32: not taken"
+        assert planned.rejected[-1] == "openvino:bf16: this CPU has none, which makes it slower than fp32"

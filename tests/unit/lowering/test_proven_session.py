@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from lowered import BF16, ORT, OV, add_unrunnable, bf16_only, cpu, has_bf16, lower_version
+from lowered import BF16, ORT, add_unrunnable, bf16_only, cpu, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Placement, Support
@@ -51,14 +51,6 @@ def placed(**facts: object) -> object:
 class TestProof:
     PLAN = plan(Settings(), cpu())
 
-    def test_the_example_passes_its_self_test(self, digits: Path, cache: ArtifactCache) -> None:
-        lowered = lower_version(digits / "1", self.PLAN, cache)
-        with lowered.session:
-            assert lowered.self_test is not None
-            assert lowered.self_test.verdict.endswith("PASS")
-            assert lowered.placement is not None
-            assert lowered.placement.precision == "fp32"
-
     def test_a_graph_that_answers_otherwise_does_not_go_live(self, version_folder: Path, cache: ArtifactCache) -> None:
         version = read_version(version_folder)
         assert version.golden
@@ -84,14 +76,6 @@ class TestProof:
         with pytest.raises(LoweringError, match=r"those of the manifest"):
             lower_version(version_folder, self.PLAN, cache)
 
-    def test_a_bare_graph_is_served_and_its_placement_read(self, version_folder: Path, cache: ArtifactCache) -> None:
-        (version_folder / "manifest.json").unlink()
-        (version_folder / "golden.npz").unlink()
-        lowered = lower_version(version_folder, self.PLAN, cache)
-        with lowered.session:
-            assert lowered.self_test is None
-            assert lowered.placement is not None
-
 
 class TestPrecisionAtLoad:
     @bf16_only
@@ -104,11 +88,6 @@ class TestPrecisionAtLoad:
             assert lowered.self_test.batch_sizes == (1, 8)
             assert 1e-5 < lowered.self_test.relative_l2 < lowered.self_test.relative_l2_limit == 0.1
 
-    @pytest.mark.skipif(has_bf16(), reason="this CPU computes in bf16")
-    def test_a_cpu_without_bf16_is_a_load_error(self, digits: Path, cache: ArtifactCache) -> None:
-        with pytest.raises(LoweringError, match="no product ran in bf16"):
-            lower_version(digits / "1", BF16, cache)
-
 
 class TestExecutionProof:
     """Sessions that say they ran something else than was requested must not serve."""
@@ -119,13 +98,6 @@ class TestExecutionProof:
         monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
         with pytest.raises(LoweringError, match="no product ran in bf16; 9 nodes on CPU; products: 5 in fp32"):
             lower_version(digits / "1", BF16, cache)
-
-    def test_fp16_on_a_cpu_recommends_bf16(
-        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
-        with pytest.raises(LoweringError, match="choose bf16"):
-            lower_version(digits / "1", replace(OV, precision=Precision.FP16), cache)
 
     def test_products_that_fell_back_to_another_device(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
@@ -139,14 +111,6 @@ class TestExecutionProof:
         assert lower_version(folder, ORT, cache).placement is None
         with pytest.raises(LoweringError, match=r"cannot verify the precision.*graphkiln convert"):
             lower_version(folder, replace(ORT, precision=Precision.FP32), cache)
-
-    def test_counts_are_read_from_both_runtimes(self, digits: Path, cache: ArtifactCache) -> None:
-        for config in (ORT, OV):
-            lowered = lower_version(digits / "1", replace(config, precision=Precision.FP32), cache)
-            lowered.session.close()
-            assert lowered.placement
-            assert lowered.placement.products == {"fp32": 5}
-            assert not lowered.placement.elsewhere
 
 
 class TestSelfTest:
@@ -215,18 +179,6 @@ class TestBuilding:
             build(engine, version)
         assert [session.closed for session in engine.sessions] == [1]
 
-    def test_an_interrupted_one_is_closed_too(
-        self, add_engine: Any, build: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        def interrupt(*_: object, **__: object) -> str:
-            raise KeyboardInterrupt
-
-        engine = add_engine("engine")
-        monkeypatch.setattr("graphkiln_backend.lowering.proven_session.warm_up", interrupt)
-        with pytest.raises(KeyboardInterrupt):
-            build(engine)
-        assert engine.sessions[0].closed == 1
-
     def test_without_golden_samples_requests_are_made_up(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
         engine = add_engine("engine")
         proven = build(engine, bare, batch_sizes=(1, 2))
@@ -236,16 +188,6 @@ class TestBuilding:
         assert engine.sessions[0].batches == [*[1] * 6, *[1, 2, 2], *[1] * 3, *[1] * 4, 4]
         assert proven.synthetic == SyntheticInputs()
         assert not proven.separate
-
-    def test_what_fails_where_the_saved_graph_does_not_never_serves(
-        self, add_engine: Any, build: Any, bare: ModelVersion
-    ) -> None:
-        with pytest.raises(LoweringError, match="fails where the saved graph does not; no such index"):
-            build(add_engine("engine", run_error=ExecutionError("no such index")), bare)
-
-    def test_nor_does_what_computes_something_else(self, add_engine: Any, build: Any, bare: ModelVersion) -> None:
-        with pytest.raises(VerificationError, match=r"not those of the saved graph.*for a request that was made up"):
-            build(add_engine("engine", factor=2.01), bare)
 
 
 class TestLaterStarts:

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import errno
 import json
-import os
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -100,13 +97,6 @@ class TestKinds:
             "precision": "fp32",
         }
 
-    def test_another_key_or_version_is_another_fact(self, cache: ArtifactCache) -> None:
-        with recall(OBSERVATIONS, cache, "m/1", KEY) as memory:
-            memory.keep(OBSERVED)
-        for kind, key in ((OBSERVATIONS, {"device": "gpu"}), (replace(OBSERVATIONS, version="2"), KEY)):
-            with recall(kind, cache, "m/1", key) as memory:
-                assert memory.value is None
-
     def test_an_unreadable_fact_is_found_out_again(
         self, cache: ArtifactCache, logged: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -116,19 +106,6 @@ class TestKinds:
         with recall(OBSERVATIONS, cache, "m/1", KEY) as memory:
             assert memory.value is None
         assert "cannot read" in logged[-1]
-
-    def test_a_full_disk_is_logged(
-        self, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-    ) -> None:
-        def full(*_: object, **__: object) -> None:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-        with recall(CHOICE, cache, "m/1", KEY, "the choice") as memory, monkeypatch.context() as patch:
-            patch.setattr(Path, "write_text", full)
-            memory.keep(CHOSEN)
-        assert len(logged) == 1
-        assert "is full: No space left on device" in logged[0]
-        assert cache.entries() == []
 
 
 class TestGraphs:

@@ -67,7 +67,7 @@ class TestAsSaved:
         reference = Session(refuse)
         trial = try_as_saved(Session(refuse), GRAPH, lambda _: reference)
         assert trial.synthetic is None
-        assert trial.note == "no request that was made up runs, the first because: out of range: 0"
+        assert trial.note == "every synthetic request fails, the first with: out of range: 0"
         assert reference.runs == -1  # closed
 
     def test_what_it_computes_the_session_must_compute(self) -> None:
@@ -84,10 +84,10 @@ class TestAsSaved:
     )
     def test_what_depends_on_the_request(self, batch: int | str, dtype: DType, because: Any) -> None:
         session = Session(lambda x: fail(because(x)), dtype, batch)
-        assert "no request that was made up runs" in try_as_saved(session, GRAPH, none).note
+        assert "every synthetic request fails" in try_as_saved(session, GRAPH, none).note
 
     def test_what_the_runtime_never_computes_does_not_serve(self) -> None:
-        with pytest.raises(LoweringError, match="every request fails, whatever its values are; failed: not supported"):
+        with pytest.raises(LoweringError, match="every synthetic request fails with the same error; failed: not supported"):
             try_as_saved(Session(lambda _: fail("not supported"), batch=1), GRAPH, none)
 
 
@@ -112,26 +112,22 @@ class TestBeside:
         assert (trial.synthetic, seen) == (SyntheticInputs(fill=1), [1])
 
     def test_nothing_that_the_saved_graph_takes(self) -> None:
-        with pytest.raises(VerificationError, match=r"nothing proves that the outputs .*convert it with samples"):
+        with pytest.raises(VerificationError, match=r"cannot verify the outputs .*convert it with valid samples"):
             self.ask(refuse, refuse)
-
-    def test_sizes_that_are_inputs(self) -> None:
-        with pytest.raises(VerificationError, match="not those of the saved graph"):
-            self.ask(lambda x: x * (x != 3), lambda x: x, DType.INT64)
 
     def test_a_session_that_fails(self) -> None:
         with pytest.raises(LoweringError, match="fails where the saved graph does not"):
             self.ask(refuse, lambda x: x)
 
     def test_without_a_reference_nothing_is_proven(self) -> None:
-        with pytest.raises(VerificationError, match=r"ONNX Runtime does not load it .*self_test: off"):
+        with pytest.raises(VerificationError, match=r"ONNX Runtime cannot load it .*self_test: off"):
             try_beside(Session(lambda x: x), GRAPH, none, OTHER_ENGINE)
 
 
 class TestRepeats:
     def test_another_response(self) -> None:
         runs = count()
-        with pytest.raises(LoweringError, match="another response the second time"):
+        with pytest.raises(LoweringError, match="different response"):
             check_repeats(Session(lambda x: x + next(runs)), SyntheticInputs(), OTHER_ENGINE)
 
 
@@ -156,10 +152,6 @@ class TestRows:
 
         assert "a row depends" in self.find(quantize)
 
-    def test_integers_differ_from_row_to_row(self) -> None:
-        found = find_mixed_rows(Session(lambda x: x + x.max(axis=0)), SyntheticInputs(), OTHER_ENGINE)
-        assert "a row depends on the others" in found
-
     def test_what_takes_zeros_alone_is_asked_for_equal_rows(self) -> None:
         session = Session(lambda x: x.cumsum(axis=0) + 1 if not x.any() else refuse(x))
         assert find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE) == ""
@@ -167,10 +159,7 @@ class TestRows:
         assert "a row depends on the others" in find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE)
 
     def test_nobody_knows_of_a_graph_that_refuses_all_requests(self) -> None:
-        assert "no request is known" in find_mixed_rows(Session(refuse), None, OTHER_ENGINE)
+        assert "no valid request is known" in find_mixed_rows(Session(refuse), None, OTHER_ENGINE)
 
     def test_as_many_as_the_values_say(self) -> None:
         assert self.find(lambda x: x[x > 0.5]).startswith("output 'y' has the shape [")
-
-    def test_rows_that_fail_together(self) -> None:
-        assert "4 rows at once fail" in self.find(lambda x: x if len(x) == 1 else refuse(x))

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import VerificationError
-from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.proof import comparison
 from graphkiln_backend.proof.comparison import OutputError, compare, prove
 from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
@@ -38,12 +37,6 @@ def test_an_error_inside_the_limit_passes_and_one_outside_fails(limits: Limits) 
     prove(REFERENCE, perturbed(limits.relative_l2 * 0.5), limits, batch_sizes=(1,))
     with pytest.raises(VerificationError, match="FAIL"):
         prove(REFERENCE, perturbed(limits.relative_l2 * 1.5), limits, batch_sizes=(1,))
-
-
-@given(scale=st.floats(1e-6, 1.0))
-def test_relative_l2_is_the_share_of_the_signal(scale: float) -> None:
-    error = compare(REFERENCE, perturbed(scale))[0]
-    assert error.relative_l2 == pytest.approx(scale, rel=0.1, abs=1e-7)
 
 
 def test_one_wrong_element_among_many_fails_by_the_worst_element() -> None:
@@ -133,10 +126,6 @@ class TestFigures:
         assert error.relative_l2 == pytest.approx(1 / 3, rel=1e-3)
         assert error.worst_element == pytest.approx(1 / (2 + 3**0.5), rel=1e-3)
 
-    def test_large_fp16_values_do_not_overflow(self) -> None:
-        reference = {"y": np.full((4, 1000), 60000, np.float16)}
-        assert compare(reference, reference)[0].relative_l2 == 0
-
     @pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
     def test_what_is_no_float_is_counted(self, dtype: type[np.generic]) -> None:
         reference = np.array([0, 1, 1, 0]).astype(dtype)
@@ -148,20 +137,9 @@ class TestFigures:
         error = compare({"y": reference}, {"y": np.array([b"cat", b"cow"], object)})[0]
         assert str(error) == "y: 50.00% of the elements differ"
 
-    @pytest.mark.parametrize("dtype", [np.float32, np.int64])
-    def test_empty_outputs_are_equal(self, dtype: type[np.generic]) -> None:
-        empty = {"y": np.zeros((3, 0), dtype)}
-        error = compare(empty, empty)[0]
-        assert (error.relative_l2, error.disagreement, error.fault) == (0, 0, "")
-
 
 class TestNonFinite:
     NAN, INF = np.nan, np.inf
-
-    @pytest.mark.parametrize("value", [NAN, INF, -INF])
-    def test_is_equal_to_itself(self, value: float) -> None:
-        reference = {"y": np.array([1.0, value, 2.0])}
-        prove(reference, reference, EXPORT, batch_sizes=(1,))
 
     @pytest.mark.parametrize(
         ("expected", "computed"),
@@ -172,38 +150,6 @@ class TestNonFinite:
         error = compare(reference, judged)[0]
         assert "has NaN or Inf" in error.fault
         assert not error.within(INT8)
-
-    def test_the_rest_is_measured_beside_it(self) -> None:
-        reference = np.array([1.0, np.inf, 1.0])
-        assert compare({"y": reference}, {"y": np.array([1.0, np.inf, 1.1])})[0].relative_l2 == pytest.approx(
-            0.1 / 2**0.5
-        )
-
-
-class TestVerdict:
-    def test_names_row_figures_samples_and_batch_sizes(self) -> None:
-        verdict = prove(REFERENCE, perturbed(0.005), FP16, batch_sizes=(1, 3)).verdict
-        assert verdict == "fp16: error 0.005 of signal (limit 1e-02), 8 samples, batch sizes 1, 3 - PASS"
-
-    def test_a_failure_names_each_output_that_failed_and_no_other(self) -> None:
-        reference = {name: np.ones(4, np.float32) for name in ("good", "bad", "worse")}
-        judged = {**reference, "bad": reference["bad"] * 2, "worse": reference["worse"] * 3}
-        with pytest.raises(VerificationError) as caught:
-            prove(reference, judged, FP16, batch_sizes=(1,))
-        assert "FAIL: bad: relative L2 1, worst element 0.5; worse: relative L2 2, worst element 1" in (
-            caught.value.report
-        )
-        assert "good" not in caught.value.report
-
-    def test_the_worst_output_counts(self) -> None:
-        reference = {"a": np.ones(4), "b": np.ones(4)}
-        judged = {"a": np.full(4, 1.001), "b": np.full(4, 1.004)}
-        assert prove(reference, judged, FP16, batch_sizes=(1,)).relative_l2 == pytest.approx(0.004)
-
-    def test_the_limits_are_recorded_even_where_there_is_none(self) -> None:
-        verification = prove(REFERENCE, REFERENCE, INT8, batch_sizes=(1,))
-        assert (verification.step, verification.relative_l2_limit) == ("int8", INT8.relative_l2)
-        assert verification.worst_element_limit is None
 
 
 def one_hot(classes: list[int]) -> AnyArray:
@@ -224,9 +170,6 @@ class TestDecisions:
         assert "top-1 agreement 98/100" in verification.verdict
         with pytest.raises(VerificationError, match=r"FAIL: top-1 agreement 97/100"):
             prove(self.REFERENCE, self.flipped(3), INT8, batch_sizes=(1,), noise=1e-6)
-
-    def test_are_not_judged_in_fp32(self) -> None:
-        assert "top-1" not in prove(self.REFERENCE, self.flipped(3), INT8, batch_sizes=(1,)).verdict
 
     def test_the_truth_may_excuse_flips(self) -> None:
         judged = self.flipped(4)
@@ -249,12 +192,6 @@ class TestDecisions:
     def test_outputs_of_another_shape_are_a_verdict_not_a_crash(self, judged: dict[str, AnyArray]) -> None:
         with pytest.raises(VerificationError, match="scores: is"):
             prove(self.REFERENCE, judged, INT8, batch_sizes=(1,), noise=1e-6)
-
-    def test_ranked_outputs_of_another_shape_too(self) -> None:
-        reference = {"s": one_hot([0, 1])[:, :2], "i": np.array([[0, 1], [1, 2]])}
-        judged = {**reference, "i": reference["i"][:, :1]}
-        with pytest.raises(VerificationError, match="i: is int64"):
-            prove(reference, judged, INT8, batch_sizes=(1,), noise=1e-6, reading=Ranking(scores="s", indices="i"))
 
 
 class TestWithin:
@@ -290,11 +227,6 @@ class TestNegativeControl:
         reference = {"zeros": np.zeros(4, np.float32), "classes": np.arange(4)}
         assert prove(reference, reference, EXPORT, batch_sizes=(1,)).verdict.endswith("PASS")
 
-    @pytest.mark.parametrize("values", [[np.inf, -np.inf], [np.nan, 0.0], [-np.inf]])
-    def test_infinite_ones_too(self, values: list[float]) -> None:
-        reference = {"y": np.array(values, np.float32)}
-        assert prove(reference, reference, EXPORT, batch_sizes=(1,)).verdict.endswith("PASS")
-
     def test_a_reference_of_nothing_but_nan_proves_nothing(self) -> None:
         reference = {"x": np.ones(2, np.float32), "y": np.full(2, np.nan, np.float32)}
         with pytest.raises(VerificationError, match="the samples prove nothing: y is NaN for each of them"):
@@ -302,13 +234,6 @@ class TestNegativeControl:
 
 
 class TestHalfPrecision:
-    @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16])
-    @pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16, BF16, INT8])
-    def test_equal_outputs_pass_whatever_the_row(self, dtype: DType, limits: Limits) -> None:
-        """The negative control is perturbed above the rounding of the type."""
-        reference = {"y": REFERENCE["y"].astype(dtype.numpy)}
-        assert prove(reference, reference, limits, batch_sizes=(1,)).verdict.endswith("PASS")
-
     @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32, DType.FP64])
     def test_values_at_the_ends_of_a_type(self, dtype: DType) -> None:
         """Scaled, the smallest would be rounded back and the largest become infinite."""
@@ -324,13 +249,6 @@ class TestHalfPrecision:
         prove(reference, {"y": (exact * (1 + rounding)).astype(dtype.numpy)}, EXPORT, batch_sizes=(1,))
         with pytest.raises(VerificationError):
             prove(reference, {"y": (exact * (1 + 10 * rounding)).astype(dtype.numpy)}, EXPORT, batch_sizes=(1,))
-
-    def test_the_limit_told_is_the_one_of_the_output_that_came_nearest_to_it(self) -> None:
-        reference = {"fine": REFERENCE["y"], "coarse": REFERENCE["y"].astype(np.float16)}
-        judged = {**reference, "coarse": (REFERENCE["y"] * (1 + 2**-11)).astype(np.float16)}
-        verification = prove(reference, judged, EXPORT, batch_sizes=(1,))
-        assert verification.relative_l2_limit == 4 * 2**-11
-        assert prove(reference, reference, EXPORT, batch_sizes=(1,)).relative_l2_limit == EXPORT.relative_l2
 
 
 class TestWithoutNumbers:
@@ -352,13 +270,6 @@ class TestWithoutNumbers:
         monkeypatch.setattr(OutputError, "within", lambda *_: True)
         with pytest.raises(VerificationError, match="negative control passed on y"):
             prove({"y": array}, {"y": array}, EXPORT, batch_sizes=(1,))
-
-    @pytest.mark.parametrize("limits", [EXPORT, INT8])
-    def test_as_many_differ_as_are_too_many(self, limits: Limits) -> None:
-        array = np.arange(1000)
-        found = comparison._exchange(array, limits)
-        assert np.mean(found != array) <= 3 * (1 - limits.top1_agreement) + 0.002
-        assert not comparison.compare({"y": array}, {"y": found})[0].within(limits)
 
     def test_what_is_the_same_for_each_sample_is_told(self) -> None:
         same = np.array([3, 3, 3])

@@ -31,12 +31,6 @@ def test_undecided_samples_are_not_judged_and_say_so() -> None:
     assert str(decision(50, why="nothing found")) == "boxes not judged: nothing found"
 
 
-def test_the_line_names_share_bound_and_metric() -> None:
-    assert str(decision(99, before=0.95, after=0.94)) == (
-        "boxes: 99/100 (>= 94.6% at 95%), mAP 94.00% instead of 95.00%"
-    )
-
-
 def test_a_metric_that_cannot_fall_decides_nothing() -> None:
     """Labels that fit nothing, a mAP of 0: any graph would have kept it."""
     assert not decision(50, before=0.0, after=0.0).within(INT8)

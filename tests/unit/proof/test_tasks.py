@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import numpy as np
 import pytest
 from task_outputs import DETECTION, EMBEDDING, SEGMENTATION, detector_outputs, embedding_outputs, segmenter_outputs
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import VerificationError
-from graphkiln_backend.graph.task import Classification, Segmentation, Task
+from graphkiln_backend.graph.task import Segmentation, Task
 from graphkiln_backend.proof import tasks
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BF16, EXPORT, FP16, INT8, OTHER_ENGINE, Limits
-from graphkiln_backend.proof.tasks import Judgment, check_controls, is_judged, judge
+from graphkiln_backend.proof.tasks import Judgment, check_controls
 
 CASES: Mapping[str, tuple[Task, dict[str, AnyArray]]] = {
     "detection": (DETECTION, detector_outputs()),
@@ -51,13 +50,6 @@ def test_a_proof_that_sees_nothing_is_refused_by_its_controls(case: str, monkeyp
     monkeypatch.setattr(tasks, "judge", lambda *_arguments, **_options: Judgment(outputs=outputs))
     with pytest.raises(VerificationError, match="cannot tell a changed copy"):
         check_controls(task, outputs, EXPORT)
-
-
-def test_a_classification_is_judged_elsewhere() -> None:
-    assert not is_judged(None)
-    assert not is_judged(Classification())
-    assert judge(None, {}, {}, EXPORT).decisions == ()
-    assert check_controls(Classification(), {"y": np.ones((2, 3))}, EXPORT) == ()
 
 
 def test_a_missing_output_is_left_to_the_numbers() -> None:

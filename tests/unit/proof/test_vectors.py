@@ -22,18 +22,6 @@ def test_equal_vectors_pass_and_one_that_turned_is_refused(limits: Limits) -> No
     np.testing.assert_allclose(np.linalg.norm(turned["vectors"], axis=1), longest, rtol=1e-5)
 
 
-def test_a_length_alone_turns_nothing() -> None:
-    doubled = {"vectors": OUTPUTS["vectors"] * np.float32(2)}
-    assert decide_vectors(EMBEDDING, OUTPUTS, doubled, EXPORT).within(EXPORT)
-
-
-def test_cosines_of_zero_vectors() -> None:
-    zero, one = np.zeros((1, 3), np.float32), np.ones((1, 3), np.float32)
-    assert cosines(zero, zero).tolist() == [1]
-    assert cosines(zero, one).tolist() == [0]
-    assert list(vector_controls(EMBEDDING, {"vectors": zero}, EXPORT)) == []
-
-
 def test_the_worst_cosine_is_named() -> None:
     ((_, turned),) = vector_controls(EMBEDDING, OUTPUTS, INT8)
     text = str(decide_vectors(EMBEDDING, OUTPUTS, turned, INT8))

@@ -1,8 +1,8 @@
-"""The graphs of all parts of a split model, and what the engine compiled of each, in the artifact cache.
+"""Graphs and compiled artifacts of the parts of a split model, in the artifact cache.
 
     ENTRY/parts.json     ENTRY/part-0-shard-0.onnx     ENTRY/part-0-shard-1.onnx ...
 
-A start that finds everything compiled reads the graphs of no parts: each compiled one has its own `parts.json`.
+Each compiled artifact has a copy of `parts.json`, so that a start with a filled cache does not read the graphs.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.lowering.artifacts import Artifacts
 
 _log = logging.getLogger("graphkiln.lowering")
-# Part of the key of everything that is kept of a split graph. Raise it when the same cuts of the same graph would give
-# other parts: `write_parts`, `passes/node_costs.py`, `sharding.py`, `stages.py`.
+# Part of the cache key of split graphs. Raise it when the same cuts of the same graph would give other parts, after a
+# change of `write_parts` or of `passes/node_costs.py`, `sharding.py`, `stages.py`.
 PARTS_VERSION = "1"
 _STOP_SPINNING = "session.force_spinning_stop"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PreparedParts:
-    """Files that sessions of parts are built from.
+    """Files from which the sessions of parts are built.
 
     Attributes:
-        folder: Holds `parts.json`, and the graphs where nothing is compiled.
-        compiled: (part, shard) -> folder of what the engine compiled; empty where nothing of that is kept.
+        folder: Folder of `parts.json`, and of the graphs if they are not compiled.
+        compiled: (part, shard) -> folder of the compiled artifact; empty if compiled artifacts are not cached.
     """
 
     folder: Path
@@ -44,15 +44,15 @@ class PreparedParts:
 
 
 def prepare_parts(artifacts: Artifacts, engine: Engine, config: SessionConfig) -> PreparedParts:
-    """Find the parts of a split graph in the cache, or make them.
+    """Return the parts of a split graph from the cache, or build them.
 
     Args:
         artifacts: Artifacts of the version.
-        engine: Runs the parts.
-        config: Its spread: `cuts` of its nodes, `places`, and the shards of `parallel`.
+        engine: Engine of the parts.
+        config: Configuration with `cuts`, `places` and `parallel`.
 
     Raises:
-        CacheError: It is not in the cache and cannot be written.
+        CacheError: The parts are not in the cache and cannot be written.
         LoweringError: The graph cannot be split, or the engine refuses a part.
     """
     first = _compile(artifacts, engine, config, 0, 0)
@@ -60,7 +60,7 @@ def prepare_parts(artifacts: Artifacts, engine: Engine, config: SessionConfig) -
         parts = read_parts(first)
         numbers = [(part, shard) for part in range(len(parts.parts)) for shard in range(parts.shards)]
         compiled = {each: folder for each in numbers if (folder := _compile(artifacts, engine, config, *each))}
-        if len(compiled) == len(numbers):  # else the cache is full or gone by now
+        if len(compiled) == len(numbers):  # otherwise the cache became full or was removed
             return PreparedParts(folder=first, compiled=compiled)
     return PreparedParts(folder=_write_graphs(artifacts, config))
 
@@ -73,16 +73,16 @@ def config_at(config: SessionConfig, place: Place) -> SessionConfig:
 
 
 def _taking_turns(tuning: SessionTuning) -> SessionTuning:
-    """The parts of a shard run one behind the other on the same cores: threads of one that is done leave them.
+    """Stop threads from spinning after a run: the parts of a shard run one after another on the same cores.
 
-    They spin for tens of milliseconds otherwise, beside those of the parts that follow.
+    Otherwise they would spin for tens of milliseconds beside the threads of the next parts.
     Source: ONNX Runtime, `onnxruntime_session_options_config_keys.h` (`session.force_spinning_stop`).
     """
     return replace(tuning, config_entries={_STOP_SPINNING: "1", **tuning.config_entries})
 
 
 def _compile(artifacts: Artifacts, engine: Engine, config: SessionConfig, part: int, shard: int) -> Path | None:
-    """Find or make what the engine compiles of a shard of a part; None where nothing of that is kept."""
+    """Return the compiled artifact of a shard of a part, or None if it is not cached."""
     own = config_at(config, config.places[0])
     identity = engine.identity(own)
     if not identity:
@@ -101,7 +101,7 @@ def _compile(artifacts: Artifacts, engine: Engine, config: SessionConfig, part: 
 
 
 def _write_graphs(artifacts: Artifacts, config: SessionConfig) -> Path:
-    """Return the folder of the parts' graphs."""
+    """Write the graphs of all parts into the cache, and return their folder."""
 
     def build(folder: Path) -> None:
         _log.info("splitting the graph for %s", config)
@@ -136,18 +136,18 @@ class Part:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parts:
-    """All parts; `parts.json` keeps it under these names.
+    """Content of `parts.json`.
 
     Attributes:
-        parts: In the order in which they are computed.
-        shards: Number of graphs of each.
+        parts: The parts in the order of execution.
+        shards: Number of shards of each part.
     """
 
     parts: tuple[Part, ...]
     shards: int = 1
 
     def of_stage(self, stage: int) -> tuple[tuple[int, Part], ...]:
-        """Return the parts of a stage with their numbers."""
+        """Return the numbers and parts of a stage."""
         return tuple((number, part) for number, part in enumerate(self.parts) if part.stage == stage)
 
     @property
@@ -167,7 +167,7 @@ def count_costs(graph_path: Path, shards: int, shapes: Mapping[str, Sequence[int
     Args:
         graph_path: The graph.
         shards: Number of shards; 1 for the whole graph.
-        shapes: Shape of a sample of each input, by name, with a batch of 1; None where sizes that vary are unknown.
+        shapes: Input shapes of one sample by name, with a batch of 1; None if dynamic sizes are unknown.
 
     Raises:
         LoweringError: The graph cannot be read or split.
@@ -185,11 +185,11 @@ def count_costs(graph_path: Path, shards: int, shapes: Mapping[str, Sequence[int
 
 
 def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Path) -> None:
-    """Cut a graph, and write all parts.
+    """Cut a graph and write all parts.
 
     Args:
         graph_path: The graph.
-        cuts: Positions of the first node of each stage but the first, in the order of `count_costs`.
+        cuts: Position of the first node of each stage except the first, in the node order of `count_costs`.
         shards: Number of shards of each part.
         folder: An empty folder.
 
@@ -214,10 +214,10 @@ def write_parts(graph_path: Path, cuts: tuple[int, ...], shards: int, folder: Pa
 
 
 def read_parts(folder: Path) -> Parts:
-    """Read what `write_parts` wrote.
+    """Read `parts.json` of a folder.
 
     Raises:
-        CacheError: It cannot be read.
+        CacheError: The file cannot be read.
     """
     try:
         return decode(Parts, json.loads((folder / PARTS_FILE).read_bytes()))

@@ -1,6 +1,6 @@
-"""Speed of devices and links, for comparing splits: ratios count, not seconds.
+"""Speed of devices and links, for comparing splits: only ratios matter, not absolute seconds.
 
-Times that were measured for the nodes of a graph (`node_times.json` beside it) go before counted costs.
+Measured times of a graph's nodes (`node_times.json` beside the graph) take precedence over counted costs.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Speed:
     Attributes:
         flops_per_s: Speed of convolutions and matrix products.
         bytes_per_s: Speed of its memory, for all other nodes and for reading weights.
-        link_bytes_per_s: Speed of handing a tensor to another device.
-        link_s: Time of handing on a tensor of no size.
+        link_bytes_per_s: Bandwidth of the link to another device.
+        link_s: Latency of the link.
     """
 
     flops_per_s: float
@@ -47,7 +47,7 @@ class Speed:
     link_s: float
 
     def node_seconds(self, costs: GraphCosts, rows: int) -> Seconds:
-        """Seconds of each node for some rows, `[nodes]`: of its arithmetic or of its bytes, the longer one.
+        """Estimate the seconds of each node, `[nodes]`: the longer of its arithmetic and its memory traffic.
 
         Source: S. Williams et al., "Roofline: An Insightful Visual Performance Model", 2009.
         """
@@ -60,30 +60,27 @@ class Speed:
         return np.array(found, np.float64)
 
     def link_seconds(self, size_bytes: float) -> float:
-        """Seconds of handing tensors of some bytes to another device."""
+        """Estimate the seconds of a transfer to another device."""
         return self.link_s + size_bytes / self.link_bytes_per_s
 
 
-# A core of a server's CPU with AVX2 and its share of the memory; a tensor is handed on by one thread to another.
+# A core of a server CPU with AVX2 and its share of the memory bandwidth; the link is between two threads.
 CPU_CORE = Speed(flops_per_s=5e10, bytes_per_s=8e9, link_bytes_per_s=8e9, link_s=5e-5)
 # An A100 that computes fp32 products in TF32, at a third of its peak, behind PCIe 4.0 x16. Source: NVIDIA, "A100
 # Tensor Core GPU" (data sheet); PCI-SIG, "PCI Express 4.0" (31.5 GB/s before packets).
 PCIE_GPU = Speed(flops_per_s=4e13, bytes_per_s=2e12, link_bytes_per_s=2.5e10, link_s=1e-5)
-
-
-# A node that is counted as nothing, such as one that reads a shape, takes so long: it may be measured all the same.
-_LEAST_S = 1e-9
+_LEAST_S = 1e-9  # of a node whose counted cost is zero, such as Shape, so that it can have a measured time
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MeasuredSpeed(Speed):
-    """A device by the measured times of a graph's nodes; where a node has none, by its share of the counted costs.
+    """A device with measured times of a graph's nodes; nodes without a time get their share of the counted costs.
 
-    Between two batch sizes that were measured, and for shards, a node takes as many times its counted cost as there.
+    For shards and unmeasured batch sizes, the counted cost of a node is scaled by its measured ratio.
 
     Attributes:
         times: Measured times.
-        whole: Counted costs of the graph that was measured.
+        whole: Counted costs of the measured graph.
     """
 
     times: NodeTimes
@@ -101,10 +98,10 @@ class MeasuredSpeed(Speed):
         return counted * [np.interp(rows, self.times.sizes, of_node) for of_node in factors.T]
 
     def explain(self) -> str:
-        """Describe the measurement, and how many nodes it covers."""
+        """Describe the measurement and the number of nodes that it covers."""
         named = [node.name for node in self.whole.nodes]
         found = sum(name in self.times.at(self.times.sizes[0]) for name in named)
-        rest = "" if found == len(named) else f"; the other {len(named) - found} by their counted share"
+        rest = "" if found == len(named) else f"; the other {len(named) - found} by counted costs"
         sizes = " and ".join(map(str, self.times.sizes))
         return (
             f"costs: measured by {self.times.runtime} on {self.times.machine} for batches of {sizes} "
@@ -112,7 +109,7 @@ class MeasuredSpeed(Speed):
         )
 
     def _factors(self, costs: GraphCosts, size: int) -> Seconds:
-        """Ratio of measured to counted time of each node for a batch size that was measured, `[nodes]`."""
+        """Return the ratio of measured to counted time of each node for a measured batch size, `[nodes]`."""
         counted = Speed.node_seconds(self, self.whole, size) + _LEAST_S
         measured = self.times.at(size)
         pairs = {
@@ -125,10 +122,10 @@ class MeasuredSpeed(Speed):
 
 
 def find_times(version: ModelVersion) -> NodeTimes | None:
-    """Read the measured times of a version's graph; None where there are none.
+    """Read the measured times of a version's graph, or return None if there are none.
 
     Raises:
-        LoweringError: The file beside the graph cannot be used: it is damaged, or of another graph.
+        LoweringError: The file is damaged or belongs to another graph.
     """
     path = version.graph_path.parent / NODE_TIMES_FILE
     if not path.exists():
@@ -140,12 +137,12 @@ def find_times(version: ModelVersion) -> NodeTimes | None:
 
 
 def graph_digest(version: ModelVersion) -> str:
-    """Return the SHA-256 of a version's graph, by which measured times name it."""
+    """Return the SHA-256 of a version's graph, which identifies it in measured times."""
     return version.manifest.sha256 if version.manifest else graph_sha256(version.graph_path)
 
 
 def _ratio(pairs: Mapping[str, tuple[float, float]]) -> float:
-    """Ratio of all that was measured to its counted time; 1 where no node of the graph was measured."""
+    """Return the ratio of total measured to counted time, or 1 if no node was measured."""
     return sum(taken for taken, _ in pairs.values()) / sum(cost for _, cost in pairs.values()) if pairs else 1.0
 
 
@@ -154,12 +151,11 @@ def _ratio_of(pairs: Mapping[str, tuple[float, float]], name: str, usual: float)
     return taken / cost
 
 
-# Times are measured in a session that fuses nothing: the runtime names fused nodes and blocks of channels (NCHWc) after
-# values that the graph does not have. So a convolution and its activation are timed apart, as their costs are counted.
+# Times are measured in a session without fusions, since the runtime gives fused nodes and NCHWc blocks other names. A
+# convolution and its activation are timed separately, in the same way as their costs are counted.
 
-_RUNS = 7  # of each batch size; the median counts
-# With its position, the name of a node while it is measured: those inside of other nodes may have the same names.
-_NAME = "graphkiln-node-"
+_RUNS = 7  # per batch size; the median counts
+_NAME = "graphkiln-node-"  # prefix of unique node names: nodes of subgraphs may share names with others
 
 
 def measure_nodes(version: ModelVersion, *, largest_batch: int, op_libraries: Sequence[str] = ()) -> NodeTimes:
@@ -167,12 +163,12 @@ def measure_nodes(version: ModelVersion, *, largest_batch: int, op_libraries: Se
 
     Args:
         version: The version.
-        largest_batch: Largest batch of its requests; 1 where batches cannot be split.
+        largest_batch: Largest batch of requests; 1 if batches cannot be split.
         op_libraries: Libraries of custom operators.
 
     Raises:
-        LoweringError: The graph cannot be read, or no request is known that it computes.
-        GraphkilnError: The runtime refuses it.
+        LoweringError: The graph cannot be read, or refuses every synthetic request.
+        GraphkilnError: The runtime refuses the graph.
     """
     with _opened(version.graph_path, op_libraries) as (session, names):
         sizes = sorted({1, largest_batch}) if session.signature.batchable else [1]
@@ -182,33 +178,34 @@ def measure_nodes(version: ModelVersion, *, largest_batch: int, op_libraries: Se
 
 
 def keep_times(version: ModelVersion, times: NodeTimes) -> Path:
-    """Write measured times beside the graph, where plans look for them, and return the file.
+    """Write measured times beside the graph, and return the file.
 
     Raises:
-        LoweringError: They cannot be written there.
+        LoweringError: The file cannot be written.
     """
     path = version.graph_path.parent / NODE_TIMES_FILE
     try:
         path.write_text(times.text())
     except OSError as error:
         raise LoweringError(
-            f"cannot write {path}", attempts=(str(error.strerror),), hint="measure in a store that can be written"
+            f"cannot write {path}", attempts=(str(error.strerror),), hint="measure in a writable model store"
         ) from error
     return path
 
 
 @contextmanager
 def _opened(graph_path: Path, op_libraries: Sequence[str]) -> Iterator[tuple[TimedSession, list[str]]]:
-    """The graph on one core with nothing fused, its nodes named by position; and the names that splits give them.
+    """Open the graph on one core without fusions, with nodes named by position.
 
-    Nodes that compute from weights alone have no name.
+    Yields:
+        The session, and the original node names by position; empty for nodes that compute from weights alone.
     """
     from graphkiln_backend.passes.constants import find_constant_nodes  # a second of imports
     from graphkiln_backend.passes.graph_file import save
     from graphkiln_backend.passes.node_costs import load_for_splitting
 
     model = load_for_splitting(graph_path)
-    constant = frozenset(find_constant_nodes(model))  # which is computed while the graph is loaded
+    constant = frozenset(find_constant_nodes(model))  # computed while the graph is loaded
     names = ["" if node in constant else str(node.name) for node in model.graph]
     for position, node in enumerate(model.graph):
         node.name = f"{_NAME}{position}"
@@ -234,7 +231,7 @@ def _timed(session: Session) -> TimedSession:
 
 
 def _feeds(session: Session, golden: GoldenSamples | None, size: int) -> Mapping[str, AnyArray]:
-    """A batch that the graph computes: of golden samples, or else made up."""
+    """Return a batch of golden samples, or of synthetic inputs that the graph accepts."""
     if golden:
         return golden.batch(size)
     for inputs in synthetic_inputs(session.signature):
@@ -245,14 +242,14 @@ def _feeds(session: Session, golden: GoldenSamples | None, size: int) -> Mapping
             continue
         return feeds
     raise LoweringError(
-        "nothing can be measured",
-        attempts=("the graph has no golden samples, and refuses every request that was made up",),
-        hint="convert it with samples that make sense to it (graphkiln convert FILE.onnx --samples DIR)",
+        "cannot measure the graph",
+        attempts=("it has no golden samples, and refuses every synthetic request",),
+        hint="convert it with valid samples (graphkiln convert FILE.onnx --samples DIR)",
     )
 
 
 def _measure(session: TimedSession, names: Sequence[str], feeds: Mapping[str, AnyArray]) -> dict[str, float]:
-    """Seconds of each node by the name that splits give it."""
+    """Return the seconds of each node by its original name."""
     taken = session.time_nodes(feeds, _RUNS)
     found = ((name, taken.get(f"{_NAME}{position}")) for position, name in enumerate(names) if name)
     return {name: seconds for name, seconds in found if seconds is not None}

@@ -1,8 +1,8 @@
-"""Cut a graph into consecutive stages: the exact best of all cuts, by dynamic programming.
+"""Cut a graph into consecutive stages, optimally, by dynamic programming.
 
-The best split has the shortest slowest stage, since a pipeline is as fast as that; a stage's time includes handing its
-inputs over. Of splits that are as fast, the one across whose cuts less passes is taken. Where a device would hold more
-than its share of the weights and a tenth of all, a split that is a little slower and holds less is taken instead.
+The best split has the fastest slowest stage, which limits the pipeline; a stage's time includes the transfer of its
+inputs. Of equally fast splits the one with the smallest transfers is taken. If a device would hold more than its equal
+share of the weights plus a tenth of all, a slightly slower split that holds less is preferred.
 
 Source: D. Narayanan et al., "PipeDream: Generalized Pipeline Parallelism for DNN Training", 2019, section 3.1 (the
 partitioning algorithm; stages of one device each).
@@ -24,24 +24,24 @@ from graphkiln_backend.lowering.parallel.speed import Speed
 
 Floats = npt.NDArray[np.float64]
 
-_EQUAL = 1e-9  # stages that are less than this share apart are as fast
-_AIM = 0.1  # of all weights: what a device may hold beside an equal share
-# Of the slowest stage's time: what holding no more than that may cost. Two stages of BERT-base give up a third of a
-# layer for it, since the table of its tokens, a fifth of its weights, takes no time.
+_EQUAL = 1e-9  # relative difference up to which two splits count as equally fast
+_AIM = 0.1  # share of all weights that a device may hold in addition to its equal share
+# Share of the slowest stage's time that may be lost to reach _AIM. Two stages of BERT-base lose a third of a layer,
+# since its token embedding, a fifth of the weights, takes no time.
 _WORTH = 0.06
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCost:
-    """A stage: the nodes from `begin` to before `end`.
+    """A stage with the nodes `begin` to `end - 1`.
 
     Attributes:
         begin: Position of its first node.
-        end: Position behind its last node.
-        seconds: Time of a micro-batch, with what it takes to hand its inputs over.
-        weight_bytes: Its weights; one that another stage reads, too, is held by both.
-        activation_bytes: Most that is alive at once while it computes a micro-batch, and what waits for the next stage.
-        handed_bytes: Inputs from the stage before for a micro-batch.
+        end: Position after its last node.
+        seconds: Time of a micro-batch, including the transfer of its inputs.
+        weight_bytes: Its weights; a weight read by two stages is held by both.
+        activation_bytes: Peak of live activations, plus micro-batches that wait for the next stage.
+        handed_bytes: Inputs of a micro-batch from the previous stage.
         flops: Arithmetic of one sample.
     """
 
@@ -77,17 +77,17 @@ def find_stages(
         speed: Speed of each device.
         rows: Samples of a micro-batch.
         memory_bytes: Memory of a device; 0 for no limit.
-        waiting: Micro-batches that may wait for the next stage.
-        turns: Batches that may be under way at once, of instances that share the devices and their weights.
+        waiting: Number of micro-batches that may wait for the next stage.
+        turns: Number of batches in flight, of instances that share the devices and weights.
 
     Raises:
-        LoweringError: There are not that many places to cut, or no split fits the memory.
+        LoweringError: There are too few places to cut, or no split fits the memory.
     """
     table = _Table(costs, speed, rows=rows, stages=stages, waiting=waiting, turns=turns)
     if len(table.positions) - 1 < stages:
         raise LoweringError(
             f"the graph cannot be cut into {stages} stages",
-            attempts=(f"it has {max(0, len(table.positions) - 2)} places where it can be cut",),
+            attempts=(f"it can be cut at {max(0, len(table.positions) - 2)} places",),
             hint="choose a smaller `pipeline`",
         )
     seconds = table.seconds()
@@ -108,7 +108,7 @@ def find_stages(
 
 
 def _lighter(table: _Table, seconds: Floats, chosen: list[int]) -> list[int]:
-    """The fastest split whose devices hold no more than `_AIM` allows, where it is nearly as fast as the chosen one."""
+    """Return the fastest split within `_AIM`, if it is nearly as fast as the chosen one, else the chosen one."""
     stages = len(chosen) - 1
     weights = table.weight_spans
     light = np.where(weights <= (1 / stages + _AIM) * weights[0, -1], seconds, np.inf)
@@ -123,9 +123,9 @@ def _slowest(seconds: Floats, places: list[int]) -> float:
 
 
 def find_cuts(costs: GraphCosts, stages: int = 2) -> list[int]:
-    """Find positions of nodes before which a graph can be cut, the first and the one behind the last among them.
+    """Find the positions before which a graph can be cut, including both ends.
 
-    Nothing that runtimes fuse is separated, unless that leaves too few places for so many stages.
+    Nodes that runtimes fuse are not separated, unless that leaves too few positions.
     """
     count = len(costs.nodes)
     lives = _lifetimes(costs)
@@ -149,7 +149,7 @@ def find_cuts(costs: GraphCosts, stages: int = 2) -> list[int]:
 
 
 def _lifetimes(costs: GraphCosts) -> dict[str, tuple[int, int]]:
-    """Position at which each activation is computed (-1 for an input of the graph), and of its last reader."""
+    """Return the positions of the producer (-1 for a graph input) and the last reader of each activation."""
     lives: dict[str, tuple[int, int]] = dict.fromkeys(costs.inputs, (-1, -1))
     for position, node in enumerate(costs.nodes):
         for name in node.reads:
@@ -160,7 +160,7 @@ def _lifetimes(costs: GraphCosts) -> dict[str, tuple[int, int]]:
 
 
 class _Table:
-    """Costs of every span of nodes between two places as a stage."""
+    """Costs of every candidate stage, as matrices over its first and last cut position."""
 
     def __init__(self, costs: GraphCosts, speed: Speed, *, rows: int, stages: int, waiting: int, turns: int) -> None:
         self._costs = costs
@@ -176,13 +176,13 @@ class _Table:
         self._activations = turns * (self._activation_spans() + queued)
 
     def seconds(self) -> Floats:
-        """Seconds of the stage from one place to another, `[places, places]`; infinite where it would be empty."""
+        """Return the seconds of each candidate stage, `[places, places]`; infinite for empty stages."""
         at = self._nodes_s[self.positions]
         handed = np.array([0.0, *map(self._speed.link_seconds, self.crossing[self.positions[1:]])])
         return np.where(self._is_span, at[None, :] - at[:, None] + handed[:, None], np.inf)
 
     def memory(self) -> Floats:
-        """Bytes of its weights and activations, likewise."""
+        """Return the bytes of weights and activations of each candidate stage, `[places, places]`."""
         return np.where(self._is_span, self.weight_spans + self._activations, np.inf)
 
     def stage(self, a: int, b: int, seconds: float) -> StageCost:
@@ -203,7 +203,7 @@ class _Table:
         return order[:, None] < order[None, :]
 
     def _weight_spans(self) -> Floats:
-        """Bytes of the weights from place to place: each counts where it is read for the first time since the begin."""
+        """Return the weight bytes of each candidate stage; a weight counts once per stage that reads it."""
         count = len(self.positions)
         block = np.searchsorted(self.positions, np.arange(len(self._costs.nodes)), side="right") - 1
         added = np.zeros((count, count))
@@ -214,7 +214,7 @@ class _Table:
         return spans
 
     def _activation_spans(self) -> Floats:
-        """Most bytes that are alive at once from place to place."""
+        """Return the peak of live activations of each candidate stage."""
         count = len(self.positions)
         highest = [self._alive[a:b].max() for a, b in zip(self.positions[:-1], self.positions[1:], strict=True)]
         spans = np.zeros((count, count))
@@ -224,7 +224,7 @@ class _Table:
 
 
 def _crossing(costs: GraphCosts) -> Floats:
-    """Bytes of one sample that are computed before each position and read at or behind it, `[nodes + 1]`."""
+    """Return the bytes of one sample that cross each position, `[nodes + 1]`."""
     sizes = costs.activations
     change = np.zeros(len(costs.nodes) + 2)
     for name, (begin, end) in _lifetimes(costs).items():
@@ -234,7 +234,7 @@ def _crossing(costs: GraphCosts) -> Floats:
 
 
 def _weight_blocks(costs: GraphCosts, block: npt.NDArray[np.intp]) -> Iterator[tuple[int, list[int]]]:
-    """The bytes of each weight, and the blocks of nodes that read it, in order."""
+    """Yield the bytes of each weight, and the blocks of nodes that read it, in order."""
     sizes: dict[str, int] = {}
     blocks: dict[str, dict[int, None]] = {}
     for position, node in enumerate(costs.nodes):
@@ -245,11 +245,11 @@ def _weight_blocks(costs: GraphCosts, block: npt.NDArray[np.intp]) -> Iterator[t
 
 
 def _partition(cost: Floats, crossing: Floats, stages: int) -> list[int] | None:
-    """The places between which the largest cost is least; None where every split has an infinite one.
+    """Minimize the largest stage cost; return the chosen places, or None if every split has an infinite cost.
 
     Args:
-        cost: Cost of the stage from one place to another, `[places, places]`.
-        crossing: Bytes that pass at each place: of equal splits, the one with less is taken.
+        cost: Cost of each candidate stage, `[places, places]`.
+        crossing: Bytes that cross each place, for breaking ties.
         stages: Number of stages.
     """
     best = cost[0].copy()

@@ -13,12 +13,10 @@ import zoo
 
 from graphkiln_backend.engines.base import DeviceSession, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime import session as device_runs
 from graphkiln_backend.engines.onnxruntime.loading import CUDA
 from graphkiln_backend.engines.onnxruntime.session import run_bound, why_not_on_device
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType
-from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
@@ -57,17 +55,6 @@ def test_tensors_of_other_libraries_are_read_where_they_are(tmp_path: Path) -> N
     np.testing.assert_array_equal(np.from_dlpack(found), X * 2)
 
 
-def test_errors_are_those_of_other_runs(tmp_path: Path) -> None:
-    folder = zoo.add(tmp_path, "fragile", zoo.good_and_fragile())
-    with OnnxRuntimeEngine().build(folder / "model.onnx", CONFIG) as session:
-        with pytest.raises(ExecutionError, match=r"ONNX Runtime failed.*99"):
-            session.run_on_device({"x": np.full((1, 2), 99)}, ["fragile"])
-        with pytest.raises((ExecutionError, SignatureError)):
-            session.run_on_device({"x": np.zeros((1, 2), np.float32)}, ["good"])
-        good = session.run_on_device({"x": np.ones((1, 2), np.int64)}, ["good"])["good"]
-        np.testing.assert_array_equal(np.from_dlpack(good), [[2, 2]])
-
-
 def test_outputs_are_bound_to_the_providers_device() -> None:
     """With CUDA, to its GPU."""
     bound: list[tuple[object, ...]] = []
@@ -85,8 +72,3 @@ def test_what_cannot_be_bound(dtype: DType, why: str) -> None:
     spec = TensorSpec(name="x", dtype=dtype, shape=("batch", 3))
     found = why_not_on_device(Signature(inputs=(spec,), outputs=(spec,)))
     assert found.startswith(why) if why else found == ""
-
-
-def test_older_releases_hand_no_tensors_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_runs.onnxruntime, "OrtValue", object)
-    assert "hands no tensors to other libraries" in why_not_on_device(Signature(inputs=(), outputs=()))

@@ -18,7 +18,6 @@ import zoo
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
 from graphkiln_backend.engines.onnxruntime.loading import WEIGHTS
-from graphkiln_backend.engines.onnxruntime.session import CudaGraphRunner
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
 
@@ -37,8 +36,6 @@ def large(tmp_path: Path) -> Path:
     return zoo.add(tmp_path, "m", model) / "model.onnx"
 
 
-def operators(path: Path) -> list[str]:
-    return [node.op_type for node in onnx.load(path, load_external_data=False).graph.node]
 
 
 class TestIdentity:
@@ -57,9 +54,6 @@ class TestIdentity:
             keys.append(OnnxRuntimeEngine().identity(CONFIG))
         assert keys[0] != keys[1]
 
-    def test_threads_do_not_matter_to_an_optimized_graph(self) -> None:
-        assert OnnxRuntimeEngine().identity(replace(CONFIG, threads=8)) == OnnxRuntimeEngine().identity(CONFIG)
-
     @pytest.mark.parametrize(
         "config",
         [replace(CONFIG, device=Device.gpu(0)), replace(CONFIG, tuning=SessionTuning(graph_level="off"))],
@@ -70,14 +64,6 @@ class TestIdentity:
 
 
 class TestCompile:
-    def test_writes_the_files_that_caches_hold(self, tmp_path: Path) -> None:
-        folder = tmp_path / "compiled"
-        folder.mkdir()
-        OnnxRuntimeEngine().compile(large(tmp_path), CONFIG, folder)
-        assert {path.name for path in folder.iterdir()} == {"optimised.onnx", "weights.bin"}
-        assert operators(folder / "optimised.onnx") == ["MatMul"]
-        assert (folder / "weights.bin").stat().st_size >= 64 * 64 * 4
-
     @pytest.mark.parametrize("level", ["all", "extended", "basic"])
     def test_never_goes_beyond_what_holds_on_every_processor(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Any
@@ -121,14 +107,6 @@ def test_sums_of_int8_are_not_cut_off(tmp_path: Path) -> None:
             np.testing.assert_allclose(session.run(feeds)["y"], expected, rtol=1e-5)
 
 
-class TestReference:
-    def test_runs_every_node_of_the_file(self, tmp_path: Path) -> None:
-        graph, feeds = large(tmp_path), {"x": np.ones((1, 64), np.float32)}
-        with OnnxRuntimeEngine().build_reference(graph) as plain, OnnxRuntimeEngine().build(graph, CONFIG) as fast:
-            assert sum(plain.placement(feeds).nodes.values()) == 2
-            assert sum(fast.placement(feeds).nodes.values()) == 1
-
-
 class TestShared:
     @pytest.fixture
     def config(self, tmp_path: Path) -> SessionConfig:
@@ -142,20 +120,6 @@ class TestShared:
         with pytest.raises(LoweringError, match=r"ONNX Runtime cannot serve .*seq\(tensor\(float\)\)"):
             OnnxRuntimeEngine().build(graph, config)
         assert not list((tmp_path / "shared").glob("*/"))
-
-    def test_a_placement_is_read_beside_the_shared_copy(self, tmp_path: Path, config: SessionConfig) -> None:
-        with OnnxRuntimeEngine().build(large(tmp_path), config) as session:
-            assert session.placement({"x": np.ones((1, 64), np.float32)}).products == {"fp32": 1}
-
-
-class TestCudaGraphs:
-    """The option means a GPU's sessions alone."""
-
-    def test_a_cpu_session_does_not_capture(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(CudaGraphRunner, "run", lambda *_: pytest.fail("captured on a CPU"))
-        config = replace(CONFIG, options={"enable_cuda_graph": "1"})
-        with OnnxRuntimeEngine().build(large(tmp_path), config) as session:
-            assert session.run({"x": np.ones((1, 64), np.float32)})["y"].shape == (1, 64)
 
 
 def test_nothing_is_kept_for_its_vendor(tmp_path: Path) -> None:

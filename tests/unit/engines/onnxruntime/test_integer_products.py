@@ -24,11 +24,3 @@ def test_they_are_found_by_their_operators(text: str, found: bool, tmp_path: Pat
     model = onnx_ir.to_proto(graph(text, w=weight.astype("int8") if found else weight))
     onnx.save(model, tmp_path / "model.onnx")
     assert has_integer_products(tmp_path / "model.onnx") == found
-
-
-@pytest.mark.parametrize("content", [None, b""])
-def test_a_file_that_holds_no_graph_is_left_to_the_runtime(content: bytes | None, tmp_path: Path) -> None:
-    path = tmp_path / "model.onnx"
-    if content is not None:
-        path.write_bytes(content)
-    assert not has_integer_products(path)

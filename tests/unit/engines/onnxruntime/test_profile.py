@@ -16,14 +16,6 @@ def kernel(
     return {"cat": "Node", "name": f"{name}_kernel_time", "dur": microseconds, "args": arguments}
 
 
-def test_products_on_the_cpu_are_told_from_shapes_on_the_cpu() -> None:
-    kernels = [kernel("conv", "Conv", CUDA), kernel("shape", "Gather", CPU), kernel("fc", "MatMul", CPU)]
-    found = summarize_profile(kernels, CUDA, {})
-    assert found.nodes == {CUDA: 1, CPU: 2}
-    assert found.products == {"fp32": 2}
-    assert found.elsewhere == ("fc",)
-
-
 def test_products_inside_a_fused_kernel_are_those_of_the_graph_that_ran_nowhere_else() -> None:
     kernels = [kernel("TRTKernel_graph_0", "TRTKernel_graph_0", "TensorrtExecutionProvider"), kernel("a", "Conv", CUDA)]
     found = summarize_profile(kernels, "TensorrtExecutionProvider", {"fp32": 5})
@@ -61,11 +53,6 @@ def test_the_precision_is_that_of_most_of_the_time_not_of_most_of_the_kernels() 
         kernel("c", "MatMul", CPU, ("float16",), 500),
     ]
     assert summarize_profile(kernels, CPU, {}).precision is Precision.FP16
-
-
-def test_an_empty_profile_knows_nothing() -> None:
-    found = summarize_profile([], CPU, {"fp32": 3})
-    assert (found.nodes, found.products, found.precision) == ({}, {}, "unknown")
 
 
 def test_a_node_takes_the_median_of_its_runs() -> None:

@@ -9,8 +9,7 @@ import onnxruntime
 import pytest
 
 from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.engines.hardware import Gpu
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, loading
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.loading import CPU, CUDA, select_provider
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.precision import Precision
@@ -20,10 +19,6 @@ CONFIG = SessionConfig(engine="onnxruntime", device=Device.gpu(1), threads=1, sp
 
 
 class TestProvider:
-    def test_fp32_is_fp32_unless_tf32_is_asked_for(self) -> None:
-        assert select_provider(CONFIG) == (CUDA, {"device_id": "1", "use_tf32": "0"})
-        assert select_provider(replace(CONFIG, precision=Precision.TF32))[1]["use_tf32"] == "1"
-
     def test_layout_search_and_the_users_own_options(self) -> None:
         config = replace(
             CONFIG, layout="nhwc", conv_search="heuristic", options={"gpu_mem_limit": "5", "use_tf32": "1"}
@@ -49,11 +44,6 @@ class TestProvider:
 
 
 class TestProbe:
-    def test_a_gpu_that_is_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
-        monkeypatch.setattr(loading, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
-        assert OnnxRuntimeEngine().probe(Device.gpu(1)).ok
-
     def test_a_gpu_that_is_not_there_names_those_that_are(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU])
         monkeypatch.setattr("graphkiln_backend.engines.hardware.gpus", lambda: ())

@@ -10,16 +10,12 @@ import numpy as np
 import onnx
 import pytest
 import zoo
-from onnxruntime import quantization
 from onnxruntime.quantization import qdq_quantizer
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.quantization import (
-    Coverage,
     Quantization,
-    _CalibrationReader,
     _silenced,
-    count_integer_products,
     quantize,
 )
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -82,70 +78,11 @@ class TestQuantize:
         scales = {tensor.name: tensor.dims for tensor in onnx.load(tmp_path / "int8.onnx").graph.initializer}
         assert scales["w1_scale"] == [8]
 
-    def test_nothing_is_left_in_the_folder_of_temporary_files(
-        self, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        (tmp_path / "tmp").mkdir()
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))
-        quantize(graph, SAMPLES, Quantization(), tmp_path / "int8.onnx")
-        assert not list((tmp_path / "tmp").iterdir())
-
-    @pytest.mark.parametrize(
-        "samples",
-        [{"z": SAMPLES["x"]}, {"x": SAMPLES["x"][:, :2]}, {"x": SAMPLES["x"].astype(np.float64)}],
-        ids=["name", "shape", "dtype"],
-    )
-    def test_samples_that_do_not_fit_are_a_lowering_error(
-        self, graph: Path, tmp_path: Path, samples: dict[str, AnyArray]
-    ) -> None:
-        with pytest.raises(LoweringError, match="cannot quantize"):
-            quantize(graph, samples, Quantization(), tmp_path / "int8.onnx")
-
-    def test_an_invalid_graph_that_the_quantizer_writes_is_one_too(
-        self, graph: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """As it does for SSDlite."""
-
-        def spoil(_: str, target: str, *__: Any, **___: Any) -> None:
-            Path(target).write_bytes(b"nonsense")
-
-        monkeypatch.setattr(quantization, "quantize_static", spoil)
-        with pytest.raises(LoweringError, match="cannot quantize"):
-            quantize(graph, SAMPLES, Quantization(), tmp_path / "int8.onnx")
-
     def test_a_damaged_graph_is_a_lowering_error_that_names_the_cause(self, tmp_path: Path) -> None:
         (tmp_path / "model.onnx").write_bytes(b"nonsense")
         with pytest.raises(LoweringError) as caught:
             quantize(tmp_path / "model.onnx", SAMPLES, Quantization(), tmp_path / "int8.onnx")
         assert ": " in caught.value.attempts[0]
-
-    def test_a_target_that_cannot_be_written_is_a_lowering_error(self, graph: Path, tmp_path: Path) -> None:
-        with pytest.raises(LoweringError, match="FileNotFoundError"):
-            quantize(graph, SAMPLES, Quantization(), tmp_path / "missing" / "int8.onnx")
-
-
-class TestCoverage:
-    def test_a_float_graph_has_none(self, graph: Path) -> None:
-        assert count_integer_products(graph) == Coverage(integer=0, products=3)
-
-
-class TestCalibrationReader:
-    SAMPLES = {"x": np.arange(10), "z": np.arange(10) * 2}  # noqa: RUF012
-
-    def batches(self, size: int, *selected: int) -> list[list[int]]:
-        reader = _CalibrationReader(self.SAMPLES, size)
-        if selected:
-            reader.set_range(*selected)
-        found = []
-        while batch := reader.get_next():
-            np.testing.assert_array_equal(batch["z"], batch["x"] * 2)
-            found.append(batch["x"].tolist())
-        assert reader.get_next() is None
-        return found
-
-    def test_gives_whole_batches(self) -> None:
-        assert self.batches(3) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
-        assert self.batches(5) == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
 
 
 class TestSilence:
@@ -171,10 +108,3 @@ class TestSilence:
             ("onnxruntime.quantization", logging.WARNING, "something to know"),
             ("somebody.else", logging.INFO, "not the quantizer's"),
         ]
-
-    def test_stdout_is_left_to_whoever_prints_there(
-        self, graph: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        quantize(graph, SAMPLES, Quantization(method="percentile"), tmp_path / "int8.onnx")
-        print("ours")
-        assert capsys.readouterr().out == "ours\n"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import tempfile
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,25 +27,6 @@ from graphkiln_backend.system.closing import Closeable
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 
 
-@pytest.fixture
-def version_folder(digits: Path, tmp_path: Path) -> Path:
-    return shutil.copytree(digits / "1", tmp_path / "1")
-
-
-class TestOnnxRuntime:
-    def test_runs_and_reports_its_signature(self, digits: Path) -> None:
-        with OnnxRuntimeEngine().build(digits / "1" / "model.onnx", CONFIG) as session:
-            (spec,) = session.signature.inputs
-            assert (spec.name, spec.dtype, spec.shape) == ("INPUT_0", DType.FP32, ("batch", 1, 32, 32))
-            scores = session.run({"INPUT_0": np.zeros((3, 1, 32, 32), np.float32)})["OUTPUT_0"]
-        np.testing.assert_allclose(scores.sum(axis=1), np.ones(3), rtol=1e-5)
-
-    def test_reads_back_what_ran_where(self, digits: Path) -> None:
-        with OnnxRuntimeEngine().build(digits / "1" / "model.onnx", CONFIG) as session:
-            placement = session.placement({"INPUT_0": np.zeros((1, 1, 32, 32), np.float32)})
-        assert set(placement.nodes) == {"CPUExecutionProvider"}
-        assert placement.nodes["CPUExecutionProvider"] >= 5
-        assert placement.precision == "fp32"
 
 
 def build(tmp_path: Path, model: Any, config: SessionConfig = CONFIG) -> OnnxRuntimeSession:
@@ -72,11 +52,6 @@ class TestOptions:
         assert options.enable_mem_pattern
         assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
         assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
-
-    def test_an_arena_may_shrink_after_each_run(self, tmp_path: Path) -> None:
-        config = replace(CONFIG, tuning=SessionTuning(arena_shrinkage="cpu:0"))
-        with build(tmp_path, zoo.scale(("batch", 3)), config) as session:
-            assert session.run({"x": np.ones((1, 3), np.float32)})["y"].tolist() == [[2, 2, 2]]
 
     def test_an_arena_that_does_not_exist_is_an_error_of_ours(self, tmp_path: Path) -> None:
         config = replace(CONFIG, tuning=SessionTuning(arena_shrinkage="gpu:7"))
@@ -109,11 +84,6 @@ class TestRun:
                 session.run({"x": np.array([[0, 99]])})
             assert session.run({"x": np.array([[0, 2]])})["fragile"].tolist() == [[0, 2]]
 
-    def test_weights_in_another_file_are_found(self, tmp_path: Path) -> None:
-        folder = zoo.add_external(tmp_path, "m")
-        with OnnxRuntimeEngine().build(folder / "model.onnx", CONFIG) as session:
-            assert session.run({"x": np.zeros((1, 4), np.float32)})["y"].tolist() == [[0, 1, 2, 3]]
-
     def test_missing_weights_are_a_lowering_error(self, tmp_path: Path) -> None:
         folder = zoo.add_external(tmp_path, "m")
         (folder / "weights.bin").unlink()
@@ -132,16 +102,6 @@ class TestRun:
 
 class TestPlacement:
     FEEDS = {"x": np.ones((1, 3), np.float32)}  # noqa: RUF012
-
-    def test_leaves_no_profile_behind(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        (tmp_path / "tmp").mkdir()
-        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-        monkeypatch.chdir(tmp_path / "tmp")
-        with build(tmp_path, zoo.scale(("batch", 3))) as session:
-            session.placement(self.FEEDS)
-            with pytest.raises(SignatureError):
-                session.placement({"x": np.ones((1, 4), np.float32)})
-        assert not list((tmp_path / "tmp").iterdir())
 
     @pytest.mark.parametrize("fault", [OSError("full"), ValueError("cut off")])
     def test_on_a_full_disk_it_is_read_from_memory(
@@ -199,19 +159,6 @@ class TestOwned:
             OnnxRuntimeSession(graph, session_options(CONFIG), [(CPU_PROVIDER, {})], owned=owned)
         assert owned.closed == 1
 
-    def test_is_closed_when_another_provider_took_the_graph(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        chosen = ["OtherExecutionProvider", CPU_PROVIDER]
-        monkeypatch.setattr(onnxruntime.InferenceSession, "get_providers", lambda _: chosen)
-        owned, graph = Owned(), zoo.add(tmp_path, "m", zoo.scale((1,))) / "model.onnx"
-        with pytest.raises(LoweringError) as caught:
-            OnnxRuntimeSession(graph, session_options(CONFIG), [(CPU_PROVIDER, {})], owned=owned)
-        assert caught.value.attempts == (
-            "requested CPUExecutionProvider, ONNX Runtime chose OtherExecutionProvider, CPUExecutionProvider",
-        )
-        assert owned.closed == 1
-
 
 class TestCudaGraphs:
     """Which runs are captured, seen on the buffers of the CPU."""
@@ -237,15 +184,6 @@ class TestCudaGraphs:
 
         provider = (CPU_PROVIDER, Options(device_id="3"))
         return OnnxRuntimeSession(graph, session_options(CONFIG), [provider], cuda_graphs=True)
-
-    def test_runs_are_captured_and_profiles_are_not(self, tmp_path: Path, captured: list[object]) -> None:
-        with self.session(tmp_path, zoo.scale(("batch", 3))) as session:
-            for value in (1, 5):
-                array = np.full((2, 3), value, np.float32)
-                np.testing.assert_array_equal(session.run({"x": array})["y"], array * 2)
-            assert captured == [3, 3]
-            session.placement({"x": np.ones((2, 3), np.float32)})
-        assert captured == [3, 3]
 
     @pytest.mark.parametrize("dtype", ["BF16", "BYTES"])
     def test_what_has_no_fixed_buffers_runs_plainly(self, tmp_path: Path, captured: list[object], dtype: str) -> None:

@@ -34,22 +34,6 @@ def test_each_product_has_its_own() -> None:
     assert [values[name] for name in biases] == [[1.0] * 4] * 2
 
 
-def test_normalizations_have_their_own_too() -> None:
-    graph = sharing("middle").graph
-    for node in graph.node:
-        node.op_type = "LayerNormalization"
-    separate_biases(graph)
-    assert [node.input[2] for node in graph.node] == ["val_6", "val_6 of y"]
-
-
-def test_biases_that_nobody_shares_stay() -> None:
-    graph = sharing("middle").graph
-    graph.node[1].input[2] = "w1"
-    before = graph.SerializeToString()
-    separate_biases(graph)
-    assert graph.SerializeToString() == before
-
-
 def test_a_value_that_is_called_like_a_copy_is_left_alone(tmp_path: Path) -> None:
     """The quantizer's own first copy of `val_6` is called `val_61`: an SSDlite was not valid any more."""
     (tmp_path / "fp32.onnx").write_bytes(sharing("val_61").SerializeToString())

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import os
 import shutil
 import subprocess
@@ -60,19 +59,6 @@ def test_many_at_once_make_one_copy(graph: Path, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("*/graph.onnx"))
 
 
-def test_the_last_one_that_closes_it_removes_the_copy(graph: Path, tmp_path: Path) -> None:
-    def save(path: Path) -> None:
-        path.write_bytes(b"graph")
-
-    first, second = (SharedWeights(tmp_path, graph, "", save) for _ in range(2))
-    first.close()
-    assert second.path.exists()
-    second.close()
-    assert not second.path.parent.exists()
-    with SharedWeights(tmp_path, graph, "", save) as third:
-        assert third.path.exists()
-
-
 def test_a_changed_graph_or_option_makes_a_new_copy(graph: Path, tmp_path: Path) -> None:
     def save(path: Path) -> None:
         path.write_bytes(b"")
@@ -89,17 +75,6 @@ def test_a_changed_graph_or_option_makes_a_new_copy(graph: Path, tmp_path: Path)
         assert path("a") != first
 
 
-def test_a_copy_that_was_left_half_done_is_made_again(graph: Path, tmp_path: Path) -> None:
-    def fail(path: Path) -> None:
-        path.write_bytes(b"half")
-        raise OSError("no space left on device")
-
-    with pytest.raises(OSError, match="no space"):
-        SharedWeights(tmp_path, graph, "", fail)
-    with SharedWeights(tmp_path, graph, "", lambda path: path.write_bytes(b"whole") and None) as copy:
-        assert copy.path.read_bytes() == b"whole"
-
-
 def test_where_the_copy_cannot_be_written_each_instance_has_its_own(
     graph: Path, tmp_path: Path, logged: list[str]
 ) -> None:
@@ -109,18 +84,6 @@ def test_where_the_copy_cannot_be_written_each_instance_has_its_own(
     assert logged[0].startswith(f"the instances of {graph} do not share its weights")
 
 
-def test_a_copy_that_cannot_be_finished_takes_no_room(graph: Path, tmp_path: Path) -> None:
-    def fill(path: Path) -> None:
-        path.write_bytes(bytes(1000))
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    with pytest.raises(OSError, match="No space left"):
-        SharedWeights(tmp_path, graph, "", fill)
-    assert [path for path in tmp_path.glob("*") if path.suffix == ".partial"] == []
-
-
-def write(path: Path) -> None:
-    path.write_bytes(b"graph")
 
 
 def test_a_process_that_dies_holds_nothing(graph: Path, tmp_path: Path) -> None:
@@ -157,9 +120,3 @@ def test_a_copy_in_use_by_another_process_stays(graph: Path, tmp_path: Path) -> 
         assert shared.path.exists()
         process.communicate("")
     assert not shared.path.exists()
-
-
-def test_a_link_that_leads_nowhere_is_no_reason_not_to_share(graph: Path, tmp_path: Path) -> None:
-    (graph.parent / "gone").symlink_to(tmp_path / "nowhere")
-    with SharedWeights(tmp_path, graph, "", write) as copy:
-        assert copy.path.exists()

@@ -18,13 +18,6 @@ def read(folder: Path) -> Signature:
     return signature_of(onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), path)
 
 
-def test_inputs_outputs_and_what_a_request_may_leave_out(tmp_path: Path) -> None:
-    found = read(zoo.add(tmp_path, "m", zoo.with_optional_bias()))
-    assert [str(spec) for spec in found.inputs] == ["x FP32[3]"]
-    assert [str(spec) for spec in found.optional_inputs] == ["bias FP32[1]"]
-    assert [str(spec) for spec in found.outputs] == ["y FP32[3]"]
-
-
 def test_an_output_that_is_listed_twice_and_a_batch_of_minus_one(tmp_path: Path) -> None:
     found = read(zoo.add(tmp_path, "m", zoo.listed_twice()))
     assert len(found.outputs) == 1

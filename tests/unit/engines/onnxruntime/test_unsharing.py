@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,6 @@ from graphs import compute, draw, graph
 
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.exact_products import unshare
 from graphkiln_backend.graph.device import CPU
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
@@ -62,16 +60,6 @@ def test_it_loads_and_computes_what_the_reference_computes(shared: Path, capfd: 
     with OnnxRuntimeEngine().build(shared, CONFIG) as session:
         np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=_A_STEP_BETWEEN)
     assert not capfd.readouterr().err
-
-
-def test_no_byte_is_read_twice(shared: Path) -> None:
-    model = onnx.load(shared)
-    unshare(model.graph)
-    small = {tensor.name for tensor in model.graph.initializer if tensor.data_type == onnx.TensorProto.INT8}
-    made = {node.output[0] for node in model.graph.node if small & set(node.input)}
-    reads = Counter(name for node in model.graph.node for name in node.input if name in small | made)
-    assert set(reads.values()) == {1}
-    assert len({node.name for node in model.graph.node}) == len(model.graph.node)
 
 
 def test_weights_beside_the_graph_are_found(shared: Path) -> None:

@@ -59,25 +59,6 @@ class TestBf16:
         assert found.dtype == BF16
         np.testing.assert_array_equal(found.view(np.uint16), patterns)
 
-    def test_a_view_is_taken_as_it_looks(self, session: onnxruntime.InferenceSession) -> None:
-        array = np.arange(12).reshape(3, 4).astype(BF16)
-        np.testing.assert_array_equal(self.run(session, array.T), array.T)
-
-    def test_outputs_outlive_the_runtimes_memory(self, session: onnxruntime.InferenceSession) -> None:
-        first = self.run(session, np.full((64, 64), 3, BF16))
-        for _ in range(5):
-            self.run(session, np.full((64, 64), 7, BF16))
-        assert (first == 3).all()
-
-    def test_other_types_pass_beside_it(self, tmp_path: Path) -> None:
-        nodes = [onnx.helper.make_node("Cast", ["x"], ["y"], to=onnx.TensorProto.FLOAT)]
-        inputs = [zoo.value("x", ("n",), onnx.TensorProto.BFLOAT16)]
-        path = zoo.add(tmp_path, "m", zoo.model(nodes, inputs, [zoo.value("y", ("n",))])) / "model.onnx"
-        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-        found = self.run(session, np.array([1.5, -2], BF16))
-        assert found.dtype == np.float32
-        np.testing.assert_array_equal(found, [1.5, -2])
-
 
 @pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
 def test_text_beside_bf16(shape: tuple[int, ...]) -> None:

@@ -168,7 +168,7 @@ class TestPlaces:
 
 class TestRefusals:
     def test_too_few_places(self) -> None:
-        with pytest.raises(LoweringError, match=r"cannot be cut into 3 stages; it has 1 places where it can be cut"):
+        with pytest.raises(LoweringError, match=r"cannot be cut into 3 stages; it can be cut at 1 places"):
             find_stages(chain([1, 1]), 3, SPEED)
 
     def test_too_little_memory(self) -> None:

@@ -53,7 +53,7 @@ def test_a_node_without_a_time_has_its_counted_share() -> None:
     np.testing.assert_allclose(speed.node_seconds(costs, 1), [8, 4, 20])
     assert speed.explain() == (
         "costs: measured by onnxruntime 1 on a core for batches of 1 (node_times.json), 2 of 3 nodes; the other 1 by "
-        "their counted share"
+        "counted costs"
     )
 
 

@@ -43,9 +43,9 @@ def test_gpus_behind_that_of_the_instance() -> None:
 @pytest.mark.parametrize(
     ("numbers", "instances", "words"),
     [
-        (Parallelism(data=2), 1, r"data=2 asks for as many.*its configuration has 1.*instance_group \[ \{ count: 2"),
-        (Parallelism(pipeline=5), 1, r"pipeline=5, tensor=1 asks for 5 groups.*1 instance of 5 each, and 4 cores"),
-        (Parallelism(pipeline=2), 3, "3 instances of 2 each, and 4 cores are here"),
+        (Parallelism(data=2), 1, r"data=2 needs 2 instances.*its configuration has 1.*instance_group \[ \{ count: 2"),
+        (Parallelism(pipeline=5), 1, r"pipeline=5, tensor=1 needs 5 groups.*4 cores"),
+        (Parallelism(pipeline=2), 3, "3 instances of 2 groups; 4 cores"),
     ],
 )
 def test_what_the_machine_or_the_configuration_does_not_have(numbers: Parallelism, instances: int, words: str) -> None:
@@ -55,7 +55,7 @@ def test_what_the_machine_or_the_configuration_does_not_have(numbers: Parallelis
 
 @pytest.mark.parametrize(("gpus", "words"), [(5, "gpu:0, gpu:1, gpu:2, gpu:3, gpu:4"), (0, "none")])
 def test_gpus_that_are_not_here(gpus: int, words: str) -> None:
-    with pytest.raises(LoweringError, match=f"asks for 4 GPUs from gpu:2 on; GPUs that are here: {words}"):
+    with pytest.raises(LoweringError, match=f"needs 4 GPUs from gpu:2 on; available GPUs: {words}"):
         Machine(device=Device.gpu(2), cores=[0], gpus=gpus).places(BOTH)
 
 
@@ -82,7 +82,7 @@ class TestInstancesThatShareStages:
         self, numbers: Parallelism, instances: int, device: Device
     ) -> None:
         """Shards of a batch all work at once; each process has weights of its own on a GPU."""
-        with pytest.raises(LoweringError, match=f"asks for as many instances.*its configuration has {instances}"):
+        with pytest.raises(LoweringError, match=f"instances of the model.*its configuration has {instances}"):
             Machine(device=device, cores=range(8), gpus=8, instances=instances).places(numbers)
 
 

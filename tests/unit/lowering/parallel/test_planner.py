@@ -73,7 +73,7 @@ def test_stages_in_words() -> None:
     assert lines[2].startswith("stage 0 on cores 0-3: nodes 0-1, 2 GFLOP a sample, each device holds 128 KiB")
     assert "(50% of the model's)" in lines[2]
     assert "stage 1 on cores 4-7: nodes 2-3" in lines[3]
-    assert "takes 16 bytes from the stage before; 100% of the slowest stage's time" in lines[3]
+    assert "receives 16 bytes from the previous stage; 100% of the slowest stage's time" in lines[3]
 
 
 def test_measured_costs_are_told() -> None:
@@ -101,11 +101,11 @@ class TestAuto:
         assert (split.numbers.pipeline, split.numbers.tensor, split.numbers.auto) == (pipeline, tensor, False)
 
     def test_needs_to_know_the_memory(self) -> None:
-        with pytest.raises(LoweringError, match=r"memory of a device is not given.*memory=2GiB"):
+        with pytest.raises(LoweringError, match=r"memory of a device.*memory=2GiB"):
             planned(Parallelism(auto=True))
 
     def test_nothing_fits(self) -> None:
-        with pytest.raises(LoweringError, match=r"auto, memory=5 KiB: no numbers fit.*2 devices can be used"):
+        with pytest.raises(LoweringError, match=r"auto, memory=5 KiB: the model does not fit.*2 devices available"):
             planned(Parallelism(auto=True, memory_bytes=5 * KIB), cores=2)
 
     def test_stages_take_turns_where_a_batch_cannot_be_split(self) -> None:
@@ -165,7 +165,7 @@ class TestMemory:
 
     def test_what_fits_no_device_is_refused(self) -> None:
         """The last node's weights alone take 150 KiB."""
-        with pytest.raises(LoweringError, match=r"no numbers fit.*the smallest needs 15\d.* KiB"):
+        with pytest.raises(LoweringError, match=r"does not fit.*the smallest needs 15\d.* KiB"):
             planned(Parallelism(auto=True, memory_bytes=150 * KIB), cores=8, batch=4, count_costs=heavy_end)
 
 
@@ -192,7 +192,7 @@ class TestMicroBatches:
     def test_instances_that_share_stages_need_no_cutting(self) -> None:
         split = planned(Parallelism(data=1, pipeline=2), turns=2)
         assert (split.numbers.micro_batches, split.rows) == (1, 32)
-        assert "2 instances share these devices: while a batch of one ends, one of another begins" in split.explain()
+        assert "2 instances share these devices and overlap their batches" in split.explain()
         alone = planned(Parallelism(pipeline=2, micro_batches=1))
         assert [stage.activation_bytes for stage in split.stages] == [
             2 * stage.activation_bytes for stage in alone.stages

@@ -60,7 +60,7 @@ def test_what_is_computed_once_has_no_time(tmp_path: Path) -> None:
 
 def test_a_graph_that_computes_nothing_that_is_made_up(tmp_path: Path) -> None:
     model = graph("(float[b,4] x) => (float[3,m] y) { y = Reshape(x, s) }", s=[3, -1])
-    with pytest.raises(LoweringError, match="refuses every request that was made up"):
+    with pytest.raises(LoweringError, match="refuses every synthetic request"):
         measure_nodes(version_of(tmp_path, model), largest_batch=1)
 
 
