@@ -127,9 +127,7 @@ def plan(
     requested = f"requested by {origin}" if (origin := origins.get("engine", "")) else "the default"
     return LoweringPlan(
         candidates=tuple(config(choice, requested) for choice in choices),
-        baselines=tuple(
-            config(choice, f"baseline that {settings.precision} must beat") for choice in baselines
-        ),
+        baselines=tuple(config(choice, f"baseline that {settings.precision} must beat") for choice in baselines),
         fallback=tuple(config(choice, f"requested by {origins['fallback']}") for choice in settings.fallback),
         rejected=(*settings.rejected, *rejected),
     )

@@ -195,9 +195,7 @@ def parse_override(text: str) -> Override:
     _check_known([key], KNOWN_KEYS, "--set")
     line = f'write into config.pbtxt: parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}'
     if key == ACCEPT_IMAGES:
-        raise RepositoryError(
-            f"--set {text}: accept_images can only be set in config.pbtxt", hint=line
-        )
+        raise RepositoryError(f"--set {text}: accept_images can only be set in config.pbtxt", hint=line)
     if key in TRITON_KEYS:
         raise RepositoryError(f"--set {text}: Triton reads this key from config.pbtxt", hint=line)
     if key in PUBLISHED_KEYS:

@@ -112,9 +112,6 @@ def _elements(signature: Signature, size: int) -> int:
     return sum(map(math.prod, shapes))
 
 
-
-
-
 @dataclass(frozen=True, slots=True)
 class Trial:
     """Outcome of a trial.

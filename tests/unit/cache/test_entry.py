@@ -7,7 +7,6 @@ import json
 from pathlib import Path
 
 import pytest
-from hypothesis import strategies as st
 
 from graphkiln_backend.cache.store import Entry, FileRecord, entry_name, find_fault, read_entry
 

@@ -90,8 +90,6 @@ class TestCompiled:
         assert len(logged) == 2
 
 
-
-
 class TestKeeping:
     def test_a_cache_that_vanishes_holds_lowered_graphs_for_the_instances(self, digits: Path, tmp_path: Path) -> None:
         config = replace(ORT, precision=Precision.FP16)

@@ -216,7 +216,10 @@ class TestPrecedence:
     def test_what_the_set_flag_cannot_change_is_refused_with_the_way_that_works(self) -> None:
         with pytest.raises(RepositoryError, match=r"only be set in config") as caught:
             parse_override("accept_images=true")
-        assert caught.value.hint == 'write into config.pbtxt: parameters { key: "accept_images" value { string_value: "true" } }'
+        assert (
+            caught.value.hint
+            == 'write into config.pbtxt: parameters { key: "accept_images" value { string_value: "true" } }'
+        )
 
     @pytest.mark.parametrize("key", ["preprocess", "task", "ranking"])
     def test_what_a_version_says_of_itself_is_not_set_at_the_start(self, key: str) -> None:
@@ -227,7 +230,10 @@ class TestPrecedence:
     def test_what_triton_reads_itself_is_written_where_it_reads_it(self) -> None:
         with pytest.raises(RepositoryError, match=r"from config\.pbtxt") as caught:
             parse_override("TRITON_SKIP_DLPACK=1")
-        assert caught.value.hint == 'write into config.pbtxt: parameters { key: "TRITON_SKIP_DLPACK" value { string_value: "1" } }'
+        assert (
+            caught.value.hint
+            == 'write into config.pbtxt: parameters { key: "TRITON_SKIP_DLPACK" value { string_value: "1" } }'
+        )
 
 
 class TestAccelerators:

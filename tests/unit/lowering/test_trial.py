@@ -87,7 +87,9 @@ class TestAsSaved:
         assert "every synthetic request fails" in try_as_saved(session, GRAPH, none).note
 
     def test_what_the_runtime_never_computes_does_not_serve(self) -> None:
-        with pytest.raises(LoweringError, match="every synthetic request fails with the same error; failed: not supported"):
+        with pytest.raises(
+            LoweringError, match="every synthetic request fails with the same error; failed: not supported"
+        ):
             try_as_saved(Session(lambda _: fail("not supported"), batch=1), GRAPH, none)
 
 

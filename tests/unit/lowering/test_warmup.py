@@ -8,15 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from graphkiln_backend.engines.base import SessionConfig
-from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import repeat_warm_up, warm_up
-
 
 
 @pytest.fixture

@@ -36,8 +36,6 @@ def large(tmp_path: Path) -> Path:
     return zoo.add(tmp_path, "m", model) / "model.onnx"
 
 
-
-
 class TestIdentity:
     def test_is_what_the_keys_of_caches_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engine, "saturates_products_of_bytes", lambda: False)

@@ -12,7 +12,6 @@ from graphkiln_backend.engines.onnxruntime.loading import hint_for
 from graphkiln_backend.graph.errors import LoweringError
 
 
-
 def saved(folder: Path, opset: int) -> Path:
     path = folder / "model.onnx"
     path.write_bytes(zoo.scale(("batch", 3), opset=opset).SerializeToString())

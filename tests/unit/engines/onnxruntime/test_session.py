@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,6 @@ from graphkiln_backend.graph.errors import ExecutionError, LoweringError, Signat
 from graphkiln_backend.system.closing import Closeable
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
-
-
 
 
 def build(tmp_path: Path, model: Any, config: SessionConfig = CONFIG) -> OnnxRuntimeSession:

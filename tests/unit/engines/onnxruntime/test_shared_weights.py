@@ -84,8 +84,6 @@ def test_where_the_copy_cannot_be_written_each_instance_has_its_own(
     assert logged[0].startswith(f"the instances of {graph} do not share its weights")
 
 
-
-
 def test_a_process_that_dies_holds_nothing(graph: Path, tmp_path: Path) -> None:
     """Its lock ends with it: the next one that closes the copy removes it."""
     program = (
