@@ -1,13 +1,14 @@
-"""Serves small models, sends traffic over both protocols, injects faults, and compares every answer with a reference.
+"""Soak test: serve small models, send traffic over both protocols, inject faults, compare every answer with a
+reference.
 
-    scripts/soak --minutes 5               a report for the terminal
-    scripts/soak --minutes 30 --json FILE  the same, and everything that was seen as JSON
-    scripts/soak --fuzz 20000              requests of all shapes in place of faults
-    scripts/soak --stops 20                servers stopped under 100 requests a second: no connection may be reset
-    scripts/soak --tables                  writes the tables of docs/operations.md from docs/soak/*.json
+    scripts/soak --minutes 5               print a report
+    scripts/soak --minutes 30 --json FILE  also write all results as JSON
+    scripts/soak --fuzz 20000              send generated requests instead of injecting faults
+    scripts/soak --stops 20                stop servers under 100 requests a second: no connection may be reset
+    scripts/soak --tables                  write the tables of docs/operations.md from docs/soak/*.json
 
-The exit code is 1 when an answer was wrong, a request had neither an answer nor an error by its deadline, the service
-was not ready again within the limit, memory grew, or anything was left. Whatever ends the soak, no process stays.
+The exit code is 1 if an answer was wrong, a request got neither an answer nor an error in time, the service did not
+recover within the limit, memory grew, or anything was left behind. No process survives the soak.
 """
 
 from __future__ import annotations
@@ -33,19 +34,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=5.0, help="how long faults are injected (default: 5)")
+    parser.add_argument("--minutes", type=float, default=5.0, help="duration of fault injection (default: 5)")
     parser.add_argument(
         "--only",
         choices=("traffic", "faults"),
         default="",
-        help="a control run: traffic without faults, or the reverse",
+        help="control run: traffic without faults, or faults without traffic",
     )
-    parser.add_argument("--fuzz", type=int, metavar="N", help="send that many generated requests instead")
-    parser.add_argument("--stops", type=int, metavar="N", help="stop so many servers under load instead")
-    parser.add_argument("--seed", type=int, help="of all random choices (default: another each time; it is printed)")
-    parser.add_argument("--json", type=Path, help="also write everything that was seen to this file")
-    parser.add_argument("--log", type=Path, help="keep the service's log in this file")
-    parser.add_argument("--tables", action="store_true", help="run nothing, write the tables of docs/operations.md")
+    parser.add_argument("--fuzz", type=int, metavar="N", help="send N generated requests instead")
+    parser.add_argument("--stops", type=int, metavar="N", help="stop N servers under load instead")
+    parser.add_argument("--seed", type=int, help="random seed (default: random; it is printed)")
+    parser.add_argument("--json", type=Path, help="also write all results to this file")
+    parser.add_argument("--log", type=Path, help="write the service's log to this file")
+    parser.add_argument("--tables", action="store_true", help="only write the tables of docs/operations.md")
     options = parser.parse_args()
     if options.tables:
         write_tables()
@@ -60,7 +61,7 @@ def main() -> int:
             return min(1, check_stops(options.stops))
         text, document = _run(options, seed)
     except GraphkilnError as error:
-        print(f"it could not begin: {error}", file=sys.stderr)
+        print(f"the soak cannot start: {error}", file=sys.stderr)
         return 2
     print(text)
     if options.json:
@@ -69,7 +70,7 @@ def main() -> int:
 
 
 def _run(options: argparse.Namespace, seed: int) -> tuple[str, dict[str, Any]]:
-    """The report as text and as data."""
+    """Run the soak or the fuzzer; return the report as text and as data."""
     if options.fuzz:
         fuzzed = fuzz(options.fuzz, seed, options.log)
         return fuzz_to_text(fuzzed), fuzz_to_json(fuzzed)

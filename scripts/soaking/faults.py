@@ -1,7 +1,7 @@
-"""Faults that the soak injects: processes, the model store, disks, requests; and the modes that they fit.
+"""Faults injected by the soak (processes, model store, disks, requests), and the modes they apply to.
 
-A fault is a context: it does the damage on entry, gives a function that tells whether what was hit is gone or back, and
-takes back on exit what would stay. A new one is such a function, and an entry in one of the lists of `Fault`.
+A fault is a context manager: it causes the damage on entry, yields a function that returns true once the damage has
+taken effect, and undoes lasting damage on exit. To add a fault, write one and add it to one of the lists of `Fault`.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from soaking.models import DIGITS, digit_labels, scaled_graph, write_version
 from soaking.service import Certificates, Service
 from soaking.traffic import DEADLINE_S, Ledger, NoAnswer, Versions, WrongAnswer
 
-# Whether what was hit is gone or back, so that the service may be asked whether it has recovered.
+# True once the fault has taken effect, so that recovery can be checked.
 Over = Callable[[], bool]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Field:
-    """Everything that a fault may touch.
+    """Environment of the faults.
 
     Attributes:
         service: The service.
-        folder: Of the soak.
-        store: The model store that is served.
-        versions: Which versions may answer.
-        ledger: Where requests are counted.
-        chance: All random choices.
+        folder: Folder of the soak.
+        store: The served model store.
+        versions: Versions that may answer.
+        ledger: Counts of requests.
+        chance: Random generator.
         explicit: Whether the server is in explicit mode.
-        numbers: Of good versions that are added: above every bad one.
+        numbers: Numbers of added good versions, above those of bad versions.
         live_s: Seconds until each good version was live.
         stops: Exit code and seconds of each SIGTERM.
     """
@@ -69,7 +69,7 @@ class Field:
     stops: list[tuple[int, float]] = field(default_factory=list)
 
     def publish(self, model: str) -> str:
-        """Load a model in explicit mode; return why it cannot be loaded, or ""."""
+        """Load a model in explicit mode; return the error, or an empty text."""
         return self.service.load(model) if self.explicit else ""
 
 
@@ -78,15 +78,15 @@ Inject = Callable[[Field], AbstractContextManager[Over]]
 
 @dataclass(frozen=True, kw_only=True)
 class Fault:
-    """One kind of fault.
+    """A kind of fault.
 
     Attributes:
-        name: In the report.
-        inject: Does the damage, and takes it back.
-        heavy: Whether the whole service restarts; the short soak of the tests has none of these.
-        cause: Of the restart that it must lead to, as `graphkiln_restarts_total` names it; empty for none.
-        hold_s: How long it stays before it is taken back.
-        begins_anew: Whether the supervisor itself ends and is started again, which begins its metrics anew.
+        name: Name in the report.
+        inject: Context manager of the fault.
+        heavy: Whether the whole service restarts; excluded from the short soak of the tests.
+        cause: Expected cause in `graphkiln_restarts_total`; empty for no restart.
+        hold_s: Duration before it is undone.
+        begins_anew: Whether the supervisor restarts, which resets its metrics.
     """
 
     name: str
@@ -98,17 +98,17 @@ class Fault:
 
 
 def at_once() -> bool:
-    """For faults that hit nothing which must be replaced first."""
+    """Condition of faults that take effect immediately."""
     return True
 
 
 def check_done(trouble: str) -> None:
-    """Raise a `MeasurementError` for what the server says of a request that it should have done."""
+    """Raise `MeasurementError` if an administrative request returned an error."""
     if trouble:
         raise MeasurementError(trouble)
 
 
-# Faults of processes: killed, stopped, ended.
+# Faults of processes.
 
 _ABRUPT_S = 0.5
 _PAUSE_S = 8.0
@@ -153,7 +153,7 @@ def signal_edge(signum: signal.Signals) -> Inject:
 
 @contextmanager
 def kill_supervisor(field: Field) -> Iterator[Over]:
-    """Kill the supervisor, and start it afresh as a service manager does."""
+    """Kill the supervisor and start it, like a service manager."""
     field.service.signal(signal.SIGKILL)
     field.service.wait_end()
     time.sleep(field.chance.random() * _ABRUPT_S)
@@ -163,7 +163,7 @@ def kill_supervisor(field: Field) -> Iterator[Over]:
 
 @contextmanager
 def terminate(field: Field) -> Iterator[Over]:
-    """SIGTERM under traffic, and a start: a rollout."""
+    """Stop and start the service under traffic: a rollout."""
     field.stops.append(field.service.stop())
     field.service.start()
     yield lambda: bool(field.service.servers())
@@ -171,7 +171,7 @@ def terminate(field: Field) -> Iterator[Over]:
 
 @contextmanager
 def pause_supervisor(field: Field) -> Iterator[Over]:
-    """Stop the supervisor for some seconds, as when its machine swaps: what it supervises goes on."""
+    """Suspend the supervisor for some seconds, while its child processes continue."""
     field.service.signal(signal.SIGSTOP)
     try:
         time.sleep(_PAUSE_S)
@@ -181,7 +181,7 @@ def pause_supervisor(field: Field) -> Iterator[Over]:
 
 
 def is_gone(process: psutil.Process) -> bool:
-    """Return true if a process has ended, collected by its parent or not."""
+    """Return true if a process has exited, including zombies."""
     return not process.is_running() or processes.is_gone(process.pid)
 
 
@@ -209,15 +209,15 @@ def process_faults() -> list[Fault]:
     ]
 
 
-# Faults in the model store: bad versions, swapped files; and good versions that come and go.
+# Faults of the model store: bad versions, replaced files, good versions added and removed.
 
 _HOLD_S = 8.0
 _LIVE_LIMIT_S = 60.0
-_BAD = "9"  # number of each bad version: higher than those of the store, so that it would answer if it went live
+_BAD = "9"  # number of bad versions, higher than those of the store, so that they would answer if they went live
 
 
 def bad_version(model: str, put: Callable[[Path], None]) -> Inject:
-    """Put a version that must not go live into the store, and take it away."""
+    """Add a version that must not go live, and remove it."""
 
     @contextmanager
     def inject(field: Field) -> Iterator[Over]:
@@ -229,13 +229,13 @@ def bad_version(model: str, put: Callable[[Path], None]) -> Inject:
             yield at_once
         finally:
             shutil.rmtree(folder, ignore_errors=True)
-            check_done(field.publish(model))  # one that was loaded after all would stay for the rest of the soak
+            check_done(field.publish(model))  # if it was loaded in spite of that, it would stay
 
     return inject
 
 
 def swapped_file(file: str, change: Callable[[bytes], bytes]) -> Inject:
-    """Replace a file of a proven version while it serves, and put it back."""
+    """Replace a file of a serving version, and restore it."""
 
     @contextmanager
     def inject(field: Field) -> Iterator[Over]:
@@ -250,7 +250,7 @@ def swapped_file(file: str, change: Callable[[bytes], bytes]) -> Inject:
 
 
 def good_version(model: str, put: Callable[[Path, int], None]) -> Inject:
-    """Have a new version go live under traffic, and take it away."""
+    """Add a good version under traffic, wait until it is live, and remove it."""
 
     @contextmanager
     def inject(field: Field) -> Iterator[Over]:
@@ -275,7 +275,7 @@ def good_version(model: str, put: Callable[[Path, int], None]) -> Inject:
 
 
 def _wait_live(field: Field, model: str, version: int, *, live: bool) -> None:
-    """Until a version is live, or is no longer."""
+    """Wait until a version is live, or no longer live."""
     limit = time.monotonic() + _LIVE_LIMIT_S
     while (field.service.status(f"/v2/models/{model}/versions/{version}/ready") == 200) != live:
         if time.monotonic() > limit:
@@ -289,7 +289,7 @@ def put_scaled(folder: Path, version: int) -> None:
 
 
 def put_other_contract(folder: Path, version: int) -> None:
-    """Write a version of `digits` with other class names: each answer must have its own labels."""
+    """Write a version of `digits` with other labels: each answer must have those of its version."""
     temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
     shutil.copytree(DIGITS / "1", temporary)
     labels = "".join(f"{label}\n" for label in digit_labels(version)).encode()
@@ -313,7 +313,7 @@ def unload_load(field: Field) -> Iterator[Over]:
 
 
 def replace_file(path: Path, content: bytes) -> None:
-    """Replace a file by a rename."""
+    """Replace a file atomically."""
     temporary = path.with_name(f".{path.name}.new")
     temporary.write_bytes(content)
     temporary.rename(path)
@@ -328,12 +328,12 @@ def _cut_off(folder: Path) -> None:
 
 
 def _half_copied(folder: Path) -> None:
-    """The manifest and the graph are there, the golden samples are not yet."""
+    """A version with manifest and graph, but without golden samples."""
     _copy_whole(folder, "manifest.json", "model.onnx")
 
 
 def _other_weights(folder: Path) -> None:
-    """A whole version whose graph is not the one that was proven."""
+    """A complete version whose graph is not the proven one."""
     _copy_whole(folder, "manifest.json", "golden.npz", "labels.txt")
     replace_file(folder / "model.onnx", other_weights((DIGITS / "1" / "model.onnx").read_bytes()))
 
@@ -345,13 +345,13 @@ def _copy_whole(folder: Path, *names: str) -> None:
 
 
 def _other_labels_listed(folder: Path) -> None:
-    """A whole version but for its labels, which are not those that its manifest describes."""
+    """A version whose labels do not match its manifest."""
     _copy_whole(folder, "manifest.json", "golden.npz", "model.onnx")
     replace_file(folder / "labels.txt", _other_labels((DIGITS / "1" / "labels.txt").read_bytes()))
 
 
 def _other_preprocessing(folder: Path) -> None:
-    """A whole version but for its manifest, in which somebody changed how images are prepared."""
+    """A version whose manifest has changed preprocessing."""
     _copy_whole(folder, "labels.txt", "golden.npz", "model.onnx")
     text = (DIGITS / "1" / "manifest.json").read_text()
     replace_file(folder / "manifest.json", text.replace("0.5", "0.4").encode())
@@ -370,7 +370,7 @@ def _other_signature(folder: Path) -> None:
 
 
 def other_weights(content: bytes) -> bytes:
-    """The same graph with its largest weight negated: valid, fast, and wrong."""
+    """A graph with its largest weight negated: valid but wrong."""
     model = onnx.load_from_string(content)
     largest = max(model.graph.initializer, key=lambda tensor: len(tensor.raw_data))
     largest.CopyFrom(numpy_helper.from_array(-numpy_helper.to_array(largest), largest.name))
@@ -406,7 +406,7 @@ def store_faults(*, explicit: bool) -> list[Fault]:
     return faults + ([Fault(name="unload, load", inject=unload_load, heavy=False, hold_s=2.0)] if explicit else [])
 
 
-# Faults of disks: small ones are mounted for the service, and filled.
+# Faults of disks: small disks are mounted for the service and filled.
 
 CACHE_BYTES = 32 << 20
 TEMPORARY_BYTES = 192 << 20
@@ -415,7 +415,7 @@ _FILLER = "filler"
 
 @contextmanager
 def full_cache(field: Field) -> Iterator[Over]:
-    """Fill the disk of the artifact cache while a good version comes."""
+    """Fill the disk of the artifact cache while a good version is added."""
     fill_disk(cache_folder(field.folder))
     try:
         with good_version("scaled", put_scaled)(field) as over:
@@ -427,7 +427,7 @@ def full_cache(field: Field) -> Iterator[Over]:
 
 @contextmanager
 def full_temporary(field: Field) -> Iterator[Over]:
-    """Kill tritonserver while the disk of temporary files is full, so that there is no room to start it again."""
+    """Kill tritonserver while the disk of temporary files is full, which delays its restart."""
     fill_disk(field.service.temporary)
     try:
         (victim,) = field.service.servers()
@@ -444,14 +444,14 @@ FULL_TEMPORARY = Fault(
 
 
 def fill_disk(folder: Path) -> None:
-    """Leave no room on the disk of a folder."""
+    """Fill the disk of a folder."""
     with (folder / _FILLER).open("wb", buffering=0) as file, suppress(OSError):
         while file.write(bytes(1 << 16)):
             pass
 
 
 def empty_disk(folder: Path) -> None:
-    """Take that back."""
+    """Undo `fill_disk`."""
     (folder / _FILLER).unlink(missing_ok=True)
 
 
@@ -462,7 +462,7 @@ def cache_folder(folder: Path) -> Path:
 
 @contextmanager
 def small_disk(mount: Path, size_bytes: int) -> Iterator[bool]:
-    """Mount a small disk; gives whether that was allowed. Else the folder is an ordinary one."""
+    """Mount a small disk; yield whether mounting is permitted. Otherwise the folder is an ordinary one."""
     mount.mkdir(mode=0o700)
     options = f"size={size_bytes},mode=700"
     done = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "soak", str(mount)], check=False, capture_output=True)
@@ -473,15 +473,15 @@ def small_disk(mount: Path, size_bytes: int) -> Iterator[bool]:
             subprocess.run(["umount", "--lazy", str(mount)], check=False)
 
 
-# Requests that must fail alone, harmless ones: what is seen to end a server is reported to its makers, not kept here.
+# Requests that must fail without side effects. Requests that crash servers are reported to their makers, not kept here.
 
 _JSON = {"Content-Type": "application/json"}
 _INFER = "/v2/models/scaled/infer"
-_SETTLE_S = 0.5  # after which a server that the request has killed is seen to be dead
+_SETTLE_S = 0.5  # after which a crashed server is seen to be dead
 
 
 def hostile_request(send: Callable[[Service], None]) -> Inject:
-    """Send a request that must at worst fail alone, or end the server and nothing else."""
+    """Send a request that may fail or crash the server, but must not affect other responses."""
 
     @contextmanager
     def inject(field: Field) -> Iterator[Over]:
@@ -497,7 +497,7 @@ def post(service: Service, path: str, body: bytes, headers: dict[str, str] | Non
     """Send a POST; return the status.
 
     Raises:
-        HTTPException: The response is an error, or broken off.
+        HTTPException: The response is an error, or incomplete.
         NoAnswer: There was no response.
     """
     connection = service.reach.connect_http(DEADLINE_S)
@@ -524,7 +524,7 @@ def _wrong_shape(service: Service) -> None:
 
 
 def _without_the_key(service: Service) -> None:
-    """Administrative requests without the key."""
+    """Send administrative requests without the key."""
     body = json.dumps({"key": "/x", "offset": 0, "byte_size": 1}).encode()
     for path in ("repository/models/scaled/load", "systemsharedmemory/region/x/register", "logging", "trace/setting"):
         try:
@@ -537,14 +537,14 @@ def _without_the_key(service: Service) -> None:
 
 
 def _half_a_request(service: Service) -> None:
-    """Fifty connections that promise a body and hang up."""
+    """Open fifty connections that announce a body and close."""
     for _ in range(50):
         with service.reach.open_http(DEADLINE_S) as connection:
             connection.sendall(f"POST {_INFER} HTTP/1.1\r\nHost: x\r\nContent-Length: 1000000\r\n\r\n{{".encode())
 
 
 def _noise(service: Service) -> None:
-    """Bytes that are neither HTTP nor gRPC, on both ports."""
+    """Send bytes that are neither HTTP nor gRPC to both ports."""
     for port in (service.reach.http_port, service.reach.grpc_port):
         with socket.create_connection(("127.0.0.1", port), timeout=DEADLINE_S) as connection:
             connection.sendall(os.urandom(4096))
@@ -552,7 +552,7 @@ def _noise(service: Service) -> None:
 
 @contextmanager
 def endless_batch(field: Field) -> Iterator[Over]:
-    """Send a request that its model would compute for ever."""
+    """Send a request whose computation never ends."""
     servers, reach = field.service.servers(), field.service.reach
     rounds = np.array([[2**62]])
     with (
@@ -577,22 +577,22 @@ def hostile_requests() -> list[Fault]:
     ]
 
 
-# Modes in which the service is soaked one after the other, and the faults that fit each.
+# Modes of the service, and their faults.
 
 STORE = "store"
-# Below the deadline of a request, so that one that would compute for ever gets an error before.
+# Below the deadline of requests, so that an endless one gets an error first.
 LIMIT_FLAGS = ("--compute-limit=10",)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Mode:
-    """One way to run the service.
+    """A mode of the service.
 
     Attributes:
-        name: In the report.
-        flags: Of `graphkiln serve`.
-        explicit: Whether the server is in explicit mode.
-        secure: Whether both protocols are reached with mutual TLS.
+        name: Name in the report.
+        flags: Flags of `graphkiln serve`.
+        explicit: Whether it uses explicit mode.
+        secure: Whether both protocols use mutual TLS.
     """
 
     name: str
@@ -614,12 +614,12 @@ MODES = (
 
 @dataclass(frozen=True, kw_only=True)
 class Set:
-    """Service and faults of one mode.
+    """Service and faults of a mode.
 
     Attributes:
-        service: Not yet started.
-        disks: Faults that need a disk of their own, as far as one could be mounted.
-        notes: What could not be done here.
+        service: The service, not yet started.
+        disks: Faults of disks, if they could be mounted.
+        notes: Limitations on this machine.
     """
 
     service: Service
@@ -627,18 +627,18 @@ class Set:
     notes: list[str] = field(default_factory=list)
 
     def faults(self, mode: Mode, *, heavy: bool) -> list[Fault]:
-        """Every kind of fault that can be injected here."""
+        """All faults that apply to a mode on this machine."""
         every = [*process_faults(), *store_faults(explicit=mode.explicit), *hostile_requests(), *self.disks]
         return [fault for fault in every if heavy or not fault.heavy]
 
 
 @contextmanager
 def stage(folder: Path, mode: Mode) -> Iterator[Set]:
-    """Make disks, certificates and the service of one mode; end the service afterwards.
+    """Create disks, certificates and the service of a mode; end the service afterwards.
 
     Args:
-        folder: Of the soak; holds the models in `STORE`.
-        mode: How the service is to run.
+        folder: Folder of the soak, with the models in `STORE`.
+        mode: The mode.
     """
     with ExitStack() as stack:
         disks: list[Fault] = []

@@ -1,8 +1,8 @@
-"""Generated requests: each gets a response or an error by its deadline, each valid one the right answer.
+"""Fuzz a server: each generated request gets a response or an error in time, each valid one the correct answer.
 
-Hypothesis draws requests from the models' signatures and changes them at random. Ordinary clients (the neighbors) send
-beside it: they must always get their answers, except while the supervisor restarts a server that a request has ended.
-Such a request is reported by its kind and the seed, never by its content.
+Hypothesis generates requests from the models' signatures and mutates them. Ordinary clients (neighbors) send requests
+at the same time and must get correct answers, except while the supervisor restarts a crashed server. A request that
+crashes the server is reported by its kind and the seed, never by its content.
 """
 
 from __future__ import annotations
@@ -42,22 +42,22 @@ from soaking.traffic import (
 
 _NEIGHBORS = 2
 _RECOVERY_LIMIT_S = 90.0
-_AFTERMATH_S = 3.0  # errors of neighbors belong to a restart for so long after it
-_SERVICE_S = 6.0  # of undisturbed service after each restart: a supervisor whose server ends more often gives up
+_AFTERMATH_S = 3.0  # errors of neighbors so soon after a restart belong to it
+_SERVICE_S = 6.0  # pause after each restart, so that the supervisor does not give up
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
 _HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """A request.
+    """A generated request.
 
     Attributes:
-        kind: The strategy that made it.
-        model: The model that it asks.
-        body: The HTTP body, or the serialized gRPC message.
+        kind: Name of the strategy.
+        model: The model.
+        body: HTTP body, or serialized gRPC message.
         headers: HTTP headers; None for gRPC.
-        feeds: Inputs of a valid request, which must be answered rightly; None for a changed one.
+        feeds: Inputs of a valid request; None for a mutated one.
     """
 
     kind: str
@@ -72,15 +72,15 @@ class FuzzResult:
     """Results of a run.
 
     Attributes:
-        seed: Seed of the choice of cases.
+        seed: Random seed.
         sent: Number of cases by kind.
         statuses: Number of responses by kind and status.
-        restarts: Kind of each case after which the server had to be restarted, and seconds until it was back.
+        restarts: Kind of each case that crashed the server, and seconds until recovery.
         refused: Kinds of valid cases that got an error while the server was up.
-        bad: Wrong answers and requests without any answer, the neighbors' too.
+        bad: Wrong answers and unanswered requests, including those of neighbors.
         neighbors: Errors of neighbors while the server was up.
-        gave_up: How often the supervisor itself ended.
-        sound: Whether every version answered rightly at the end.
+        gave_up: Number of exits of the supervisor.
+        sound: Whether every version answered correctly at the end.
         seconds: Duration.
     """
 
@@ -98,8 +98,8 @@ class FuzzResult:
 
 @st.composite
 def requests(draw: st.DrawFn) -> tuple[SoakModel, Arrays]:
-    """A model and inputs that it must answer."""
-    model = draw(st.sampled_from([each for each in MODELS if each.name != "looped"]))  # it may compute without end
+    """A model with valid inputs."""
+    model = draw(st.sampled_from([each for each in MODELS if each.name != "looped"]))  # it may compute forever
     rows = draw(st.integers(1, min(4, model.largest_batch)))
     return model, model.feeds(np.random.default_rng(draw(st.integers(0, 2**16))), rows)
 
@@ -113,7 +113,7 @@ _json_values = _flat | st.lists(_flat, max_size=4) | st.dictionaries(st.text(max
 
 @st.composite
 def http_cases(draw: st.DrawFn) -> Case:
-    """HTTP requests: valid ones, ones with one to three values of their JSON changed, ones with bytes changed."""
+    """HTTP requests: valid, with one to three changed JSON values, or with changed bytes."""
     model, feeds = draw(requests())
     body, headers = (binary_request if draw(st.booleans()) else json_request)(model, feeds)
     kind = draw(st.sampled_from(("valid", "changed JSON", "changed bytes")))
@@ -129,7 +129,7 @@ def http_cases(draw: st.DrawFn) -> Case:
 
 @st.composite
 def grpc_cases(draw: st.DrawFn) -> Case:
-    """GRPC requests: valid ones, ones whose fields are changed, ones whose serialized bytes are changed."""
+    """GRPC requests: valid, with changed fields, or with changed bytes."""
     model, feeds = draw(requests())
     request = service_pb2.ModelInferRequest(model_name=model.name)
     for name, array in feeds.items():
@@ -169,7 +169,7 @@ def mutated(draw: st.DrawFn, document: Any) -> Any:
 
 
 def _places(value: Any) -> list[tuple[Any, Any]]:
-    """Containers of a document with the keys that can be changed; of long lists only the first three."""
+    """Containers of a document with their keys; of long lists only the first three."""
     keys: list[Any] = list(value) if isinstance(value, dict) else []
     if isinstance(value, list):
         keys = list(range(min(3, len(value))))
@@ -178,7 +178,7 @@ def _places(value: Any) -> list[tuple[Any, Any]]:
 
 @st.composite
 def damaged(draw: st.DrawFn, content: bytes) -> bytes:
-    """Bytes of which one to four were changed, or the end cut off."""
+    """Bytes with one to four changes, or truncated."""
     result = bytearray(content)
     for _ in range(draw(st.integers(1, 4))):
         if result:
@@ -187,7 +187,7 @@ def damaged(draw: st.DrawFn, content: bytes) -> bytes:
 
 
 def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
-    """Send generated requests to a server made for it.
+    """Send generated requests to a new server.
 
     Raises:
         MeasurementError: The service could not be started.
@@ -235,7 +235,7 @@ def fuzz(count: int, seed: int, keep_log: Path | None = None) -> FuzzResult:
 
 
 class _Sender:
-    """Sends cases, judges their answers, and waits for the server where a case has ended it."""
+    """Send cases, check their answers, and wait for recovery after a crash."""
 
     def __init__(
         self, service: Service, ledger: Ledger, result: FuzzResult, windows: list[tuple[float, float]]
@@ -297,7 +297,7 @@ class _Sender:
         return "OK"
 
     def _bring_back(self, case: Case, begun: float) -> bool:
-        """Wait until the server is back, if the case has ended it; return whether it has."""
+        """Wait for recovery if the case crashed the server; return whether it did."""
         if self._server is not None and not is_gone(self._server):
             return False
         limit = time.monotonic() + _RECOVERY_LIMIT_S
@@ -321,7 +321,7 @@ class _Sender:
 
 
 def fuzz_failures(result: FuzzResult) -> list[str]:
-    """Reasons why the run has failed; empty when it has not."""
+    """Reasons of a failure; empty for a passed run."""
     checks = {
         f"{len(result.bad)} wrong answers or requests without an answer": result.bad,
         f"{len(result.neighbors)} requests of neighbors failed while the server was up": result.neighbors,
@@ -333,13 +333,13 @@ def fuzz_failures(result: FuzzResult) -> list[str]:
 
 
 def fuzz_to_json(result: FuzzResult) -> dict[str, Any]:
-    """Everything, as plain data."""
+    """Convert to plain data."""
     statuses = {f"{kind}: {status}": count for (kind, status), count in sorted(result.statuses.items())}
     return {**asdict(result), "statuses": statuses, "failures": fuzz_failures(result)}
 
 
 def fuzz_to_text(result: FuzzResult) -> str:
-    """The report for a terminal of 80 columns."""
+    """Format for a terminal of 80 columns."""
     lines = [f"fuzzer: {result.sent.total()} cases in {result.seconds:.0f} s, seed {result.seed}", ""]
     for kind, count in sorted(result.sent.items()):
         statuses = Counter({status: n for (of, status), n in result.statuses.items() if of == kind})

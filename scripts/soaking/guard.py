@@ -1,8 +1,8 @@
-"""A process beside the soak that ends what the soak has started, whatever happens to the soak.
+"""A guard process that cleans up after a soak, however the soak ends.
 
-It waits at a pipe whose other end only the soak holds. However the soak ends, the kernel closes that end; then the
-guard kills every process that carries the soak's marker in its environment, unmounts, and removes the files. It is in
-its own session and ignores signals of a terminal.
+It waits on a pipe whose other end belongs to the soak and is closed by the kernel when the soak ends. Then it kills
+every process with the soak's marker in its environment, unmounts disks and removes files. It runs in its own session
+and ignores signals from the terminal.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _ROUNDS = 20
 
 
 class Guard(Closeable):
-    """Watches this process."""
+    """Start a guard of this process."""
 
     def __init__(self, folder: Path) -> None:
         read_end, self._write_end = os.pipe()
@@ -41,14 +41,14 @@ class Guard(Closeable):
         os.close(read_end)
 
     def close(self) -> None:
-        """End and remove what the soak has left, and wait for that."""
+        """Clean up and wait for it."""
         os.close(self._write_end)
         self._process.wait(60)
 
 
 @contextmanager
 def guarded_folder(prefix: str) -> Iterator[Path]:
-    """A folder under guard: whatever happens, it is removed and every process that belongs to it is ended."""
+    """Make a guarded folder, which is removed with all of its processes in any case."""
     folder = Path(tempfile.mkdtemp(prefix=prefix))
     try:
         with Guard(folder):
@@ -71,7 +71,7 @@ def watch(read_end: int, folder: Path, soak_pid: int) -> None:
 
 
 def end_processes(marker: str) -> None:
-    """Kill every process that carries a marker in its environment, and those that they start meanwhile."""
+    """Kill every process with a marker in its environment, including new ones."""
     for _ in range(_ROUNDS):
         found = [process for process in psutil.process_iter() if _carries(process, marker)]
         if not found:
@@ -83,7 +83,7 @@ def end_processes(marker: str) -> None:
 
 
 def remove_outside(soak_pid: int, temporary: Path) -> None:
-    """Remove what the soak's own clients, and all runs of the server that were seen, have outside of its folder."""
+    """Remove files of clients and of all known runs outside of the soak's folder."""
     runs = known_runs(temporary)
     for run in runs:
         remove_environments(run)
@@ -96,13 +96,13 @@ def remove_outside(soak_pid: int, temporary: Path) -> None:
 
 
 def regions_of(soak_pid: int, runs: set[str]) -> list[Path]:
-    """Shared memory of a soak's clients and of runs of the server."""
+    """Shared-memory regions of a soak's clients and of runs."""
     own = (f"graphkiln-client-{soak_pid}-", f"graphkiln-soak-{soak_pid}-", *(f"{run}-" for run in runs))
     return [path for path in sorted(SHARED_MEMORY.iterdir()) if path.name.startswith(own)]
 
 
 def known_runs(temporary: Path) -> set[str]:
-    """The names of all runs that have used a folder for temporary files, as far as anybody has looked."""
+    """Names of all known runs with this folder for temporary files."""
     seen = temporary.with_name(RUNS)
     before = set(seen.read_text().split()) if seen.exists() else set()
     runs = before | {path.name for path in temporary.glob("graphkiln-*")}

@@ -1,4 +1,4 @@
-"""The models of the soak: small, each of another kind, each with a reference that is computed without the server."""
+"""Models of the soak: small, of different kinds, each with a reference computed without the server."""
 
 from __future__ import annotations
 
@@ -29,23 +29,23 @@ _ONE_INSTANCE = "instance_group { count: 1 kind: KIND_CPU }"
 _ROW: Tensor = ("FP32", (128,))
 _INTEGERS: Tensor = ("INT64", (4,))
 _TEXTS: Tensor = ("BYTES", (3,))
-# Of floating-point answers, absolute and relative: far above a rounding error, far below another row or version.
+# Absolute and relative tolerance: far above rounding errors, far below the difference of other rows or versions.
 TOLERANCE = 1e-4
 
 
 @dataclass(frozen=True, kw_only=True)
 class SoakModel:
-    """A served model and what it must answer.
+    """A served model and its reference.
 
     Attributes:
         name: Model name.
         inputs: Datatype and shape without the batch dimension, by input name.
-        largest_batch: Most rows in one request.
-        reference: From the version and the inputs to the outputs.
-        config: config.pbtxt, or None where the folder brings its own.
-        graph: Builds the graph of a version, or None where the folder brings its own.
-        versions: Which are there from the start.
-        integers: Between which random integers lie.
+        largest_batch: Maximum rows in one request.
+        reference: Computes the outputs from version and inputs.
+        config: config.pbtxt, or None if the folder has one.
+        graph: Builds the graph of a version, or None if the folder has one.
+        versions: Initial versions.
+        integers: Range of random integers.
     """
 
     name: str
@@ -70,7 +70,7 @@ class SoakModel:
 
 
 def digit_labels(version: int) -> tuple[str, ...]:
-    """The labels of a version of `digits`: the first one's, or those of another contract, turned round."""
+    """Labels of a version of `digits`: those of the first version, or reversed."""
     turn = version % (len(DIGIT_LABELS) - 1) + 1 if version > 1 else 0
     return DIGIT_LABELS[turn:] + DIGIT_LABELS[:turn]
 
@@ -87,7 +87,7 @@ def scaled_graph(version: int) -> onnx.ModelProto:
 
 
 def _several_graph(_: int) -> onnx.ModelProto:
-    """`sum`, `difference` and `echo`: of two inputs with integers, and one with texts."""
+    """`sum`, `difference` and `echo` of two integer inputs and one text input."""
     nodes = [
         helper.make_node("Add", ["a", "b"], ["sum"]),
         helper.make_node("Sub", ["a", "b"], ["difference"]),
@@ -98,13 +98,13 @@ def _several_graph(_: int) -> onnx.ModelProto:
 
 
 def _fixed_graph(_: int) -> onnx.ModelProto:
-    """`y = x + 1`, of one shape but for the batch."""
+    """`y = x + 1` with a fixed shape."""
     nodes = [helper.make_node("Add", ["x", "one"], ["y"])]
     return _graph(nodes, {"x": ("FP32", (3,))}, {"y": ("FP32", (3,))}, {"one": np.float32(1)})
 
 
 def _looped_graph(_: int) -> onnx.ModelProto:
-    """`count = rounds`, counted one by one: as slow as the request asks for."""
+    """`count = rounds`, computed in a loop: as slow as requested."""
     integer, boolean = TensorProto.INT64, TensorProto.BOOL
     body = helper.make_graph(
         [helper.make_node("Add", ["count_in", "one"], ["count_out"]), helper.make_node("Identity", ["go_in"], ["go"])],
@@ -157,7 +157,7 @@ def _digits_session() -> onnxruntime.InferenceSession:
 
 
 def digits_reference(_: int, feeds: Arrays) -> dict[str, AnyArray]:
-    """The digits model by ONNX Runtime, in this process."""
+    """Compute the digits model with ONNX Runtime in this process."""
     return {"OUTPUT_0": _digits_session().run(None, {"INPUT_0": feeds["INPUT_0"]})[0]}
 
 
@@ -220,7 +220,7 @@ def build_store(store: Path) -> None:
 
 
 def write_version(folder: Path, graph: onnx.ModelProto | bytes) -> None:
-    """Put a version into a store as one should: whole, by a rename."""
+    """Add a version to a store atomically."""
     folder.parent.mkdir(exist_ok=True)
     temporary = folder.parents[2] / f"{folder.parent.name}-{folder.name}.tmp"
     temporary.mkdir()
@@ -230,7 +230,7 @@ def write_version(folder: Path, graph: onnx.ModelProto | bytes) -> None:
 
 
 def difference(expected: Arrays, got: Arrays) -> str:
-    """Describe why an answer is wrong; "" if it is right."""
+    """Describe why an answer is wrong; empty if it is correct."""
     if expected.keys() != got.keys():
         return f"outputs {sorted(got)} instead of {sorted(expected)}"
     for name, array in expected.items():

@@ -1,4 +1,4 @@
-"""The report of a soak: text, JSON, and the tables of `docs/operations.md`."""
+"""Report of a soak as text, JSON, and tables of `docs/operations.md`."""
 
 from __future__ import annotations
 
@@ -23,9 +23,8 @@ def summarize(injections: list[Injection]) -> list[dict[str, Any]]:
     """Summarize injections by fault, in alphabetical order.
 
     Returns:
-        For each `fault`: `times`; `median_s` and `worst_s` until ready again, None when it never was within the limit,
-        or was not once; `within_goal`, how often within 5 s; what the service counted (`restarts`), readiness returned
-        (`unready`) and clients saw (`errors`); and `trouble`, each once.
+        For each `fault`: `times`; `median_s` and `worst_s` of the recovery time, None beyond the limit; `within_goal`,
+        the number within 5 s; `restarts`, `unready` and `errors` as in `Injection`; distinct texts of `trouble`.
     """
     names = sorted({injection.fault for injection in injections})
     return [_summary(name, [each for each in injections if each.fault == name]) for name in names]
@@ -87,7 +86,7 @@ def total(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
 
 
 def to_json(results: list[Result]) -> dict[str, Any]:
-    """Everything, as plain data: of each mode, and the faults and requests of all together."""
+    """Convert to plain data: results of each mode, and totals of faults and requests."""
     return {
         "seed": results[0].seed,
         "seconds": sum(result.seconds for result in results),
@@ -99,7 +98,7 @@ def to_json(results: list[Result]) -> dict[str, Any]:
 
 
 def to_text(results: list[Result]) -> str:
-    """The report for a terminal: each mode, the table of `docs/operations.md`, and why the soak has failed."""
+    """Format for a terminal: each mode, the table of faults, and the reasons of a failure."""
     lines = [line for result in results for line in (*_lines(result), "")]
     failed = [f"FAILED: {failure}" for failure in failures(results)]
     return "\n".join([*lines, fault_table(to_json(results)), *(failed or ["passed"])])
@@ -120,7 +119,7 @@ def _lines(result: Result) -> list[str]:
     ]
 
 
-# Tables of `docs/operations.md`, from the last kept runs in `docs/soak/*.json`.
+# Tables of `docs/operations.md`, from the runs in `docs/soak/*.json`.
 
 PAGE = REPOSITORY / "docs" / "operations.md"
 RESULTS = REPOSITORY / "docs" / "soak"
@@ -130,12 +129,12 @@ _ROLES = ("supervisor", "tritonserver", "instance of digits/1", "instance of sca
 
 
 def write_tables() -> None:
-    """Fill the page's tables; those whose run was not kept stay as they are."""
+    """Update the page's tables; those without a saved run stay unchanged."""
     PAGE.write_text(fill(PAGE.read_text()))
 
 
 def fill(text: str) -> str:
-    """A page with its tables as the kept runs have them; all else stays."""
+    """Return the page with updated tables."""
 
     def table(found: re.Match[str]) -> str:
         path = RESULTS / f"{found['name']}.json"
@@ -147,7 +146,7 @@ def fill(text: str) -> str:
 
 
 def fault_table(run: dict[str, Any]) -> str:
-    """A row for each kind of fault, a line about the traffic beside them, and the memory of each kind of process."""
+    """Table of faults, a line about the traffic, and the table of memory."""
     rows = [
         "| fault | times | ready again, median | worst | restarts | what clients saw |",
         "|---|---:|---:|---:|---|---|",
@@ -160,7 +159,7 @@ def fault_table(run: dict[str, Any]) -> str:
 
 
 def _memory_table(modes: list[dict[str, Any]]) -> list[str]:
-    """Memory of all processes together, and curves of those that lived longest."""
+    """Table of total memory, and of the longest-lived process of each role."""
     rows = ["| memory | processes | MB | MB/min, once no longer young |", "|---|---:|---|---:|"]
     for mode in modes:
         figures = mode["figures"]
@@ -189,7 +188,7 @@ def _fault_row(each: dict[str, Any]) -> str:
 
 
 def _seconds_cell(value: float | None) -> str:
-    """0 means that the service was never seen to be anything but ready."""
+    """Format a recovery time; 0 means that the service stayed ready."""
     if value is None:
         return "never"
     return f"{value:.1f} s" if value else "stays"

@@ -1,4 +1,4 @@
-"""`graphkiln serve` as the soak runs it: started again and again on the same ports, and never left behind."""
+"""Run `graphkiln serve` for the soak: repeated starts on the same ports, access, readiness."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ _HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class Certificates:
-    """Files in PEM of an authority, a server and a client."""
+    """PEM files of an authority, a server and a client."""
 
     folder: Path
 
@@ -59,7 +59,7 @@ class Certificates:
 
     @classmethod
     def issue(cls, folder: Path) -> Certificates:
-        """Make them anew."""
+        """Issue new certificates."""
         folder.mkdir(mode=0o700)
         certificates = cls(folder)
         authority = trustme.CA()
@@ -72,13 +72,13 @@ class Certificates:
         return certificates
 
     def flags(self) -> tuple[str, ...]:
-        """Of `graphkiln serve`."""
+        """Flags of `graphkiln serve`."""
         certificate, key = self.of("server")
         return (f"--tls-cert={certificate}", f"--tls-key={key}", f"--tls-client-ca={self.authority}")
 
     @cached_property
     def context(self) -> ssl.SSLContext:
-        """Of a client."""
+        """SSL context of a client."""
         context = ssl.create_default_context(cafile=self.authority)
         context.load_cert_chain(*self.of("client"))
         return context
@@ -86,12 +86,12 @@ class Certificates:
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """Address of a service.
+    """Access to a service.
 
     Attributes:
-        http_port: For HTTP.
-        grpc_port: For gRPC.
-        certificates: For TLS; None where connections are plain.
+        http_port: HTTP port.
+        grpc_port: gRPC port.
+        certificates: For mutual TLS; None for plain connections.
     """
 
     http_port: int
@@ -100,38 +100,38 @@ class Reach:
 
     @property
     def http_url(self) -> str:
-        """Address for HTTP."""
+        """HTTP address."""
         return f"http{'s' if self.certificates else ''}://{_HOST}:{self.http_port}"
 
     @property
     def grpc_url(self) -> str:
-        """Address for gRPC."""
+        """gRPC address."""
         return f"grpc{'s' if self.certificates else ''}://{_HOST}:{self.grpc_port}"
 
     @property
     def security(self) -> Security:
-        """For graphkiln's clients."""
+        """TLS arguments of graphkiln's clients."""
         if self.certificates is None:
             return {}
         certificate, key = self.certificates.of("client")
         return {"ca_file": self.certificates.authority, "client_cert": certificate, "client_key": key}
 
     def connect_http(self, timeout_s: float) -> http.client.HTTPConnection:
-        """A connection that is opened by its first request."""
+        """Make an HTTP connection, opened by its first request."""
         if self.certificates is None:
             return http.client.HTTPConnection(_HOST, self.http_port, timeout=timeout_s)
         context = self.certificates.context
         return http.client.HTTPSConnection(_HOST, self.http_port, timeout=timeout_s, context=context)
 
     def open_http(self, timeout_s: float) -> socket.socket:
-        """A connection for bytes that need be no HTTP."""
+        """Open a socket to the HTTP port, for arbitrary bytes."""
         bare = socket.create_connection((_HOST, self.http_port), timeout=timeout_s)
         if self.certificates is None:
             return bare
         return self.certificates.context.wrap_socket(bare, server_hostname=_HOST)
 
     def triton_grpc(self) -> Mapping[str, Any]:
-        """Arguments of Triton's own gRPC client."""
+        """Arguments of Triton's gRPC client."""
         address = {"url": f"{_HOST}:{self.grpc_port}"}
         if self.certificates is None:
             return address
@@ -140,7 +140,7 @@ class Reach:
         return {**address, "ssl": True, **files, "certificate_chain": certificate}
 
     def triton_http(self) -> Mapping[str, Any]:
-        """Arguments of Triton's own HTTP client."""
+        """Arguments of Triton's HTTP client."""
         address = {"url": f"{_HOST}:{self.http_port}"}
         if self.certificates is None:
             return address
@@ -148,11 +148,11 @@ class Reach:
         return {**address, "ssl": True, "ssl_context_factory": lambda: context}
 
 
-MARKER = "GRAPHKILN_SOAK"  # environment variable of every process of a soak, so that its guard can find and end them
+MARKER = "GRAPHKILN_SOAK"  # environment variable by which the guard finds the processes of a soak
 START_LIMIT_S = 120.0
 _STOP_LIMIT_S = 60.0
 _LOAD_LIMIT_S = 60.0
-# As much as can be spared: a small request can make Triton (24.10) take all that it is given.
+# Requests can make Triton (24.10) use all of it.
 _SERVER_MEMORY = "4G"
 _STUB = "triton_python_backend_stub"
 _RESTARTS = re.compile(r'^graphkiln_restarts_total\{[^}]*cause="(\w+)"[^}]*\} (\S+)$', re.MULTILINE)
@@ -162,10 +162,10 @@ class Service:
     """A served model store.
 
     Args:
-        folder: For its log, temporary files and cache.
+        folder: Folder for its log, temporary files and cache.
         store: The model store.
         flags: Further flags of `graphkiln serve`.
-        certificates: For mutual TLS on both ports.
+        certificates: Certificates for mutual TLS on both ports.
         environment: Further environment variables.
     """
 
@@ -199,13 +199,13 @@ class Service:
         )
         self._command = [sys.executable, "-m", "graphkiln.cli", "serve", "--model-store", str(store), *options, *flags]
         self._environment = {**os.environ, "TMPDIR": str(self.temporary), "PYTHONUNBUFFERED": "1"}
-        # What a user's servers leave for his commands stays in the soak's folder, too.
+        # State files of the server stay in the soak's folder, too.
         self._environment |= {MARKER: str(folder), "XDG_STATE_HOME": str(folder / "state"), **(environment or {})}
         self.process: subprocess.Popen[bytes] | None = None
 
     @property
     def admin_headers(self) -> dict[str, str]:
-        """The key of the administrative endpoints, as a header."""
+        """Header with the admin key."""
         return {HTTP_HEADER: self.admin_key}
 
     def start(self) -> None:
@@ -214,21 +214,21 @@ class Service:
             self.process = start(
                 self._command,
                 log=log,
-                cwd=self.temporary.parent,  # so that no request of the fuzzer leaves a file in ours
+                cwd=self.temporary.parent,  # so that no request of the fuzzer leaves a file in the working folder
                 env=self._environment,
                 preexec_fn=end_with_parent,
             )
         self.starts += 1
 
     def is_running(self) -> bool:
-        """Return true if the supervisor lives."""
+        """Return true if the supervisor is running."""
         return self.process is not None and self.process.poll() is None
 
     def wait_ready(self, limit_s: float = START_LIMIT_S) -> float:
-        """Seconds until the service is ready.
+        """Wait until the service is ready; return the seconds.
 
         Raises:
-            MeasurementError: It ended, or is not ready within the limit.
+            MeasurementError: It exited, or is not ready within the limit.
         """
         begun = time.monotonic()
         while self.ready_status() != http.HTTPStatus.OK:
@@ -240,11 +240,11 @@ class Service:
         return time.monotonic() - begun
 
     def ready_status(self, timeout_s: float = 5.0) -> int | None:
-        """The HTTP status of readiness; None without an answer."""
+        """HTTP status of readiness; None without an answer."""
         return self.status("/v2/health/ready", timeout_s)
 
     def status(self, path: str, timeout_s: float = 2.0) -> int | None:
-        """The HTTP status of a GET; None without an answer."""
+        """HTTP status of a GET; None without an answer."""
         connection = self.reach.connect_http(timeout_s)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -255,16 +255,16 @@ class Service:
             connection.close()
 
     def unready_models(self) -> tuple[str, ...]:
-        """The models of the store that do not serve."""
+        """Models of the store that are not ready."""
         names = sorted(path.name for path in self._store.iterdir())
         return tuple(name for name in names if self.status(f"/v2/models/{name}/ready") != http.HTTPStatus.OK)
 
     def load(self, model: str) -> str:
-        """Has the server load what the store holds of a model; returns why that failed, or nothing."""
+        """Load a model; return the error, or an empty text."""
         return self._control(f"{model}/load")
 
     def unload(self, model: str) -> str:
-        """Has the server unload a model; returns why that failed, or nothing."""
+        """Unload a model; return the error, or an empty text."""
         return self._control(f"{model}/unload")
 
     def _control(self, path: str) -> str:
@@ -278,7 +278,7 @@ class Service:
             connection.close()
 
     def tree(self) -> list[psutil.Process]:
-        """The supervisor and all of its descendants."""
+        """The supervisor and its descendants."""
         if self.process is None:
             return []
         with suppress(psutil.NoSuchProcess):
@@ -299,7 +299,7 @@ class Service:
         return [process for process in self.tree() if _program(process) == "haproxy"]
 
     def restarts(self) -> dict[str, int]:
-        """The metric `graphkiln_restarts_total` by cause, of the supervisor that runs now."""
+        """The metric `graphkiln_restarts_total` by cause."""
         try:
             with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics", timeout=5) as response:
                 text = response.read().decode()
@@ -320,13 +320,13 @@ class Service:
         return code if code >= 0 else 128 - code
 
     def stop(self) -> tuple[int, float]:
-        """SIGTERM; returns the exit code and the seconds that it took."""
+        """Send SIGTERM; return the exit code and the seconds until the exit."""
         begun = time.monotonic()
         self.signal(signal.SIGTERM)
         return self.wait_end(), time.monotonic() - begun
 
     def end(self) -> None:
-        """Kill whatever is left of it."""
+        """Kill all of its processes."""
         for process in self.tree():
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -334,7 +334,7 @@ class Service:
             self.process.wait(_STOP_LIMIT_S)
 
     def append_log(self, path: Path) -> None:
-        """Keep its log at the end of another file."""
+        """Append its log to another file."""
         with path.open("ab") as kept, self.log_path.open("rb") as log:
             shutil.copyfileobj(log, kept)
 
@@ -357,7 +357,7 @@ def role_of(process: psutil.Process) -> str:
 
 
 def _program(process: psutil.Process) -> str:
-    """Name of the executed file; empty when the process has just ended."""
+    """Name of the executed file; empty if the process has just exited."""
     command = _command(process)
     return Path(command[0]).name if command else ""
 
@@ -369,10 +369,10 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-# Readiness, polled; and whether every model answers rightly.
+# Polling of readiness, and a check that every model answers correctly.
 
 _PERIOD_S = 0.1
-_GAP_S = 0.5  # between two failures in a row; more than that, and it was ready in between
+_GAP_S = 0.5  # failures further apart are separate
 _PROBE_LIMIT_S = 5.0
 _PROBE_ROWS = 2
 _LOG_BYTES = 1000
@@ -380,14 +380,14 @@ _LOG_BYTES = 1000
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lapse:
-    """Readiness was asked for, and was not there.
+    """A readiness poll that failed.
 
     Attributes:
-        begun: When it was asked for; monotonic seconds.
-        ended: When that was known.
-        status: The HTTP status, or None without an answer.
+        begun: Start of the poll; monotonic seconds.
+        ended: End of the poll.
+        status: HTTP status, or None without an answer.
         models: Models that were not ready, if the server answered.
-        log: The last line of the service's log.
+        log: Last line of the service's log.
     """
 
     begun: float
@@ -400,14 +400,14 @@ class Lapse:
         """Describe it in one line.
 
         Args:
-            since: The moment from which seconds count.
+            since: Reference time of the seconds.
         """
         who = f", not ready: {', '.join(self.models)}" if self.models else ""
         return f"{self.begun - since:.1f} s: {self.status or 'no answer'}{who}; the log: {self.log}"
 
 
 class Readiness(Closeable):
-    """A thread that asks for readiness ten times a second, as a load balancer does."""
+    """Poll readiness ten times a second in a thread, like a load balancer."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -429,11 +429,11 @@ class Readiness(Closeable):
         return Lapse(begun=begun, ended=ended, status=status, models=models, log=log)
 
     def last_failure(self, begin: float, end: float) -> float | None:
-        """Time of the last failure of readiness between two moments."""
+        """Time of the last readiness failure in an interval."""
         return max((lapse.ended for lapse in self._between(begin, end)), default=None)
 
     def longest_s(self, begin: float, end: float) -> float:
-        """Seconds of the longest time without readiness between two moments."""
+        """Longest time without readiness in an interval, in seconds."""
         longest = since = 0.0
         last = -_GAP_S
         for lapse in self._between(begin, end):
@@ -443,14 +443,14 @@ class Readiness(Closeable):
         return longest
 
     def statuses(self, begin: float, end: float) -> dict[str, int]:
-        """Count failures of readiness between two moments by HTTP status."""
+        """Count readiness failures in an interval by HTTP status."""
         return dict(Counter(str(lapse.status or "no answer") for lapse in self._between(begin, end)))
 
     def _between(self, begin: float, end: float) -> list[Lapse]:
         return [lapse for lapse in list(self._lapses) if lapse.ended >= begin and lapse.begun <= end]
 
     def lapses_outside(self, windows: list[tuple[float, float]]) -> list[Lapse]:
-        """The failures in none of these intervals."""
+        """Readiness failures outside of the intervals."""
         return [
             lapse
             for lapse in list(self._lapses)
@@ -458,13 +458,13 @@ class Readiness(Closeable):
         ]
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopping.set()
         self._thread.join(10)
 
 
 def every_model_answers(service: Service) -> bool:
-    """Return true if the service is ready, and each version of the first store answers rightly over both protocols."""
+    """True if the service is ready and each version of the initial store answers correctly over both protocols."""
     if service.ready_status() != http.HTTPStatus.OK:
         return False
     try:

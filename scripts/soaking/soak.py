@@ -1,4 +1,4 @@
-"""A soak: servers made on the spot, traffic of all kinds, faults, and a report."""
+"""Run a soak test: start servers, send traffic, inject faults, measure recovery and memory."""
 
 from __future__ import annotations
 
@@ -34,22 +34,22 @@ class Result:
     """Result of the soak of one mode.
 
     Attributes:
-        mode: How the service ran.
-        seed: Of all random choices.
-        seconds: How long traffic ran.
+        mode: Name of the mode.
+        seed: Random seed.
+        seconds: Duration of the traffic.
         first_start_s: Seconds of the first start, until every model answered.
         counts: Number of requests by sender and verdict.
         bad: Wrong answers and lost requests.
-        unexplained: Requests refused while no fault was at work.
-        unready: What happened when readiness failed while no fault was at work.
-        injections: The faults.
+        unexplained: Requests refused outside of faults.
+        unready: Readiness failures outside of faults.
+        injections: The injected faults.
         figures: Memory of all processes.
         processes: Memory of processes over their lives, by role.
-        left: What the last stop left behind.
+        left: Leftovers after the last stop.
         stops: Exit code and seconds of each SIGTERM.
-        stuck: Senders that did not end.
-        notes: What else is to be known.
-        only: Whether this was a control run.
+        stuck: Number of senders that did not end.
+        notes: Further remarks.
+        only: Kind of control run, or empty.
     """
 
     mode: str = ""
@@ -76,11 +76,11 @@ def soak(
     """Soak the service in each mode.
 
     Args:
-        minutes: How long faults are injected, in all modes together.
-        seed: Of all random choices.
-        heavy: With faults after which the whole service restarts.
-        keep_log: Where the service's log is kept.
-        only: A control run: traffic without faults, or the reverse.
+        minutes: Duration of fault injection, for all modes together.
+        seed: Random seed.
+        heavy: Include faults that restart the whole service.
+        keep_log: File for the service's log.
+        only: Control run: traffic without faults, or faults without traffic.
 
     Raises:
         MeasurementError: A service could not be started.
@@ -108,7 +108,7 @@ def start_service(service: Service) -> float:
     """Start a service; return the seconds until every model answered.
 
     Raises:
-        MeasurementError: It does not come up.
+        MeasurementError: The service does not become ready.
     """
     begun = time.monotonic()
     service.start()
@@ -178,7 +178,7 @@ def _is_outside(outcome: Outcome, windows: list[tuple[float, float]]) -> bool:
 
 
 def leftovers(service: Service) -> list[str]:
-    """Processes, temporary files and shared-memory regions that the stopped service has left."""
+    """List processes, temporary files and shared-memory regions left by the stopped service."""
     files = [str(path.relative_to(service.temporary)) for path in sorted(service.temporary.iterdir())]
     runs = known_runs(service.temporary)
     regions = [path.name for path in regions_of(os.getpid(), runs)]
@@ -186,35 +186,35 @@ def leftovers(service: Service) -> list[str]:
     return [*files, *regions, *environments, *(f"process {process.pid}" for process in service.tree()[1:])]
 
 
-# Injects faults one after the other, and measures how long the service takes to recover from each.
+# Fault injection, one fault at a time, with the recovery time of each.
 
 _log = logging.getLogger("graphkiln.soak")
 
-# A service that is not ready again by then has failed. Generous: the machine is shared with the load generator.
+# Recovery limit; generous, because the machine is shared with the load generator.
 RECOVERY_LIMIT_S = 60.0
-# For so long after a recovery, errors still belong to the fault: retries, connections that are found broken.
+# Errors so soon after a recovery still belong to the fault: retries, broken connections.
 AFTERMATH_S = 3.0
 _POLL_S = 0.05
-# With the aftermath, more than the 5 s of service that pay for one restart: a service that is hit more often ends.
+# With the aftermath, more than the 5 s of service that earn one restart; otherwise the supervisor would give up.
 _QUIET_S = (4.0, 8.0)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Injection:
-    """A fault that was injected, and what followed.
+    """An injected fault and its effects.
 
     Attributes:
-        fault: Its name.
-        begun: When it was injected; monotonic seconds.
-        ended: When the service had recovered, or was given up.
-        ready_again_s: Seconds from the fault until the service was seen to be ready again for good, and every model
-            answered rightly over both protocols; 0 when it never was otherwise; None beyond the limit. Of a fault that
-            stays for a while: the longest time without readiness.
-        unready: Statuses of readiness other than 200 meanwhile, polled ten times a second.
-        errors: What clients saw meanwhile.
-        restarts: What the service added to its metric of restarts.
-        cause: Of the restart that the fault must lead to; empty for none.
-        trouble: Why the fault could not be injected, or why the service had to be started again by the soak.
+        fault: Name of the fault.
+        begun: Time of injection; monotonic seconds.
+        ended: Time of recovery or of giving up.
+        ready_again_s: Seconds until the service stayed ready and every model answered correctly over both protocols;
+            0 if it was never unready; None beyond the limit. For a fault that lasts, the longest time without
+            readiness.
+        unready: Count of readiness statuses other than 200, polled ten times a second.
+        errors: Errors seen by clients.
+        restarts: Increase of the restart metric, by cause.
+        cause: Expected cause of a restart; empty for none.
+        trouble: Why the fault could not be injected, or the soak had to restart the service.
     """
 
     fault: str
@@ -239,14 +239,14 @@ class Injector:
     _round: list[Fault] = field(default_factory=list)
 
     def run(self, until: float) -> None:
-        """Inject faults until a moment; each kind comes once before one comes again."""
+        """Inject faults until a time, in rounds in which each kind occurs once."""
         while time.monotonic() < until:
             time.sleep(self.where.chance.uniform(*_QUIET_S))
             if self.faults and time.monotonic() < until:
                 self._inject(self._choose())
 
     def windows(self) -> list[tuple[float, float]]:
-        """The intervals in which errors are to be expected."""
+        """Intervals in which errors are expected."""
         return [(injection.begun, injection.ended + AFTERMATH_S) for injection in self.injections]
 
     def _choose(self) -> Fault:
@@ -282,20 +282,20 @@ class Injector:
         )
 
     def _hit(self, fault: Fault, begun: float) -> tuple[float | None, str]:
-        """Inject a fault, hold it, take it back; return the seconds until ready again, and what went wrong."""
+        """Inject, hold and undo a fault; return the recovery time and any trouble."""
         trouble, over = "", None
         try:
             with fault.inject(self.where) as over:
                 time.sleep(fault.hold_s)
-        except Exception as error:  # the soak goes on, and reports it
+        except Exception as error:  # reported; the soak continues
             trouble = f"{type(error).__name__}: {error}"
         recovered_s = self._wait_recovered(begun, over)
-        if fault.hold_s and recovered_s is not None:  # what stays for a while is not over before it is taken back
+        if fault.hold_s and recovered_s is not None:  # a lasting fault ends when it is undone
             recovered_s = self.readiness.longest_s(begun, time.monotonic())
         return recovered_s, trouble
 
     def _wait_recovered(self, begun: float, over: Over | None) -> float | None:
-        """Seconds from the fault until the service had recovered for good; None beyond the limit."""
+        """Wait for recovery; return the seconds since the fault, or None beyond the limit."""
         failed_at: float | None = None
         limit = time.monotonic() + RECOVERY_LIMIT_S
         while time.monotonic() < limit and self.where.service.is_running():
@@ -308,7 +308,7 @@ class Injector:
         return None
 
     def _start_anew(self) -> None:
-        """The soak goes on after a service that did not recover; that it had to is reported."""
+        """Restart a service that did not recover, so that the soak can continue."""
         self.where.service.end()
         self.where.service.start()
         self.where.service.wait_ready()
@@ -319,34 +319,33 @@ def _added(before: dict[str, int], after: dict[str, int]) -> dict[str, int]:
     return {cause: count for cause, count in counts.items() if count > 0}
 
 
-# Memory and open files of the service, read again and again: of all of it, and of each process over its life.
+# Memory and open files of the service, sampled in total and for each process.
 #
-# A process takes memory while it is young: arenas, pools and caches fill up with use, and each restart begins that
-# anew. What counts as a leak is therefore a matter of a process's age: memory that a process which is no longer young
-# still takes. Only memory that a process has for itself is counted (USS), and the service's regions of shared memory:
-# what is shared with other programs of the machine, such as libraries, looks larger whenever one of those ends.
+# Young processes grow: arenas, pools and caches fill up after each restart. So a leak is growth of a process that is no
+# longer young. Only private memory (USS) and the service's shared-memory regions count; memory shared with other
+# programs, such as libraries, would appear to grow whenever one of them exits.
 
 _PERIOD_S = 2.0
 GROWTH_LIMIT = 0.25
-# Memory grows when its median in the last third is above that of the first third by more than both.
+# Memory grows if its median in the last third exceeds that of the first third by both limits.
 GROWTH_LIMIT_MB = 100.0
-# Until this age a process may fill its pools: in control runs without any fault the curves are flat from then on.
+# A process is young until this age: without faults, its memory is constant afterwards.
 YOUNG_S = 240.0
-LEAK_MB_PER_MINUTE = 1.0  # of one process that is no longer young. In a day this would be 1.4 GB.
-_SHORTEST_S = 120.0  # readings over less time have no meaningful slope
+LEAK_MB_PER_MINUTE = 1.0  # limit for one process; 1.4 GB in a day
+_SHORTEST_S = 120.0  # shorter series have no meaningful slope
 
 Reading = tuple[float, float]  # monotonic seconds, and megabytes
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sample:
-    """One reading of all processes.
+    """A sample of all processes.
 
     Attributes:
         at: Monotonic seconds.
-        instances: Number of processes of instances.
-        mb: What the service's processes have for themselves, and its regions.
-        regions_mb: Its regions of shared memory.
+        instances: Number of instance processes.
+        mb: Private memory of all processes, and shared-memory regions.
+        regions_mb: Shared-memory regions.
         files: Open files of the supervisor.
     """
 
@@ -359,12 +358,12 @@ class Sample:
 
 @dataclass(slots=True)
 class Life:
-    """One process.
+    """Memory of one process.
 
     Attributes:
-        role: What it does: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`.
+        role: `supervisor`, `tritonserver`, `instance of MODEL/VERSION`.
         begun: Monotonic seconds.
-        readings: What it has for itself (USS).
+        readings: Private memory (USS).
     """
 
     role: str
@@ -372,12 +371,12 @@ class Life:
     readings: list[Reading] = field(default_factory=list)
 
     def grown(self) -> list[Reading]:
-        """The readings since it is no longer young."""
+        """Readings after the process was young."""
         return [reading for reading in self.readings if reading[0] - self.begun >= YOUNG_S]
 
 
 class Memory(Closeable):
-    """A thread that reads the memory of the service."""
+    """Sample the service's memory in a thread."""
 
     def __init__(self, service: Service) -> None:
         self._service = service
@@ -393,10 +392,10 @@ class Memory(Closeable):
             try:
                 self._read()
             except psutil.Error:
-                continue  # a process has just ended: the next reading is whole
+                continue  # a process has just exited; wait for the next sample
 
     def _read(self) -> None:
-        runs = known_runs(self._service.temporary)  # each that is seen is remembered
+        runs = known_runs(self._service.temporary)  # remember each process seen
         tree = self._service.tree()
         if len(tree) < 2:
             return
@@ -419,13 +418,13 @@ class Memory(Closeable):
         return mb
 
     def close(self) -> None:
-        """End the thread."""
+        """Stop the thread."""
         self._stopping.set()
         self._thread.join(10)
 
 
 def _size_mb(regions: list[Path]) -> float:
-    """Of the pages that regions have."""
+    """Allocated size of regions."""
     blocks = 0
     for region in regions:
         with suppress(OSError):  # it has just been removed
@@ -434,7 +433,7 @@ def _size_mb(regions: list[Path]) -> float:
 
 
 def growth(samples: list[Sample]) -> dict[str, float]:
-    """Start, end and slope of the service's memory, of readings with the usual number of instances."""
+    """Start, end and slope of memory, from samples with the usual number of instances."""
     usual = statistics.mode(sample.instances for sample in samples)
     kept = [sample for sample in samples if sample.instances == usual]
     third = max(1, len(kept) // 3)
@@ -453,7 +452,7 @@ def growth(samples: list[Sample]) -> dict[str, float]:
 
 
 def slope(readings: Sequence[Reading]) -> float:
-    """Megabyte per minute of a straight line through readings; 0 where they are of one moment."""
+    """Slope of a regression line in megabytes per minute; 0 for readings at one time."""
     if len({at for at, _ in readings}) < 2:
         return 0.0
     minutes = [at / 60 for at, _ in readings]
@@ -465,7 +464,7 @@ def by_role(lives: Iterable[Life]) -> dict[str, dict[str, Any]]:
 
     Returns:
         By role: `processes`, their number; `mb_by_minute`, the median of their memory in each minute of their lives;
-        and `slope_mb_per_minute`, the steepest slope of one that is no longer young, None where none got that old.
+        `slope_mb_per_minute`, the steepest slope of a process that is no longer young, or None.
     """
     roles: dict[str, list[Life]] = {}
     for life in lives:
@@ -497,6 +496,6 @@ def grows(figures: dict[str, float]) -> bool:
 
 
 def leaking(roles: dict[str, dict[str, Any]]) -> list[str]:
-    """Describe processes that still grew when they were no longer young."""
+    """Describe processes that kept growing when they were no longer young."""
     slopes = {role: each["slope_mb_per_minute"] or 0.0 for role, each in roles.items()}
     return [f"{role} {value} MB/min" for role, value in slopes.items() if value > LEAK_MB_PER_MINUTE]

@@ -1,4 +1,4 @@
-"""Stop a server under 100 requests a second, again and again: each must be answered, and no connection reset.
+"""Stop servers under 100 requests a second: every request must be answered, and no connection reset.
 
 scripts/soak --stops 20
 """
@@ -25,7 +25,7 @@ from graphkiln_backend.server.edge_plan import find_haproxy
 from graphkiln_client import Client
 from soaking.models import DIGITS
 
-_PERIOD_S = 0.04  # of each of four senders: 100 requests a second together
+_PERIOD_S = 0.04  # for each of four senders: 100 requests a second in total
 _LOADED_S = 2.0
 _STOP_S = 60.0
 _SHAPE = [1, 1, 32, 32]
@@ -36,10 +36,10 @@ _LARGE = json.dumps({**_REQUEST, "parameters": {"padding": "x" * 600_000}})
 
 
 class Sender(threading.Thread):
-    """Send one request after the other until connections are refused.
+    """Send requests until connections are refused.
 
     Attributes:
-        outcomes: Statuses, and errors of connections.
+        outcomes: Statuses and connection errors.
     """
 
     def __init__(self, port: int, body: str, *, keep: bool) -> None:
@@ -49,7 +49,7 @@ class Sender(threading.Thread):
         self.outcomes: Counter[str] = Counter()
 
     def run(self) -> None:
-        """Count the outcomes."""
+        """Send requests and count the outcomes."""
         while True:
             begun = time.monotonic()
             try:
@@ -57,7 +57,7 @@ class Sender(threading.Thread):
                 response = self._connection.getresponse()
                 response.read()
                 self.outcomes[str(response.status)] += 1
-            except ConnectionRefusedError:  # the server has ended
+            except ConnectionRefusedError:  # the server has exited
                 return
             except (OSError, http.client.HTTPException) as error:
                 self.outcomes[repr(error)] += 1
@@ -71,7 +71,7 @@ def stop_under_load() -> Counter[str]:
     """Start a server behind the edge, load it, and stop it.
 
     Returns:
-        The outcomes: `200`, `503` and, where something is wrong, others.
+        Counts of outcomes: `200`, `503`, and others if something is wrong.
     """
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -89,7 +89,7 @@ def stop_under_load() -> Counter[str]:
 
 
 def _end(server: LocalServer) -> Counter[str]:
-    """Send SIGTERM; return what gRPC calls got, but for "unavailable"."""
+    """Send SIGTERM; return the outcomes of gRPC calls other than UNAVAILABLE."""
     outcomes: Counter[str] = Counter()
     with Client(server.grpc_url, max_retries=0) as client:
         model = client.model("digits")
@@ -109,7 +109,7 @@ def _end(server: LocalServer) -> Counter[str]:
 
 
 def check_stops(count: int) -> int:
-    """Stop servers under load; print each, and return the number of those that lost something.
+    """Stop servers under load; print each outcome, and return the number of failures.
 
     Raises:
         MeasurementError: HAProxy is not installed.

@@ -1,4 +1,4 @@
-"""Traffic of all kinds at once, every answer compared with its reference; a ledger of the outcomes."""
+"""Send traffic with all kinds of clients, compare every answer with its reference, and count the outcomes."""
 
 from __future__ import annotations
 
@@ -40,32 +40,32 @@ from soaking.models import (
 )
 from soaking.service import Reach, Service
 
-# The ledger: each request ends as right, wrong, refused with an error, or lost.
+# Each request ends as right, wrong, refused (with an error) or lost.
 
 Verdict = Literal["right", "wrong", "refused", "lost"]
 
-DEADLINE_S = 30.0  # of every request. One that has neither an answer nor an error by then is lost.
-GRACE_S = 15.0  # how much later than its deadline a call may return on a busy machine
+DEADLINE_S = 30.0  # for every request; one without answer or error by then is lost
+GRACE_S = 15.0  # allowed delay of a call beyond its deadline on a busy machine
 
 
 class WrongAnswer(Exception):
-    """An answer that is not the reference's."""
+    """An answer differs from the reference."""
 
 
 class NoAnswer(Exception):
-    """A request had neither an answer nor an error within its deadline."""
+    """A request got neither an answer nor an error before its deadline."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Outcome:
-    """End of one request that was not answered rightly.
+    """Outcome of a request without a correct answer.
 
     Attributes:
-        sender: What sent it.
-        verdict: How it ended.
-        detail: Which error, or what is wrong with the answer.
-        begun: When it was sent; monotonic seconds.
-        ended: When it was over.
+        sender: Name of the sender.
+        verdict: `wrong`, `refused` or `lost`.
+        detail: The error, or the difference.
+        begun: Time of sending; monotonic seconds.
+        ended: Time of the outcome.
     """
 
     sender: str
@@ -77,17 +77,17 @@ class Outcome:
 
 @dataclass
 class Ticket:
-    """Of one request, for its sender.
+    """State of a request.
 
     Attributes:
-        verdict: How it ended, once it has.
+        verdict: Outcome, once it is known.
     """
 
     verdict: Verdict = "right"
 
 
 class Ledger:
-    """Counts outcomes, and keeps those that were not right. Thread-safe."""
+    """Count outcomes, and keep those that are not right. Thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -98,7 +98,7 @@ class Ledger:
 
     @contextmanager
     def request(self, sender: str) -> Iterator[Ticket]:
-        """Around one request and the check of its answer: an exception says how it ended, and goes no further."""
+        """Wrap a request and the check of its answer: exceptions become outcomes."""
         with self._lock:
             number = self._next
             self._next += 1
@@ -116,7 +116,7 @@ class Ledger:
     def _end(self, number: int, sender: str, verdict: Verdict, detail: str, begun: float) -> None:
         with self._lock:
             if self._in_flight.pop(number, None) is None:
-                return  # it was given up as lost
+                return  # already counted as lost
             self._add(Outcome(sender=sender, verdict=verdict, detail=detail, begun=begun, ended=time.monotonic()))
 
     def _add(self, outcome: Outcome) -> None:
@@ -125,7 +125,7 @@ class Ledger:
             self._failures.append(outcome)
 
     def give_up_on_overdue(self) -> None:
-        """Count requests that are far beyond their deadline as lost."""
+        """Count requests far beyond their deadline as lost."""
         now = time.monotonic()
         with self._lock:
             overdue = {n: entry for n, entry in self._in_flight.items() if now - entry[1] > DEADLINE_S + GRACE_S}
@@ -147,7 +147,7 @@ class Ledger:
             return [outcome for outcome in self._failures if outcome.verdict in verdicts]
 
     def errors_between(self, begin: float, end: float) -> Counter[str]:
-        """The errors of requests that were under way at some time between two moments."""
+        """Errors of requests in flight during an interval."""
         with self._lock:
             return Counter(
                 outcome.detail for outcome in self._failures if outcome.ended >= begin and outcome.begun <= end
@@ -155,7 +155,7 @@ class Ledger:
 
 
 def judge(error: Exception) -> tuple[Verdict, str]:
-    """The verdict on an exception, and its kind in a few words."""
+    """Verdict on an exception, and its kind."""
     if isinstance(error, WrongAnswer):
         return "wrong", str(error)[:200]
     if isinstance(error, NoAnswer | DeadlineExceeded | TimeoutError):
@@ -166,7 +166,7 @@ def judge(error: Exception) -> tuple[Verdict, str]:
 
 
 def _judge_foreign(error: Exception) -> tuple[Verdict, str]:
-    """Errors of tritonclient and http.client."""
+    """Verdict on errors of tritonclient and http.client."""
     status = getattr(error, "status", getattr(error, "code", None))  # of tritonclient, of grpc
     code = str(status() if callable(status) else "")
     if "DEADLINE_EXCEEDED" in code:
@@ -177,30 +177,30 @@ def _judge_foreign(error: Exception) -> tuple[Verdict, str]:
     return "refused", text if text.startswith("HTTP ") else type(error).__name__
 
 
-# Senders: our clients, Triton's own clients, and bare HTTP; over both protocols.
+# Senders: our clients, Triton's clients, and http.client, over both protocols.
 
-# By itself, gRPC's library waits up to two minutes before it tries a server again that was away.
+# By default gRPC waits up to two minutes before it reconnects.
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
-# Outputs by name, and the version that computed them if the client reports it.
+# Outputs by name, and the version, if the client reports it.
 Answer = tuple[dict[str, AnyArray], int | None]
 
 
 class Sender(ABC):
-    """Sends requests of one kind. Used by one thread."""
+    """Send requests with one kind of client, from one thread."""
 
     name: str
 
     @abstractmethod
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        """Send one request and wait for its answer; any exception is an error that the user of such a client sees."""
+        """Send a request and wait for the answer; exceptions are those of the client."""
 
     def close(self) -> None:  # noqa: B027 - not all keep one
         """Close the connections."""
 
 
 class OurClient(Sender):
-    """graphkiln's blocking client; with an admin key its tensors are in shared memory."""
+    """graphkiln's blocking client; with an admin key it uses shared memory."""
 
     def __init__(self, url: str, reach: Reach, *, retries: int = 0, admin_key: str = "") -> None:
         self.name = f"client {protocol(url)}{', retrying' if retries else ''}"
@@ -219,7 +219,7 @@ class OurClient(Sender):
 
 
 class TritonGrpc(Sender):
-    """Triton's own gRPC client."""
+    """Triton's gRPC client."""
 
     name = "tritonclient grpc"
 
@@ -237,7 +237,7 @@ class TritonGrpc(Sender):
 
 
 class TritonHttp(Sender):
-    """Triton's own HTTP client."""
+    """Triton's HTTP client."""
 
     name = "tritonclient http"
 
@@ -246,7 +246,7 @@ class TritonHttp(Sender):
         self._client: Any = None
 
     def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        if self._client is None:  # in the thread that uses it: its sockets belong to the thread's event loop
+        if self._client is None:  # created in its thread, whose event loop owns the sockets
             self._client = triton_http.InferenceServerClient(
                 **self._reach.triton_http(), connection_timeout=DEADLINE_S, network_timeout=DEADLINE_S
             )
@@ -257,7 +257,7 @@ class TritonHttp(Sender):
 
 
 class BareHttp(Sender):
-    """`http.client` with one connection that is kept alive; tensors as JSON, or as binary data."""
+    """`http.client` with one persistent connection; tensors in JSON or binary."""
 
     def __init__(self, reach: Reach, *, binary: bool) -> None:
         self.name = "http.client binary" if binary else "http.client JSON"
@@ -302,13 +302,13 @@ def protocol(url: str) -> str:
 
 
 def json_request(model: SoakModel, feeds: Arrays) -> tuple[bytes, dict[str, str]]:
-    """A request with its tensors in JSON."""
+    """Encode a request with tensors in JSON."""
     inputs = [{**_tensor(model, name, array), "data": _plain(array)} for name, array in feeds.items()]
     return json.dumps({"inputs": inputs}).encode(), {"Content-Type": "application/json"}
 
 
 def binary_request(model: SoakModel, feeds: Arrays) -> tuple[bytes, dict[str, str]]:
-    """A request with its tensors behind the JSON, and so the response. Source: Triton's binary tensor extension."""
+    """Encode a request with binary tensors. Source: Triton's binary tensor extension."""
     inputs, parts = [], []
     for name, array in feeds.items():
         parts.append(to_bytes(array))
@@ -318,14 +318,14 @@ def binary_request(model: SoakModel, feeds: Arrays) -> tuple[bytes, dict[str, st
 
 
 def to_bytes(array: AnyArray) -> bytes:
-    """A tensor as Triton's protocol carries it: strings with their length in front."""
+    """Serialize a tensor for Triton: strings are prefixed with their length."""
     if array.dtype.kind != "O":
         return array.tobytes()
     return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
 
 
 def read_response(response: http.client.HTTPResponse, content: bytes) -> Answer:
-    """The outputs of a response, in JSON or behind it."""
+    """Decode the outputs of a response, in JSON or binary."""
     length = int(response.headers.get("Inference-Header-Content-Length", len(content)))
     header, rest = json.loads(content[:length]), content[length:]
     outputs = {}
@@ -339,7 +339,7 @@ def read_response(response: http.client.HTTPResponse, content: bytes) -> Answer:
 
 
 def from_bytes(datatype: str, shape: list[int], raw: Any) -> AnyArray:
-    """A tensor of a response: of bytes as `to_bytes` makes them, or of a list in JSON."""
+    """Decode a tensor of a response: bytes as made by `to_bytes`, or a JSON list."""
     if datatype == "BYTES":
         texts = [text.encode() for text in raw] if isinstance(raw, list) else _split_texts(raw)
         return np.array(texts, dtype=object).reshape(shape)
@@ -383,26 +383,26 @@ def close_quietly(sender: Sender) -> None:
         sender.close()
 
 
-# Classification of images, compared with labels and scores that are computed in this process.
+# Classification of images, compared with labels and scores computed in this process.
 
 IMAGES = tuple(sorted(DIGIT_IMAGES.glob("*.png")))
 
 
 class Classifying(Closeable):
-    """Sends images, alone and many at once."""
+    """Classify images, one or many at a time."""
 
     def __init__(self, url: str, reach: Reach) -> None:
         self.name = f"classify {protocol(url)}"
         self._client = Client(url, timeout_s=DEADLINE_S, max_retries=0, **reach.security)
 
     def ask(self, chance: random.Random) -> None:
-        """Classifies one image, or all.
+        """Classify one image, or all.
 
         Raises:
-            WrongAnswer: A label or score is not the reference's.
+            WrongAnswer: A label or score differs from the reference.
             ClientError: The request failed.
         """
-        digits = self._client.model("digits")  # metadata, labels and preprocessing are asked for anew
+        digits = self._client.model("digits")  # fetches metadata, labels and preprocessing again
         top_k = chance.randint(1, 10)
         if chance.random() < 0.7:
             image = chance.choice(IMAGES)
@@ -421,7 +421,7 @@ def check(image: Path, result: Result, top_k: int) -> None:
     """Compare a ranking with the reference.
 
     Raises:
-        WrongAnswer: It is another one.
+        WrongAnswer: They differ.
     """
     scores = expected_scores(image)
     best = np.argsort(-scores, kind="stable")[:top_k]
@@ -435,7 +435,7 @@ def check(image: Path, result: Result, top_k: int) -> None:
 
 @cache
 def expected_scores(image: Path) -> AnyArray:
-    """The digits model's scores of an image `[10]`: shrunk to 32 x 32 by Pillow, and scaled to -1..1."""
+    """Scores `[10]` of the digits model for an image, resized to 32 x 32 by Pillow and scaled to -1..1."""
     with Image.open(image) as opened:
         pixels = np.asarray(opened.convert("L").resize((32, 32), Image.Resampling.BILINEAR), np.float32)
     sample = ((pixels / 255 - 0.5) / 0.5)[np.newaxis, np.newaxis]
@@ -443,7 +443,7 @@ def expected_scores(image: Path) -> AnyArray:
     return scores
 
 
-_PAUSE_S = 0.08  # mean pause of a sender between two requests: load enough to hit every fault, on two cores
+_PAUSE_S = 0.08  # mean pause between two requests of a sender: enough load on two cores to meet every fault
 _REFUSED_PAUSE_S = 0.4  # after a refusal
 _TASKS = 3
 _LARGE_SHARE = 0.05
@@ -458,26 +458,26 @@ class Versions:
         self._ever = dict(self._live)
 
     def add(self, model: str, version: int) -> None:
-        """From now on a version may answer."""
+        """Allow a version to answer."""
         self._ever[model] |= {version}
 
     def announce(self, model: str, version: int) -> None:
-        """A version is live: it is asked for by its number, too."""
+        """Request a live version by its number, too."""
         self._live[model] |= {version}
 
     def withdraw(self, model: str, version: int) -> None:
-        """A version is no longer asked for by its number."""
+        """Stop to request a version by its number."""
         self._live[model] -= {version}
 
     def to_ask(self, model: str, chance: random.Random) -> str:
-        """A version for a request; most name none."""
+        """Choose a version for a request; mostly none."""
         return str(chance.choice(sorted(self._live[model]))) if chance.random() < 0.4 else ""
 
     def check(self, model: SoakModel, version: str, feeds: Arrays, answer: Answer) -> None:
-        """Compare an answer with the reference of the version that gave it.
+        """Compare an answer with the reference of its version.
 
         Raises:
-            WrongAnswer: It is not what any version that may answer computes.
+            WrongAnswer: No allowed version computes it.
         """
         outputs, reported = answer
         if version and reported is not None and reported != int(version):
@@ -492,13 +492,13 @@ class Versions:
 
 
 class Traffic:
-    """Senders, each in a thread, until it is stopped.
+    """Run senders, each in a thread, until `stop`.
 
     Args:
-        service: What they ask.
-        ledger: Where they note what became of each request.
-        seed: Of all random choices.
-        senders: How many of them; None for all.
+        service: The service.
+        ledger: Counts the outcomes.
+        seed: Random seed.
+        senders: Number of senders; None for all.
     """
 
     def __init__(self, service: Service, ledger: Ledger, seed: int, *, senders: int | None = None) -> None:
@@ -534,7 +534,7 @@ class Traffic:
             thread.start()
 
     def stop(self) -> int:
-        """Wait until each sender has ended its last request; return how many have not."""
+        """Wait until each sender has finished its last request; return the number of those that have not."""
         self._stopping.set()
         for thread in self._threads:
             thread.join(_JOIN_S)
@@ -542,7 +542,7 @@ class Traffic:
         return sum(thread.is_alive() for thread in self._threads)
 
     def _pause(self, chance: random.Random, last: Ticket) -> bool:
-        """Wait between two requests; whether there is to be another."""
+        """Wait between two requests; return false to stop."""
         return not self._stopping.wait(_pause_s(chance, last))
 
     def _request(self, chance: random.Random) -> tuple[SoakModel, str, Arrays]:
@@ -573,7 +573,7 @@ class Traffic:
         asyncio.run(self._send_in_loop(url, number))
 
     async def _send_in_loop(self, url: str, number: int) -> None:
-        """Some tasks that share a client."""
+        """Run some tasks that share a client."""
         async with AsyncExitStack() as stack:
             security = self._service.reach.security
             client = await stack.enter_async_context(AsyncClient(url, timeout_s=DEADLINE_S, max_retries=0, **security))
