@@ -1,5 +1,4 @@
-"""Soak test: serve small models, send traffic over both protocols, inject faults, compare every answer with a
-reference.
+"""Soak test: serve small models under traffic, inject faults, compare every answer with a reference.
 
     scripts/soak --minutes 5               print a report
     scripts/soak --minutes 30 --json FILE  also write all results as JSON

@@ -105,7 +105,7 @@ class Reach:
 
     @property
     def grpc_url(self) -> str:
-        """gRPC address."""
+        """GRPC address."""
         return f"grpc{'s' if self.certificates else ''}://{_HOST}:{self.grpc_port}"
 
     @property
