@@ -90,7 +90,6 @@ class _Batch:
 
     Attributes:
         indices: Positions in the caller's list of images.
-        inputs: Input tensors by name.
         batched: True if each output has one row per image.
         encoded: True if the images are sent encoded.
         sizes: Height and width of each upright image; empty if the task does not need them.

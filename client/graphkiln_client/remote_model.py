@@ -192,10 +192,6 @@ class ServedVersion:
     """Metadata that a server publishes about a model version.
 
     Attributes:
-        model: Model name.
-        version: Version number; empty if the server publishes none.
-        metadata: KServe v2 metadata.
-        config: Triton configuration.
         contract: Contract of this version: preprocessing, task and labels. None if the server publishes no contracts.
         given_preprocess: Overrides the published preprocess spec.
         given_labels: Overrides the published labels.

@@ -39,7 +39,6 @@ class Region:
 
     Attributes:
         name: Name in /dev/shm and on the server.
-        size_bytes: Size in bytes.
         memory: Content, uint8 `[size_bytes]`.
 
     Raises:

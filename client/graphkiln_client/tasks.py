@@ -39,7 +39,6 @@ class Classification:
     """One class of a ranking.
 
     Attributes:
-        index: Class index, from 0.
         label: Class name; empty if the model has no labels.
         score: Score as returned by the model (logit or probability), or softmax probability.
         position: Position in a per-position output, for example `(y, x)`; empty for an output `[classes]`.
@@ -78,9 +77,6 @@ class Result:
 
     Attributes:
         source: Path or description of the image.
-        model: Name of the model that ran.
-        version: Version that ran.
-        request_id: Id of the request.
         latency_ms: Milliseconds from sending the request to receiving the response, including retries. Includes
             preprocessing only for images that are sent encoded.
         outputs: Classes by output name, best first; grouped by position for per-position outputs.
@@ -148,8 +144,6 @@ class Health:
     """State of a server.
 
     Attributes:
-        live: True if the server responds.
-        ready: True if every model is ready.
         server: Name and version of the server, for example `triton 2.51.0`; empty if the server is not live.
         not_ready: Model versions that are not ready.
     """
@@ -165,7 +159,6 @@ class ServedModel:
     """A model version in a server's repository index.
 
     Attributes:
-        name: Model name.
         version: Version; empty if no version was ever loaded.
         state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`; empty if no version was ever loaded.
         reason: Reason why the version is not ready, or empty.
@@ -204,10 +197,6 @@ class Reply:
         sources: Path or description of each image.
         sizes: Height and width of each upright image; empty if the task does not need them.
         samples: Outputs of each image by name.
-        model: Name of the model that ran.
-        version: Version that ran.
-        request_id: Id of the request.
-        latency_ms: See `Result.latency_ms`.
     """
 
     sources: Sequence[str]
@@ -257,7 +246,6 @@ class Classify(ImageTask[Result]):
 
     Attributes:
         top_k: Maximum number of classes per image and position.
-        softmax: Convert scores to probabilities.
         ranked: Names of the outputs to rank; empty for all.
 
     Raises:

@@ -340,7 +340,7 @@ class TestClassify:
             assert list(several[0].outputs) == ["best"]
             assert len(model.classify(image(1, 2, 3), top_k=1).classifications) == 1
             assert client.model("ranked", labels=("x", "y", "z")).classify(image(9)).top.label == "x"
-            with pytest.raises(InvalidInput, match="returns its best classes only"):
+            with pytest.raises(InvalidInput, match="softmax needs all scores"):
                 model.classify(image(1), softmax=True)
             assert model.infer({"pixels": image(1, 2, 3)[np.newaxis]})["classes"].tolist() == [[2, 1]]
 

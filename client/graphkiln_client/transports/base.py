@@ -8,6 +8,7 @@ Dataclasses that are created for every request are not frozen, because that take
 
 from __future__ import annotations
 
+import asyncio
 import os
 import time
 import zlib
@@ -62,10 +63,7 @@ class SharedTensor:
     """Location of a tensor in a registered shared-memory region.
 
     Attributes:
-        region: Name of the region.
-        offset: Offset in bytes.
         size_bytes: Size of an input, or maximum size of an output, in bytes.
-        datatype: Element type.
         shape: Shape of an input; empty for an output.
     """
 
@@ -97,8 +95,6 @@ class InferRequest:
     """One inference request.
 
     Attributes:
-        model: Model name.
-        version: Model version, or empty for the server's choice.
         inputs: Arrays or shared-memory locations by input name.
         outputs: Requested outputs by name; empty for all outputs as plain tensors.
         request_id: Id that the server returns and logs.
@@ -122,8 +118,6 @@ class InferResponse:
     """One inference response.
 
     Attributes:
-        model: Name of the model that ran.
-        version: Version that ran.
         outputs: Arrays by output name, as read-only views of the response.
         shared_shapes: Shapes of the outputs in shared memory, by name.
     """
@@ -139,7 +133,6 @@ class Call(Generic[T]):
     """One call, encoded for a protocol.
 
     Attributes:
-        request: Request for the transport.
         read: Parses the transport's response; raises only `ClientError` and its subclasses.
     """
 
@@ -235,6 +228,30 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+class Blocking:
+    """Waiting and computing in a transport that blocks the calling thread."""
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Transport.sleep`."""
+        time.sleep(seconds)
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """See `Transport.compute`."""
+        return work()
+
+
+class InEventLoop:
+    """Waiting and computing in a transport for event loops."""
+
+    async def sleep(self, seconds: float) -> None:
+        """See `Transport.sleep`."""
+        await asyncio.sleep(seconds)
+
+    async def compute(self, work: Callable[[], T]) -> T:
+        """See `Transport.compute`."""
+        return await asyncio.to_thread(work)
 
 
 def infer_limit() -> int:

@@ -71,11 +71,9 @@ class Endpoint:
     Attributes:
         scheme: `http`, `https`, `grpc` or `grpcs`.
         host: Host name in ASCII, or IP address (IPv6 without brackets).
-        port: TCP port.
         path: Path prefix for a server behind a gateway, quoted, without a trailing slash.
         headers: Headers of every call; may contain credentials.
         ca_file: Certificate authorities to trust instead of the system's.
-        client_cert: Client certificate, or None.
         client_key: Private key of the client certificate; None if it is in the same file.
         admin_key: Admin key; if empty, it is taken from the environment or from a local server's key file.
     """
@@ -166,9 +164,19 @@ class Endpoint:
         """
         if not self.is_secure:
             return None
-        context = self._trust()
+        try:
+            if self.ca_file:
+                read_bytes(self.ca_file, MIB)  # rejects pipes, for which OpenSSL would wait
+            context = ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
+        except (OSError, ValueError) as error:
+            raise InvalidInput(f"cannot read certificate authorities from {self.ca_file}: {error}") from error
         if self.client_cert:
-            _load_certificate(context, self.client_cert, self.client_key)
+            try:
+                # An empty password prevents OpenSSL from prompting on the terminal.
+                context.load_cert_chain(self.client_cert, self.client_key, password=lambda: "")
+            except (OSError, ssl.SSLError) as error:
+                files = f"{self.client_cert} and {self.client_key}" if self.client_key else f"{self.client_cert}"
+                raise InvalidInput(f"cannot read the client certificate and key from {files}: {error}") from error
         return context
 
     def admin_headers(self) -> dict[str, str]:
@@ -181,32 +189,11 @@ class Endpoint:
         key = self.admin_key or find_key(self.host, self.port)
         return {name: key} if key else {}
 
-    def _trust(self) -> ssl.SSLContext:
-        try:
-            if self.ca_file:
-                read_bytes(self.ca_file, MIB)  # rejects pipes, for which OpenSSL would wait
-            return ssl.create_default_context(cafile=str(self.ca_file) if self.ca_file else None)
-        except (OSError, ValueError) as error:
-            raise InvalidInput(f"cannot read certificate authorities from {self.ca_file}: {error}") from error
-
 
 def _to_ascii(parts: SplitResult) -> tuple[str, str]:
     """Return the host in ASCII and the quoted path; raise ValueError for an invalid host."""
     host = (parts.hostname or "").encode("idna").decode()
     return host, quote(parts.path.rstrip("/"), safe=_PATH_SIGNS)
-
-
-def _load_certificate(context: ssl.SSLContext, certificate: Path, key: Path | None) -> None:
-    try:
-        context.load_cert_chain(certificate, key, password=_no_password)
-    except (OSError, ssl.SSLError) as error:
-        files = f"{certificate} and {key}" if key else f"{certificate}"
-        raise InvalidInput(f"cannot read the client certificate and key from {files}: {error}") from error
-
-
-def _no_password() -> str:
-    """Prevent OpenSSL from prompting for a password on the terminal."""
-    return ""
 
 
 def _path(file: str | Path | None) -> Path | None:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 import functools
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -35,8 +33,10 @@ from graphkiln_backend.graph.text import without_traceback
 from graphkiln_backend.system.admin_key import needs_admin_key
 from graphkiln_client.transports.base import (
     DOCUMENT_LIMIT,
+    Blocking,
     Call,
     Deadline,
+    InEventLoop,
     InferRequest,
     InferResponse,
     RequestedOutput,
@@ -65,9 +65,6 @@ class GrpcRequest:
     """One unary call.
 
     Attributes:
-        method: Full method name.
-        message: Serialized request message.
-        parse: Parser of the response message.
         request_id: Id of an inference request, or None.
         is_admin: True if the call changes the server and needs its admin key.
     """
@@ -314,25 +311,13 @@ def decode_response(message: Any, request: InferRequest) -> InferResponse:
     """
     if message.id and request.request_id and message.id != request.request_id:
         raise ProtocolError(f"the response to request {request.request_id} has the id {message.id[:80]}")
-    contents = message.raw_output_contents
-    if len(contents) == len(message.outputs) and not any(map(request.is_shared, request.outputs)):
-        arrays = {
-            output.name: from_raw(raw, output.datatype, tuple(output.shape))
-            for output, raw in zip(message.outputs, contents, strict=True)
-        }
-        return InferResponse(model=message.model_name, version=message.model_version, outputs=arrays)
-    return _decode_mixed(message, request)
-
-
-def _decode_mixed(message: Any, request: InferRequest) -> InferResponse:
-    """Read a response with tensors in shared memory or in typed fields."""
     shared = {output.name: tuple(output.shape) for output in message.outputs if request.is_shared(output.name)}
     outputs = [output for output in message.outputs if output.name not in shared]
     contents = list(message.raw_output_contents)
     if not contents:
         arrays = {output.name: _from_contents(output) for output in outputs}
     else:
-        if len(contents) == len(message.outputs):  # Triton sends empty contents for tensors in shared memory
+        if shared and len(contents) == len(message.outputs):  # Triton sends empty contents for shared memory
             named = zip(message.outputs, contents, strict=True)
             contents = [raw for output, raw in named if output.name not in shared]
         if len(contents) != len(outputs):
@@ -458,7 +443,7 @@ class _GrpcTransport(ABC):
         return self._channel
 
 
-class GrpcTransport(_GrpcTransport):
+class GrpcTransport(Blocking, _GrpcTransport):
     """Block the calling thread. Thread-safe."""
 
     _library = grpc
@@ -471,20 +456,12 @@ class GrpcTransport(_GrpcTransport):
     async def _invoke(self, method: Any, message: bytes, **options: Any) -> Any:
         return method(message, **options)
 
-    async def sleep(self, seconds: float) -> None:
-        """See `Transport.sleep`."""
-        time.sleep(seconds)
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """See `Transport.compute`."""
-        return work()
-
     async def close(self) -> None:
         """See `Transport.close`."""
         self._channel.close()
 
 
-class AsyncGrpcTransport(_GrpcTransport):
+class AsyncGrpcTransport(InEventLoop, _GrpcTransport):
     """Wait in an event loop. Task-safe; bound to the event loop of its first call."""
 
     _library = grpc.aio
@@ -492,14 +469,6 @@ class AsyncGrpcTransport(_GrpcTransport):
 
     async def _invoke(self, method: Any, message: bytes, **options: Any) -> Any:
         return await method(message, **options)
-
-    async def sleep(self, seconds: float) -> None:
-        """See `Transport.sleep`."""
-        await asyncio.sleep(seconds)
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """See `Transport.compute`."""
-        return await asyncio.to_thread(work)
 
     async def close(self) -> None:
         """See `Transport.close`."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import ssl
-from collections.abc import Callable
 from typing import TypeVar
 
 import aiohttp
 import yarl
 
-from graphkiln_client.transports.base import BoundedBody, Call, Deadline, decompress
+from graphkiln_client.transports.base import BoundedBody, Call, Deadline, InEventLoop, decompress
 from graphkiln_client.transports.endpoint import (
     Compression,
     Endpoint,
@@ -26,7 +25,7 @@ from graphkiln_client.transports.http_wire import HttpRequest, HttpResponse, Htt
 T = TypeVar("T")
 
 
-class AsyncHttpTransport:
+class AsyncHttpTransport(InEventLoop):
     """Connection pool for one HTTP endpoint. Task-safe; bound to the event loop of its first call."""
 
     def __init__(self, endpoint: Endpoint, compression: Compression = "") -> None:
@@ -38,14 +37,6 @@ class AsyncHttpTransport:
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
         return call.read(await self._exchange(call.request.authorize(self._endpoint), deadline))
-
-    async def sleep(self, seconds: float) -> None:
-        """See `Transport.sleep`."""
-        await asyncio.sleep(seconds)
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """See `Transport.compute`."""
-        return await asyncio.to_thread(work)
 
     async def close(self) -> None:
         """See `Transport.close`."""

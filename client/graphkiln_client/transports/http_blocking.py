@@ -14,14 +14,14 @@ import socket
 import ssl
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeVar
 from urllib.request import getproxies, proxy_bypass
 
 import httptools
 
-from graphkiln_client.transports.base import HEAD_LIMIT, BoundedBody, Call, Deadline, decompress, too_large
+from graphkiln_client.transports.base import HEAD_LIMIT, Blocking, BoundedBody, Call, Deadline, decompress, too_large
 from graphkiln_client.transports.endpoint import (
     Compression,
     Endpoint,
@@ -43,7 +43,7 @@ _RECEIVED_BYTES = 1 << 16
 _JOINED_BYTES = 1 << 16  # up to this size a copy is cheaper than another system call
 
 
-class HttpTransport:
+class HttpTransport(Blocking):
     """Connection pool for one HTTP endpoint. Thread-safe."""
 
     def __init__(self, endpoint: Endpoint, compression: Compression = "") -> None:
@@ -57,14 +57,6 @@ class HttpTransport:
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
         return call.read(self._exchange(call.request.authorize(self._endpoint), deadline))
-
-    async def sleep(self, seconds: float) -> None:
-        """See `Transport.sleep`."""
-        time.sleep(seconds)
-
-    async def compute(self, work: Callable[[], T]) -> T:
-        """See `Transport.compute`."""
-        return work()
 
     async def close(self) -> None:
         """See `Transport.close`."""
@@ -149,7 +141,6 @@ class HttpConnection:
     """An open connection, used by one thread at a time.
 
     Attributes:
-        sock: Connected socket.
         prefix: Prefix of every request's path.
         headers: Header lines of every request.
         timeout_s: Current timeout of the socket.

@@ -55,9 +55,6 @@ class HttpRequest:
     """One HTTP request.
 
     Attributes:
-        method: GET or POST.
-        path: Quoted path on the server.
-        body: Parts of the body.
         headers: Headers in addition to those of the connection.
         is_admin: True if the request changes the server and needs its admin key.
         limit_bytes: Maximum size of the response's body in bytes.

@@ -33,13 +33,10 @@ class Measurement:
     """Measurement after the warm-up. The field names are keys of `graphkiln bench --json`.
 
     Attributes:
-        seconds: Duration.
-        answered: Number of responses.
         due: Number of requests that were due in an open loop; 0 for a closed loop.
         unsent: Number of due requests of an open loop that were not sent because all callers were busy.
         errors: Number of failed requests by error type. Includes requests that failed after the end: those that were
             due before the end (open loop), or sent before the end (closed loop).
-        per_second: Responses per second.
         per_second_range: 95% confidence interval of `per_second`, from ten time windows.
         latency_ms: Latency percentiles (`p50` ... `p99.9`) and `mean`. Unsent requests count with their waiting time.
         client_cores: CPU seconds per second of all load generator processes.
@@ -80,9 +77,6 @@ class Timing:
     """Schedule of a load on the clock of `time.perf_counter()`, which all processes share.
 
     Attributes:
-        seconds: Duration of the measurement.
-        warmup_s: Duration of the warm-up.
-        start: Start of the warm-up.
         at_start: Called at the start of the measurement, while the load is running.
     """
 
@@ -152,11 +146,9 @@ class Recording:
     """Records of all callers, and the interval of the measurement.
 
     Attributes:
-        traces: Records of each caller.
         begin: End of the warm-up.
         end: End of the measurement.
         cpu_s: CPU seconds of the callers' processes between `begin` and `end`.
-        processes: Number of processes.
         unsent: Due times of requests of an open loop for which no caller was free.
     """
 

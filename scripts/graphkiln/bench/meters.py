@@ -73,7 +73,6 @@ class ServerSide:
 
     Attributes:
         us: Mean microseconds per request in each stage.
-        batch: Mean batch size.
         cores: CPU seconds per second of the server's processes; only for a server on this machine.
     """
 

@@ -48,14 +48,7 @@ Feeds = Mapping[str, AnyArray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """The model under load.
-
-    Attributes:
-        client: Arguments of `Client`, including `url`.
-        model: Model name.
-        version: Model version; empty for the server's choice.
-        shared_memory: Use shared memory for tensors.
-    """
+    """The model under load."""
 
     client: Mapping[str, Any]
     model: str
@@ -69,8 +62,6 @@ class Load:
 
     Attributes:
         callers: Maximum number of requests in flight; in a closed loop, the constant number.
-        seconds: Duration of the measurement.
-        warmup_s: Duration of the warm-up.
         arrivals: Due times of an open loop from the start of the warm-up; None for a closed loop.
     """
 

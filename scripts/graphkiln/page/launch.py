@@ -44,7 +44,6 @@ class PageFacts:
         inner_url: URL of the server for this machine.
         url: Public URL of the server, for snippets.
         metrics_url: URL of the metrics; empty if they are disabled.
-        stores: Model stores.
         everywhere: True if the server listens on all addresses of this machine.
         names: Accepted host names of the page.
         tls: Paths of certificate, key and client authorities (`TlsFiles.words`); empty for plain HTTP.

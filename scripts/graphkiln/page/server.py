@@ -203,11 +203,8 @@ class ShownServer:
 
     Attributes:
         connect: Opens a client with an admin key, which may be empty.
-        stores: Model stores of the server.
-        url: Public HTTP URL.
         everywhere: True if the server listens on all addresses of its machine.
         metrics_url: URL of the metrics for this machine; empty if they are disabled.
-        now: Clock in seconds.
     """
 
     connect: Callable[[str], AsyncClient]

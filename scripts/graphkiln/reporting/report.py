@@ -86,15 +86,11 @@ class Bar:
     """A row with a bar.
 
     Attributes:
-        title: Title of the row.
         begin: Value at the start of the bar.
         end: Value at the end of the bar.
-        label: Label next to the bar.
-        number: Number before the title.
         switch: Draw the bar pale and thin.
         total: Text after the label; empty for none.
         source: Value of a diamond; None for no diamond.
-        source_label: Label of the diamond.
     """
 
     title: str
@@ -113,11 +109,8 @@ class Span:
     """A row with a line from a dot to a ring.
 
     Attributes:
-        title: Title of the row.
         low: Value of the dot.
         high: Value of the ring.
-        label: Label next to the line.
-        number: Number before the title.
         switch: Draw the line pale.
     """
 
@@ -190,8 +183,6 @@ class Table:
     """A table of formatted cells.
 
     Attributes:
-        columns: Column titles.
-        rows: Rows with one cell per column.
         texts: Number of leading text columns; the others are aligned to the right.
     """
 
@@ -213,9 +204,6 @@ class Section:
 
     Attributes:
         name: Prefix of HTML ids.
-        title: Heading.
-        text: Explanation of the figures.
-        table: The figures.
         chart: Chart of the figures from `bar_chart` or `span_chart`, or None.
     """
 
@@ -231,9 +219,7 @@ class Report:
     """A report on one page.
 
     Attributes:
-        title: Title of the page.
         about: Subtitle: subject, machine and time.
-        sections: Sections in order.
         facts: Values by name, shown at the end.
         command: Command that repeats the measurement, or empty.
     """

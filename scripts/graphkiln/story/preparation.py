@@ -39,11 +39,9 @@ class ImageSet:
     """Images of a story.
 
     Attributes:
-        description: Kind and number of the images.
         evaluation: JPEGs for proof and measurement.
         targets: Classes of the evaluation images, int64 `[evaluation]`, or None.
         calibration: Other JPEGs, for int8 calibration.
-        labels: Class names, or empty.
     """
 
     description: str
@@ -108,9 +106,6 @@ class PreparedModel:
     """A model of a story and its saved graphs.
 
     Attributes:
-        request: Request of the story.
-        preprocess: Preprocess spec.
-        classes: Number of classes.
         derivative: `OUTPUT:INPUT` of the gradient.
     """
 

@@ -31,11 +31,9 @@ class Judgment:
 
     Attributes:
         passed: True if the policy allows the variant.
-        verdict: Reason, in one line.
         error: Relative L2 error of the scores.
         limit: Maximum error that the policy allows.
         difference: Largest absolute difference of a score.
-        samples: Number of compared images.
         same: Number of images with the same top-1 class.
         interval: 95% confidence interval of the share of equal top-1 classes.
         undecided: Reason why the agreement cannot be judged, or empty.
@@ -140,8 +138,6 @@ class Round:
 
     Attributes:
         number: Number of the round, in which all variants are measured in turn.
-        per_second: Images per second.
-        latencies_ms: Latency of each image.
         cores: CPU seconds per second of the process and its server.
         memory_mb: Memory of the process and its server at the end.
     """
@@ -160,7 +156,6 @@ class Observation:
     Attributes:
         refused: Reason why the variant was not executed, or empty.
         judgment: Judgment of its predictions, or None before the proof.
-        rounds: Measurements.
     """
 
     refused: str = ""

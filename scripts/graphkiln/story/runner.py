@@ -61,8 +61,6 @@ class RunningVariant:
     """A variant with its running processes.
 
     Attributes:
-        variant: The variant.
-        worker: The worker process.
         pids: Process ids of the worker and its server.
     """
 
@@ -133,10 +131,8 @@ class Progress:
     """Progress of a story.
 
     Attributes:
-        activity: Current activity.
         done_s: Completed seconds of measurement; 0 during the preparation.
         total_s: Total seconds of measurement.
-        figure: Last result, as text.
     """
 
     activity: str
@@ -149,11 +145,7 @@ ProgressReport = Callable[[Progress], None]
 
 
 class StoryRunner:
-    """A story, with its results stored in the folder of the request.
-
-    Attributes:
-        record: Observations so far.
-    """
+    """A story, with its results stored in the folder of the request."""
 
     def __init__(self, request: StoryRequest, platform: Platform, *, resume: bool, report: ProgressReport) -> None:
         self._request = request

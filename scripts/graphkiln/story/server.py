@@ -33,8 +33,6 @@ class LocalServer:
     """A server that is ready.
 
     Attributes:
-        http_url: HTTP address.
-        grpc_url: gRPC address.
         pid: Process id of the supervisor.
         metrics_url: Address of the metrics, or empty.
     """

@@ -83,12 +83,7 @@ class StoryRequest:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Platform:
-    """Device and batch size of a story.
-
-    Attributes:
-        device: Device.
-        batch: Maximum batch size.
-    """
+    """Device and batch size of a story."""
 
     device: Device
     batch: int
@@ -172,13 +167,8 @@ class Variant:
     """One implementation of the same inference.
 
     Attributes:
-        key: Name in results.
-        step: Number of the step.
-        title: Short title.
-        kind: Kind of workload.
         baseline: Key of the variant to which its own factor is relative.
         reported: Factor that the source reports, or empty.
-        graph: Saved graph, or None.
         settings: Settings of the served model, `key=value`.
         precision: Row of the numeric policy.
         switch: True for a single optimization, outside of the chain of steps.

@@ -294,7 +294,6 @@ class Throughput:
         per_second: Images per second while all callers were busy.
         latencies_ms: Latency of every image, from the JPEG to the outputs.
         seconds: Duration of the whole measurement.
-        images: Number of all images.
     """
 
     per_second: float

@@ -261,14 +261,9 @@ class Example:
     """An example model.
 
     Attributes:
-        train: Trains the network.
-        task: Task of its outputs.
-        labels: Names of its classes, or empty.
         side: Height and width of its input.
-        metric: Name of its metric.
         least: Minimum value of the metric for a model to be written.
         measure: Computes the metric of outputs for the samples of `held_out`.
-        held_out: Returns the held-out samples.
     """
 
     train: Callable[[], nn.Module]
