@@ -1,10 +1,10 @@
-"""Encoders: from a model's outputs to the columns of a result, with the values that clients get.
+"""Encoders: convert the outputs of a model to columns, with the same values as clients get.
 
-| what is written | columns                                                                               |
+| encoder         | columns                                                                               |
 |-----------------|---------------------------------------------------------------------------------------|
-| `best_classes`  | `indices`, `labels` (where classes have names), `scores`: lists, best first           |
-| `graph_ranking` | the same, where the graph holds a top-k itself                                        |
-| `all_scores`    | `scores`: a list of one length, in the order of the classes                           |
+| `best_classes`  | `indices`, `labels` (if classes have names), `scores`: lists, best first              |
+| `graph_ranking` | the same, if the graph contains a top-k itself                                        |
+| `all_scores`    | `scores`: a list of fixed length, in the order of the classes                         |
 | `detections`    | `boxes`, `indices`, `labels`, `scores`, `masks`, `keypoints`: lists, best first       |
 | `class_maps`    | `height` and `width` of the image, `segments`: a struct per class, the largest first  |
 | `vectors`       | `vector`: a list of floats                                                            |
@@ -35,16 +35,16 @@ from graphkiln_backend.images.frame import Frame, frame_of
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.messages import DEFAULT_TOP_K, ScoreRequest
 
-RESERVED = ("id", "model", "version", "error")  # columns that every table has
-SHAPE = b"shape"  # the key of a field's metadata that holds the shape of a row, as JSON
+RESERVED = ("id", "model", "version", "error")  # columns of every table
+SHAPE = b"shape"  # key of the field metadata with the shape of a row, as JSON
 Size = tuple[int, int]  # height and width of an upright image, in pixels
 Outputs = Mapping[str, AnyArray]
 _T = TypeVar("_T")
 _RANK = 2
 
-# COCO's uncompressed run lengths: `size` is height and width, `counts` go down the columns and begin with zeros.
+# COCO's uncompressed RLE: `size` is height and width, `counts` run down the columns and start with zeros.
 MASK = pa.struct([pa.field("size", pa.list_(pa.int32())), pa.field("counts", pa.list_(pa.int32()))])
-# Columns of detections: what a detection calls it, and the type of one.
+# Column -> key of a detection and the type of its value.
 _DETECTION = {
     "boxes": ("box", pa.list_(pa.float64())),
     "indices": ("index", pa.int32()),
@@ -61,7 +61,7 @@ _SEGMENT = pa.struct(
         pa.field("mask", MASK),
     ]
 )
-# Arrow has no bf16; fp32 holds each of its numbers.
+# Arrow has no bf16; fp32 represents all of its values.
 _TYPES: Mapping[DType, pa.DataType] = {
     DType.BOOL: pa.bool_(),
     DType.UINT8: pa.uint8(),
@@ -82,14 +82,13 @@ _TYPES: Mapping[DType, pa.DataType] = {
 
 @dataclass(frozen=True, slots=True)
 class Encoder:
-    """Turns the outputs of a batch into columns.
+    """Converts the outputs of a batch to columns.
 
     Attributes:
-        schema: The columns, the same for every batch.
-        outputs: The outputs that it needs.
-        encode: Given these outputs by name, each with a row of the batch in its first dimension, and the size of the
-            image of each row, returns one array per column. Raises `ExecutionError` where an output is not what the
-            graph says of it.
+        schema: The columns.
+        outputs: Names of the outputs that it needs.
+        encode: Takes these outputs, with the batch as first dimension, and the image size of each row; returns one
+            array per column. Raises `ExecutionError` if an output contradicts the signature.
     """
 
     schema: pa.Schema
@@ -98,15 +97,15 @@ class Encoder:
 
 
 def choose_encoder(signature: Signature, contract: Contract, request: ScoreRequest) -> Encoder:
-    """The encoder of a run.
+    """Choose the encoder of a run.
 
     Args:
-        signature: Signature of the graph; the first dimension of each output is the row.
-        contract: What the version says of its classes.
+        signature: Signature of the graph; the first dimension of each output is the batch.
+        contract: Task and labels of the version.
         request: The run.
 
     Raises:
-        ScoringError: The model has no such outputs, none that can be ranked, or a task without scores of classes.
+        ScoringError: The model lacks a requested output, or has no scores of classes.
     """
     if request.top_k < 1:
         raise ScoringError(f"top_k must be at least 1, got {request.top_k}")
@@ -114,25 +113,26 @@ def choose_encoder(signature: Signature, contract: Contract, request: ScoreReque
     if request.outputs:
         return raw_outputs(_named_outputs(specs, request), (*RESERVED, *request.keep_columns))
     if not is_classification(contract.task):
-        return _of_task(specs, contract, request)
+        return _task_encoder(specs, contract, request)
     if contract.ranking:
         _check_ranking(specs[contract.ranking.scores], request)
         return graph_ranking(contract.ranking, specs[contract.ranking.scores].dtype, request.top_k)
     spec = specs[contract.output or next(iter(specs))]
     if spec.dtype is DType.BYTES or (spec.has_rank and not 1 <= len(spec.shape) <= _RANK):
         raise ScoringError(
-            f"output '{spec.name}' holds no scores of classes: {spec}, expected [rows, classes]",
-            hint=f"--output NAME writes an output as it is: {', '.join(specs)}",
+            f"output '{spec.name}' has no scores of classes: {spec}, expected [rows, classes]",
+            hint=f"--output NAME writes an output unchanged: {', '.join(specs)}",
         )
     if request.scores:
         return all_scores(spec, softmax=request.softmax)
     return best_classes(spec, request.top_k, contract.labels, softmax=request.softmax)
 
 
-def _of_task(specs: Mapping[str, TensorSpec], contract: Contract, request: ScoreRequest) -> Encoder:
+def _task_encoder(specs: Mapping[str, TensorSpec], contract: Contract, request: ScoreRequest) -> Encoder:
     if request.scores or request.softmax or request.top_k != DEFAULT_TOP_K:
+        kind = contract.task.kind if contract.task else "unknown"
         raise ScoringError(
-            f"the model answers a {contract.task.kind if contract.task else 'task'}, which has no scores of classes",
+            f"the task of the model is {kind}, which has no scores of classes",
             hint="leave out --scores, --softmax and --top-k",
         )
     match contract:
@@ -143,7 +143,7 @@ def _of_task(specs: Mapping[str, TensorSpec], contract: Contract, request: Score
         case Contract(task=Segmentation() as task, preprocess=Preprocess() as preprocess):
             return class_maps(task, contract.labels, preprocess)
     raise ScoringError(
-        "places in an image are not known without its preprocessing",
+        "positions in an image need the preprocessing of the model, which is unknown",
         hint="convert the model with graphkiln convert --preprocess JSON",
     )
 
@@ -151,7 +151,7 @@ def _of_task(specs: Mapping[str, TensorSpec], contract: Contract, request: Score
 def _named_outputs(specs: Mapping[str, TensorSpec], request: ScoreRequest) -> list[TensorSpec]:
     if request.softmax:
         raise ScoringError(
-            "--output writes what the model returns as it is, without --softmax",
+            "--output writes outputs unchanged and cannot be used with --softmax",
             hint="--scores --softmax writes the probabilities of all classes",
         )
     for name in request.outputs:
@@ -162,7 +162,7 @@ def _named_outputs(specs: Mapping[str, TensorSpec], request: ScoreRequest) -> li
 
 
 def _check_ranking(spec: TensorSpec, request: ScoreRequest) -> None:
-    """Refuse what a graph that ranks its classes itself does not return."""
+    """Refuse options that need more classes than a graph with its own top-k returns."""
     if request.scores or request.softmax:
         what = "softmax over some of the scores" if request.softmax else "score of the other classes"
         raise ScoringError(
@@ -180,13 +180,13 @@ def _check_ranking(spec: TensorSpec, request: ScoreRequest) -> None:
 def best_classes(spec: TensorSpec, k: int, labels: Sequence[str] = (), *, softmax: bool = False) -> Encoder:
     """Rank the scores of all classes, `[rows, classes]` or `[rows]`, as the client does.
 
-    A class without a name has an empty one; probabilities are computed in double precision.
+    The label of a class without a name is empty. Probabilities are computed in double precision.
     """
     dtype = _score_dtype(spec.dtype, softmax=softmax)
 
     def encode(outputs: Outputs, _: Sequence[Size]) -> list[pa.Array]:
         scores = _scores_of(outputs, spec.name)
-        # Row by row the best are found by a partition: of 1,000 classes in a third of the time that sorting takes.
+        # Partitioning row by row takes a third of the time of sorting, for 1,000 classes.
         indices = np.stack([tasks.top_k(row, k)[0] for row in scores])
         best = tasks.softmax(scores) if softmax else scores
         return _class_columns(indices, np.take_along_axis(best, indices, axis=-1), labels, dtype)
@@ -195,7 +195,7 @@ def best_classes(spec: TensorSpec, k: int, labels: Sequence[str] = (), *, softma
 
 
 def graph_ranking(ranking: Ranking, dtype: DType, k: int) -> Encoder:
-    """Read the first `k` classes where the graph holds a top-k itself."""
+    """Write the first `k` classes of a graph that contains a top-k."""
     dtype = _score_dtype(dtype, softmax=False)
 
     def encode(outputs: Outputs, _: Sequence[Size]) -> list[pa.Array]:
@@ -203,7 +203,7 @@ def graph_ranking(ranking: Ranking, dtype: DType, k: int) -> Encoder:
         fits = indices.shape == scores.shape and indices.ndim == _RANK and indices.dtype.kind in "iu"
         if not fits or (indices.size and indices.min() < 0):
             raise ExecutionError(
-                f"{indices.dtype}{list(indices.shape)} are no class indices of {list(scores.shape)} scores"
+                f"{indices.dtype}{list(indices.shape)} are not class indices of {list(scores.shape)} scores"
             )
         return _class_columns(indices[:, :k], scores[:, :k], ranking.labels, dtype)
 
@@ -217,7 +217,7 @@ def _class_schema(labels: Sequence[str], dtype: DType) -> pa.Schema:
 
 
 def _class_columns(indices: AnyArray, scores: AnyArray, labels: Sequence[str], dtype: DType) -> list[pa.Array]:
-    """Columns of `[rows, k]` indices, not negative, and their scores."""
+    """Build the columns of `[rows, k]` indices, which are not negative, and scores."""
     columns = [lists(indices.astype(np.int32))]
     if labels:
         names = np.asarray([*labels, ""], dtype=object)
@@ -226,17 +226,17 @@ def _class_columns(indices: AnyArray, scores: AnyArray, labels: Sequence[str], d
 
 
 def all_scores(spec: TensorSpec, *, softmax: bool = False) -> Encoder:
-    """Write the scores of all classes in their order.
+    """Write the scores of all classes in order.
 
     Raises:
-        ScoringError: The output does not say how many there are.
+        ScoringError: The number of classes is not fixed.
     """
     dtype = _score_dtype(spec.dtype, softmax=softmax)
     classes = spec.shape[1] if len(spec.shape) == _RANK else 1
     if not isinstance(classes, int):
         raise ScoringError(
-            f"output '{spec.name}' does not say how many classes it has: {spec}",
-            hint=f"--output {spec.name} writes it as it is",
+            f"output '{spec.name}' has no fixed number of classes: {spec}",
+            hint=f"--output {spec.name} writes it unchanged",
         )
 
     def encode(outputs: Outputs, _: Sequence[Size]) -> list[pa.Array]:
@@ -249,27 +249,27 @@ def all_scores(spec: TensorSpec, *, softmax: bool = False) -> Encoder:
 
 
 def _score_dtype(dtype: DType, *, softmax: bool) -> DType:
-    """The dtype of written scores: fp64 for probabilities, fp32 for 16-bit floats, which not every reader knows."""
+    """Return the dtype of written scores: fp64 for probabilities, fp32 for 16-bit floats, which some readers lack."""
     if softmax:
         return DType.FP64
     return DType.FP32 if dtype in (DType.FP16, DType.BF16) else dtype
 
 
 def _scores_of(outputs: Outputs, name: str) -> AnyArray:
-    """An output as `[rows, classes]`; one score per row is that of the only class."""
+    """Return an output as `[rows, classes]`; a single score per row belongs to the only class."""
     scores = outputs[name]
     if scores.ndim == 1:
         return scores[:, None]
     if scores.ndim != _RANK:
         raise ExecutionError(
             f"output '{name}' has the shape {list(scores.shape)}, expected [rows, classes]",
-            hint=f"--output {name} writes it as it is",
+            hint=f"--output {name} writes it unchanged",
         )
     return scores
 
 
 def vectors(task: Embedding, spec: TensorSpec) -> Encoder:
-    """Write the vector of each image, normalized where the task says so."""
+    """Write the embedding of each image, normalized if the task says so."""
     features = spec.shape[-1] if spec.has_rank else None
 
     def encode(outputs: Outputs, _: Sequence[Size]) -> list[pa.Array]:
@@ -282,7 +282,7 @@ def vectors(task: Embedding, spec: TensorSpec) -> Encoder:
 
 
 def detections(task: Detection, labels: Sequence[str], preprocess: Preprocess) -> Encoder:
-    """Write what is found in each image, in its pixels; what scores less than the task's threshold is left out."""
+    """Write the detections in each image above the task's threshold, in pixels of the image."""
     given = {"labels": labels, "masks": task.masks, "keypoints": task.keypoints}
     schema = pa.schema(
         [pa.field(name, pa.list_(kind)) for name, (_, kind) in _DETECTION.items() if given.get(name, True)]
@@ -292,31 +292,31 @@ def detections(task: Detection, labels: Sequence[str], preprocess: Preprocess) -
         found = [each.to_dict() for each in read_detections(task, sample, frame, labels)]
         return {name: [each[_DETECTION[name][0]] for each in found] for name in schema.names}
 
-    return _of_places(read, schema, tasks.output_names(task), preprocess)
+    return _image_encoder(read, schema, tasks.output_names(task), preprocess)
 
 
 def class_maps(task: Segmentation, labels: Sequence[str], preprocess: Preprocess) -> Encoder:
-    """Write the classes of each image's pixels, as run lengths at its size."""
+    """Write the class map of each image at its original size, as run lengths."""
     schema = pa.schema([("height", pa.int32()), ("width", pa.int32()), ("segments", pa.list_(_SEGMENT))])
 
     def read(sample: Sample, frame: Frame) -> dict[str, Any]:
         return read_segmentation(task, sample, frame, labels).to_dict()
 
-    return _of_places(read, schema, tasks.output_names(task), preprocess)
+    return _image_encoder(read, schema, tasks.output_names(task), preprocess)
 
 
-def _of_places(
+def _image_encoder(
     read: Callable[[Sample, Frame], Mapping[str, Any]],
     schema: pa.Schema,
     names: Iterable[str],
     preprocess: Preprocess,
 ) -> Encoder:
-    """An encoder of answers about places in an image, read as plain data from the outputs of one row."""
+    """Build an encoder from a function that reads the outputs of one row as plain data."""
 
     def encode(outputs: Outputs, sizes: Sequence[Size]) -> list[pa.Array]:
         frames = (frame_of(preprocess, size) for size in sizes)
         rows = _read_rows(lambda sample: read(sample, next(frames)), outputs)
-        # Each row becomes Arrow's before the next is read, which takes a tenth of the memory.
+        # Converting row by row to Arrow takes a tenth of the memory.
         kind = pa.struct(list(schema))
         columns: list[pa.Array] = pa.concat_arrays([pa.array([row], kind) for row in rows]).flatten()
         return columns
@@ -325,7 +325,7 @@ def _of_places(
 
 
 def _read_rows(read: Callable[[Sample], _T], outputs: Outputs) -> Iterator[_T]:
-    """Read each row when it is asked for: the class map of a large image takes as much memory as its pixels."""
+    """Read rows lazily: the class map of a large image takes as much memory as its pixels."""
     rows = len(next(iter(outputs.values())))
     try:
         yield from (read({name: values[row] for name, values in outputs.items()}) for row in range(rows))
@@ -334,17 +334,17 @@ def _read_rows(read: Callable[[Sample], _T], outputs: Outputs) -> Iterator[_T]:
 
 
 def raw_outputs(specs: Sequence[TensorSpec], reserved: Sequence[str] = ()) -> Encoder:
-    """Write outputs as they are; what their columns hold follows from the shape without its first dimension.
+    """Write outputs unchanged. The columns depend on the shape without the batch dimension.
 
     | shape of a row   | column                                                                     |
     |------------------|----------------------------------------------------------------------------|
-    | none             | the element                                                                |
-    | fixed sizes      | a list of one length, in row-major order; the field's metadata: `shape`    |
-    | sizes that vary  | a list, in row-major order, and `NAME_shape` with the sizes                |
+    | scalar           | the element                                                                |
+    | fixed            | a list of fixed length, in row-major order, and `shape` in the metadata    |
+    | dynamic          | a list, in row-major order, and `NAME_shape` with the sizes                |
 
     Args:
-        specs: The outputs. The first dimension of each is the row.
-        reserved: Names of columns that others write; an output of such a name goes to `output:NAME`.
+        specs: The outputs, with the batch as first dimension.
+        reserved: Names of other columns; an output of such a name is written to `output:NAME`.
     """
     shapes = {spec.name: _row_shape(spec) for spec in specs}
     fields: list[pa.Field] = []
@@ -365,10 +365,10 @@ def raw_outputs(specs: Sequence[TensorSpec], reserved: Sequence[str] = ()) -> En
 
 
 def _row_shape(spec: TensorSpec) -> tuple[int, ...] | None:
-    """The shape of an output's rows; None where it varies."""
+    """Return the shape of a row, or None if it is dynamic."""
     row = spec.shape[1:]
     varies = spec.shape == (ANY_RANK,) or any(isinstance(size, str) for size in row)
-    # A list of length 0 has no rows that count.
+    # The number of rows cannot be derived from lists of length 0.
     return None if varies or 0 in row else tuple(int(size) for size in row)
 
 
@@ -382,15 +382,15 @@ def _rows_of(output: str, shape: tuple[int, ...] | None, values: AnyArray) -> li
 
 
 def arrow_type(dtype: DType) -> pa.DataType:
-    """The type of a column of such elements."""
+    """Return the Arrow type of a dtype."""
     return _TYPES[dtype]
 
 
 def elements(values: AnyArray) -> pa.Array:
-    """All elements of an array in row-major order, without a copy where numpy and Arrow keep numbers alike.
+    """Convert an array to Arrow in row-major order, without a copy if the representation is the same.
 
     Raises:
-        ExecutionError: A text is not UTF-8.
+        ExecutionError: A string is not UTF-8.
     """
     dtype = DType.from_numpy(values.dtype)
     flat = values.reshape(-1)
@@ -399,14 +399,13 @@ def elements(values: AnyArray) -> pa.Array:
     try:
         return pa.array([one.decode() if isinstance(one, bytes) else str(one) for one in flat.tolist()], pa.string())
     except UnicodeError as error:
-        raise ExecutionError(f"the model returns a text that is not UTF-8: {error}") from error
+        raise ExecutionError(f"the model returned a string that is not UTF-8: {error}") from error
 
 
 def lists(values: AnyArray) -> pa.ListArray:
-    """`[rows, ...]` as one list per row, in row-major order.
+    """Convert `[rows, ...]` to one list per row, in row-major order.
 
-    Never lists of a fixed size, whatever the length: Arrow writes those to Parquet where one is null, as of a row with
-    an error, and then cannot read the file.
+    The type is never a fixed-size list: Arrow can write those with nulls to Parquet, but cannot read them back.
     """
     rows, length = len(values), math.prod(values.shape[1:])
     return pa.ListArray.from_arrays(pa.array(np.arange(rows + 1, dtype=np.int32) * length), elements(values))

@@ -1,4 +1,4 @@
-"""The model of a run: found, lowered and proven as the server does it."""
+"""The model of a run: find, lower and prove it as the server does."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, ch
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
 
-_PARALLEL = "parallel"  # the setting
-_ROUNDS = 3  # of measuring batch sizes
+_PARALLEL = "parallel"  # name of the setting
+_ROUNDS = 3  # of the measurement of batch sizes
 _log = logging.getLogger("graphkiln.scoring")
 
 
@@ -54,11 +54,11 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
 
     Args:
         request: The run.
-        cache: Keeps what is converted from the graphs of other frameworks.
-        cores: Cores that a worker computes on, beside decoding images on them.
+        cache: Stores graphs converted from other frameworks.
+        cores: Cores of a worker, which also decodes images on them.
 
     Raises:
-        GraphkilnError: The version is not usable, or does not say how an image becomes its input.
+        GraphkilnError: The version is not usable, or its preprocessing is unknown.
     """
     model = Path(request.model)
     folder = (model / str(request.version) if request.version else newest_version(model)).absolute()
@@ -84,29 +84,29 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
 
 
 def _for_worker(config: ModelConfig, request: ScoreRequest) -> ModelConfig:
-    """A configuration for one worker of several on a machine: one instance, which computes the whole graph.
+    """Return a configuration with a single instance that computes the whole graph.
 
-    Of a model that is served spread over devices, every worker would take the same cores.
+    If the model were spread over cores as in serving, all workers of a machine would use the same cores.
 
     Raises:
-        ScoringError: The command line asks for a spread model.
+        ScoringError: The request asks for a spread model.
     """
     if any(override.key == _PARALLEL for override in request.overrides):
         raise ScoringError(
             f"--set {_PARALLEL}: each worker of a run computes the whole graph on its own cores",
-            hint="leave it out; --workers says how many copies there are",
+            hint="leave it out; --workers sets the number of copies",
         )
     group = InstanceGroup(count=1, device=config.device)
     parameters = {key: value for key, value in config.parameters.items() if key != _PARALLEL}
     if len(parameters) < len(config.parameters):
-        _log.info("%s: `%s` of config.pbtxt is for serving; workers compute whole graphs", config.name, _PARALLEL)
+        _log.info("%s: `%s` in config.pbtxt is ignored: workers compute whole graphs", config.name, _PARALLEL)
     return replace(config, instance_groups=(group,), parameters=parameters)
 
 
 def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:
     if contract.preprocess is None:
         raise ScoringError(
-            f"{folder} does not say how an image becomes its input",
+            f"the preprocessing of {folder} is unknown",
             hint='convert it with graphkiln convert --preprocess JSON, or add parameters { key: "preprocess" } to '
             f"{folder.parent.name}/config.pbtxt",
         )
@@ -114,32 +114,23 @@ def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:
 
 
 def _check_independent(config: ModelConfigProto, folder: Path) -> None:
-    """Refuse models whose rows are no rows.
-
-    Raises:
-        ScoringError: What a request is answered depends on others, or its batches are described by other tensors.
-    """
+    """Refuse models whose answer for a row depends on other rows or requests."""
     problem = ""
     if config.HasField("sequence_batching"):
         problem = "its answers depend on earlier requests (sequence_batching)"
     elif config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input):
-        problem = "it takes batches whose rows differ in size (allow_ragged_batch, batch_input)"
+        problem = "its batches have rows of different sizes (allow_ragged_batch, batch_input)"
     if problem:
-        raise ScoringError(f"{folder.parent.name} cannot be scored: {problem}", hint="serve it, and ask it by a client")
+        raise ScoringError(f"{folder.parent.name} cannot be scored: {problem}", hint="serve it and use a client")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ScoringModel:
-    """A version, ready to be built.
+    """A version and its lowering plan on this machine.
 
     Attributes:
-        folder: The version folder, as the user has it.
-        deployment: The version and its plan on this machine.
-        contract: What is known of its images and classes.
-        preprocess: How an image becomes its input.
-        signature: Signature of its graph.
-        image_input: What it takes of images.
-        wants_gpu: Whether it runs on a GPU where there is one.
+        folder: The version folder of the user.
+        wants_gpu: True if it uses a GPU where there is one.
     """
 
     folder: Path
@@ -152,16 +143,16 @@ class ScoringModel:
 
     @property
     def name(self) -> str:
-        """Name of the model."""
+        """Model name."""
         return self.folder.parent.name
 
     @property
     def version(self) -> int:
-        """Number of the version."""
+        """Version number."""
         return int(self.folder.name)
 
     def build(self, cache: ArtifactCache) -> ProvenSession:
-        """Build and prove the session, golden self-test included.
+        """Build and prove the session, including the golden self-test.
 
         Raises:
             LoweringError: No session of the plan works.
@@ -169,16 +160,16 @@ class ScoringModel:
         return self.deployment.build(cache)
 
     def scorer(self, proven: ProvenSession, request: ScoreRequest, cores: int, cache: ArtifactCache) -> Scorer:
-        """Build the scorer.
+        """Build the scorer of a session.
 
         Args:
-            proven: What `build` built.
+            proven: The session from `build`.
             request: The run.
             cores: Cores of the worker.
-            cache: Remembers the fastest batch size.
+            cache: Stores the fastest batch size.
 
         Raises:
-            ScoringError: The model has no such outputs, or none that can be ranked.
+            ScoringError: The model lacks a requested output, or has no scores.
         """
         computation = Computation(
             session=proven.session,
@@ -192,7 +183,7 @@ class ScoringModel:
         return Scorer(computation, Reader(self.preprocess, cores))
 
     def facts(self, request: ScoreRequest) -> Mapping[str, str]:
-        """List what changes an answer: graph, preprocessing, labels, settings, and how answers are written."""
+        """Return everything that changes an answer: graph, preprocessing, labels, settings, output columns."""
         settings = self.deployment.settings
         lowering = (settings.engine, settings.precision, settings.layout, settings.fallback, settings.options)
         return {
@@ -204,7 +195,7 @@ class ScoringModel:
         }
 
     def configuration(self, request: ScoreRequest) -> str:
-        """Digest of the facts: results of two configurations are never mixed."""
+        """Return the digest of the facts; results of two configurations are never mixed."""
         text = repr(sorted(self.facts(request).items()))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
@@ -212,15 +203,15 @@ class ScoringModel:
         """Choose the encoder of the outputs.
 
         Raises:
-            ScoringError: The model has no such outputs, or none that can be ranked; or a column that is carried along
-                is called like one of the answers.
+            ScoringError: The model lacks a requested output or has no scores, or a column of the input has the name of
+                an output column.
         """
         encoder = choose_encoder(self.image_input.signature_of_rows(self.signature), self.contract, request)
         check_names([*request.keep_columns, *encoder.schema.names])
         return encoder
 
     def _batch_size(self, proven: ProvenSession, cache: ArtifactCache) -> int:
-        """The fastest of the sizes that the session was proven at; 1 where rows are computed one by one."""
+        """Return the fastest batch size at which the session was proven; 1 if rows are computed one by one."""
         most = 1 if proven.separate else self.image_input.most_rows
         sizes = [size for size in self.deployment.warmup_batch_sizes if size <= most]
         artifacts = Artifacts(self.deployment.version, self.deployment.saved, cache)
@@ -228,7 +219,7 @@ class ScoringModel:
         return choose_batch_size(artifacts, proven.session, proven.config, sizes, samples)
 
     def _content(self) -> Mapping[str, str]:
-        """SHA-256 of all that the graph is read from; of what another framework saved, not of what it became here."""
+        """Return SHA-256 digests of the model's files; of the original files if the graph is converted."""
         version = self.deployment.version
         if version.graph_path.is_relative_to(self.folder):
             return content_of(version)
@@ -237,17 +228,17 @@ class ScoringModel:
 
 
 def describe_session(proven: ProvenSession) -> str:
-    """Engine, device, and the precision that was read back from the engine where it could be."""
+    """Return engine, device, and the precision, as read back from the engine if possible."""
     config, placement = proven.config, proven.placement
     precision = placement.precision if placement else config.precision
     return f"{config.engine} on {config.device}" + (f" in {precision}" if precision else "")
 
 
 def with_version(request: ScoreRequest) -> ScoreRequest:
-    """The same request with the number of its version; a remote store is only listed.
+    """Set the version of a request to the newest one if it has none; a remote store is listed, not fetched.
 
     Raises:
-        RepositoryError: There is no such model, or the store cannot be read.
+        RepositoryError: The model does not exist, or the store cannot be read.
     """
     if request.version:
         return request
@@ -262,17 +253,16 @@ def with_version(request: ScoreRequest) -> ScoreRequest:
 
 
 def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
-    """The same request with a model folder of this node, and the number of its version.
+    """Set the version of a request, and fetch its model from a remote store.
 
-    Where the request names no version, the driver takes the newest one, and every worker the one that the driver took,
-    also when another one appears meanwhile.
+    The driver pins the version for all workers, even if a newer one is published during the run.
 
     Args:
         request: The run.
-        folder: Where a model of a remote store is put; it must live as long as the model is used.
+        folder: Folder for a fetched model.
 
     Raises:
-        RepositoryError: There is no such model or version, or the store cannot be read.
+        RepositoryError: The model or version does not exist, or the store cannot be read.
     """
     request = with_version(request)
     address = RemoteAddress.parse(str(request.model))
@@ -281,7 +271,7 @@ def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
         fetched = fetch_model(replace(address, root=version, text=f"{address}/{request.version}"), folder)
         return replace(request, model=fetched.parent)
     model = Path(request.model).absolute()
-    newest_version(model)  # or says what is wrong with the model
+    newest_version(model)  # raises if it is not a model
     if not (model / str(request.version)).is_dir():
         there = ", ".join(map(str, version_folders(model.iterdir())))
         raise RepositoryError(f"model '{model.name}' has no version {request.version}", hint=f"it has {there}")
@@ -289,16 +279,13 @@ def with_local_model(request: ScoreRequest, folder: Path) -> ScoreRequest:
 
 
 def check_session(replay: Replay | None) -> None:
-    """Compute the samples of a session's proof once more. Nothing else may run on it meanwhile.
+    """Replay all samples of a session; call it while nothing else runs on the session.
 
-    A row that fails by itself becomes an error only after that. It does not find a session that answers wrongly without
-    failing: for that `worker.Prover` proves it before each commit.
-
-    Args:
-        replay: What to prove; None where nothing can be, which proves nothing.
+    A row that fails alone becomes an error only after this check. Wrong answers without a failure are found by
+    `worker.Prover`, before each commit.
 
     Raises:
-        GraphkilnError: The session fails, or computes something else.
+        GraphkilnError: The session fails, or computes wrong answers.
     """
     if replay is None:
         return
@@ -313,17 +300,17 @@ def choose_batch_size(
     sizes: Sequence[int],
     samples: GoldenSamples | SyntheticInputs | None,
 ) -> int:
-    """The fastest of some batch sizes: measured once for a session on a machine, and kept in the artifact cache.
+    """Return the fastest batch size, measured once per session and machine and stored in the artifact cache.
 
-    More rows are faster only as long as what lies between two operators fits the processor's caches, and they need more
-    memory in any case: of sizes that are equally fast the smallest is taken.
+    Larger batches are faster only while the data between two operators fits into the CPU caches, and they need more
+    memory: the smallest of equally fast sizes is chosen.
 
     Args:
-        artifacts: Artifacts of the version, which keep the choice.
-        session: Ready and warm.
-        config: What it was built by.
-        sizes: Those that it was proven at, ascending.
-        samples: Golden samples, or how to make some up; None where neither is known: the largest size is taken then.
+        artifacts: Artifacts of the version, which store the choice.
+        session: Warm session.
+        config: Configuration of the session.
+        sizes: Sizes at which it was proven, ascending.
+        samples: Golden or synthetic samples; None to choose the largest size without a measurement.
     """
     if len(sizes) == 1 or samples is None:
         return sizes[-1]
@@ -337,16 +324,11 @@ def choose_batch_size(
 
 
 def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples | SyntheticInputs) -> Measurement:
-    """Times a session at some batch sizes, which take turns.
-
-    Args:
-        session: Ready and warm.
-        sizes: Ascending.
-        samples: Golden samples, or how to make some up.
+    """Measure batch sizes in turn.
 
     Returns:
-        The smallest size whose rows are computed as fast as those of any, within noise, and the rows per second of
-        each; a session that fails at a size is not run at larger ones.
+        The smallest size that is as fast per row as any other, within noise, and the rows per second of each size.
+        Sizes above one at which the session fails are not measured.
     """
     row_s: dict[int, float] = dict.fromkeys(sizes, math.inf)
     for _ in range(_ROUNDS):

@@ -1,9 +1,9 @@
-"""Rows are read, decoded and preprocessed ahead of the session, in bounded memory.
+"""Read, decode and preprocess rows ahead of the session, in bounded memory.
 
-Reading waits for disks and networks, decoding for cores: many threads read, and as many others decode as there are
-cores. What they hold is counted in bytes, not in rows: the pixels of an image from before it is decoded until
-it is a sample, and the sample until its batch is computed. The row that a session waits for next is always let in, so
-that the rows behind it, which hold all the memory, cannot keep it waiting forever.
+Reading waits for disks and networks, decoding for cores: there are many reader threads, and one decoder thread per
+core. Memory is limited in bytes, not in rows: for the pixels of an image while it is decoded, and for its sample until
+the batch is computed. The row that the session needs next is always admitted; otherwise the rows behind it, which
+occupy the memory, would block it forever.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -25,14 +24,12 @@ from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
 from graphkiln_backend.scoring.messages import Row
 from graphkiln_backend.system.closing import Closeable
 
-# The bound of memory: bytes, whatever the number of things that hold them.
-
 
 class MemoryGate:
-    """Admits what fits beside what is held. Something larger than the whole is admitted alone.
+    """Semaphore in bytes. A request above the limit is admitted when nothing else is held.
 
     Args:
-        limit_bytes: Most bytes of all that is held together.
+        limit_bytes: Maximum of all bytes held.
     """
 
     def __init__(self, limit_bytes: int) -> None:
@@ -42,16 +39,16 @@ class MemoryGate:
 
     @property
     def held_bytes(self) -> int:
-        """Bytes that are held now."""
+        """Bytes held now."""
         return self._held
 
     def acquire(self, size_bytes: int, is_urgent: Callable[[], bool] = lambda: False) -> None:
         """Wait until there is room.
 
         Args:
-            size_bytes: What is to be held.
-            is_urgent: Whether it must be admitted in any case, because what is held waits for it. Asked again whenever
-                something is released.
+            size_bytes: Bytes to hold.
+            is_urgent: Returns True if the request must be admitted in any case, because holders wait for it; called
+                again after each release.
         """
         with self._changed:
             self._changed.wait_for(
@@ -60,35 +57,26 @@ class MemoryGate:
             self._held += size_bytes
 
     def release(self, size_bytes: int) -> None:
-        """Give back what was held; 0 to have everybody who waits look again."""
+        """Release bytes; 0 to make waiting threads check `is_urgent` again."""
         with self._changed:
             self._held -= size_bytes
             self._changed.notify_all()
 
-    @contextmanager
-    def hold(self, size_bytes: int) -> Iterator[None]:
-        """Wait until there is room, and hold it during the block."""
-        self.acquire(size_bytes)
-        try:
-            yield
-        finally:
-            self.release(size_bytes)
 
-
-READERS_PER_CORE = 8  # A store that takes 50 ms to answer gives 160 images a second to eight readers
-MEMORY_BYTES = 512 << 20  # of pixels and samples of all rows that are ahead, and as much again of encoded images
-_BYTES_PER_PIXEL = 8  # decoded, and once more converted or turned upright
+READERS_PER_CORE = 8  # with 50 ms per image of a remote store, eight readers reach 160 images per second
+MEMORY_BYTES = 512 << 20  # for pixels and samples, and the same again for encoded images
+_BYTES_PER_PIXEL = 8  # a decoded image, and a converted or rotated copy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Prepared:
-    """A row, and its image or the reason why it has none.
+    """A row with its sample or its error.
 
     Attributes:
-        image: What the session takes of it, and the size of what that was made from; None with an error.
-        error: Why it has no answer; None with an image.
-        read_s: Elapsed while it was read.
-        decode_s: Processor time of decoding and preprocessing it.
+        image: The sample and the size of the original image, or None.
+        error: Why there is no sample, or None.
+        read_s: Elapsed time of reading.
+        decode_s: CPU time of decoding and preprocessing.
     """
 
     row: Row
@@ -99,23 +87,23 @@ class Prepared:
 
     @property
     def sample(self) -> AnyArray | None:
-        """The sample of the image."""
+        """Input of the session."""
         return self.image.sample if self.image else None
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the sample."""
+        """Size of the sample."""
         return self.image.sample.nbytes if self.image else 0
 
 
 class Preparation(Closeable):
-    """The rows of a unit in their order, some of them prepared before they are taken.
+    """Iterator over the prepared rows of a unit, in order.
 
     Args:
-        reader: Prepares them.
+        reader: Prepares the rows.
         rows: The rows.
-        quarantined: Rows that must not be touched, by their position, and why.
-        ahead: How many are prepared before they are asked for.
+        quarantined: Rows to skip, by position, with the reason.
+        ahead: Number of rows that are prepared ahead.
     """
 
     def __init__(self, reader: Reader, rows: Iterable[Row], quarantined: Mapping[int, str], ahead: int) -> None:
@@ -126,11 +114,11 @@ class Preparation(Closeable):
         self._closed = False
 
     def __iter__(self) -> Iterator[Prepared]:
-        """The rows; their samples are held until they are released.
+        """Yield rows; their samples count as held until `release`.
 
         Raises:
-            InputChanged: A row is no longer what was planned.
-            SourceUnavailable: The input cannot be read just now.
+            InputChanged: A row differs from the plan.
+            SourceUnavailable: Temporary failure of the source.
         """
         for position, row in enumerate(self._rows):
             self._waiting.append(self._submit(position, row))
@@ -140,13 +128,13 @@ class Preparation(Closeable):
             yield self._take()
 
     def release(self, batch: Iterable[Prepared]) -> None:
-        """Give back the memory of samples that are no longer needed."""
+        """Release the memory of samples."""
         size = sum(one.size_bytes for one in batch)
         self._held_bytes -= size
         self._reader.memory.release(size)
 
     def close(self) -> None:
-        """Stop taking rows: memory that is held for the rest is given back as soon as it is prepared."""
+        """Stop; memory of rows that are still being prepared is released when they finish."""
         self._closed = True
         for future in self._waiting:
             future.cancel()
@@ -170,7 +158,7 @@ class Preparation(Closeable):
         self._waiting.popleft()
         self._held_bytes += prepared.size_bytes
         self._taken += 1
-        self._reader.memory.release(0)  # the row behind it may be the one that must be let in now
+        self._reader.memory.release(0)  # the row behind it may be urgent now
         self._reader.encoded.release(0)
         return prepared
 
@@ -180,16 +168,16 @@ class Preparation(Closeable):
 
 
 class Reader(Closeable):
-    """Prepares the rows of some units at a time.
+    """Threads that prepare rows, shared by the units of a worker.
 
     Args:
-        preprocess: How an image becomes a sample.
-        cores: How many decode at a time.
-        memory_bytes: Most bytes of pixels and samples together; a single image may take more.
+        preprocess: Preprocessing of the model.
+        cores: Number of decoder threads.
+        memory_bytes: Limit of pixels and samples together; a single image may need more.
 
     Attributes:
-        memory: Holds pixels and samples.
-        encoded: Holds what is read and not yet decoded.
+        memory: Limits pixels and samples.
+        encoded: Limits images that are read but not decoded.
     """
 
     def __init__(self, preprocess: Preprocess, cores: int, memory_bytes: int = MEMORY_BYTES) -> None:
@@ -205,24 +193,24 @@ class Reader(Closeable):
 
         Args:
             rows: The rows.
-            quarantined: Rows that must not be touched, by their position, and why.
-            ahead: How many are prepared before they are asked for, beside those that are being read.
+            quarantined: Rows to skip, by position, with the reason.
+            ahead: Number of rows that are prepared ahead, besides those being read.
         """
         return Preparation(self, rows, quarantined, ahead + self._threads)
 
     def submit(self, row: Row, is_next: Callable[[], bool]) -> Future[Prepared]:
-        """Prepare a row on a thread that reads, then on one that decodes.
+        """Prepare a row on a reader thread and a decoder thread.
 
         Args:
             row: The row.
-            is_next: Whether everybody waits for this one.
+            is_next: Returns True if the session waits for this row.
         """
         done: Future[Prepared] = Future()
         self._reading.submit(self._read, row, is_next, done)
         return done
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._reading.shutdown(cancel_futures=True)
         self._decoding.shutdown()
 
@@ -242,36 +230,28 @@ class Reader(Closeable):
         self._expected_bytes = max(len(content), self._expected_bytes * 7 // 8)
         size = _BYTES_PER_PIXEL * decoding.count_pixels(content)
         self.memory.acquire(size, is_next)
-        self._decoding.submit(self._decode, read, content, done, _Held(pixels=size, encoded=expected))
+        self._decoding.submit(self._decode, read, content, done, size, expected)
 
-    def _decode(self, read: Prepared, content: bytes, done: Future[Prepared], held: _Held) -> None:
-        """Settle a row with its sample, whose memory is held from now on."""
+    def _decode(
+        self, read: Prepared, content: bytes, done: Future[Prepared], pixel_bytes: int, encoded_bytes: int
+    ) -> None:
+        """Decode a row, and hold the memory of its sample in place of that of its pixels."""
         begun = time.thread_time()
         try:
             image = decoding.prepare(content, self._preprocess)
         except BaseException as error:  # noqa: BLE001 - raised where the row is awaited
-            self._release(held)
+            self.memory.release(pixel_bytes)
+            self.encoded.release(encoded_bytes)
             _settle(done, read, error)
             return
         decode_s = time.thread_time() - begun
-        self._release(held, image.sample.nbytes)
+        self.memory.release(pixel_bytes - image.sample.nbytes)
+        self.encoded.release(encoded_bytes)
         done.set_result(replace(read, image=image, decode_s=decode_s))
-
-    def _release(self, held: _Held, kept_bytes: int = 0) -> None:
-        self.memory.release(held.pixels - kept_bytes)
-        self.encoded.release(held.encoded)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Held:
-    """Bytes that are held for a row while it is decoded."""
-
-    pixels: int
-    encoded: int
 
 
 def _settle(done: Future[Prepared], read: Prepared, error: BaseException) -> None:
-    """Settle a row with its own error; anything else is raised where the row is awaited."""
+    """Make the error that of the row, or raise it in the session's thread if it is not caused by the row."""
     own = isinstance(error, GraphkilnError | OSError) and not isinstance(error, InputChanged | SourceUnavailable)
     if own:
         done.set_result(replace(read, error=str(error)))

@@ -1,4 +1,4 @@
-"""Rows -> batches -> answers: the session computes while the rows of the next batches are read and decoded."""
+"""Rows -> batches -> answers: the session computes a batch while the rows of the next ones are read and decoded."""
 
 from __future__ import annotations
 
@@ -24,33 +24,30 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import trim_memory
 
 _BATCHES_AHEAD = 2
-# Memory that is given back must be fetched again page by page: each unit of a second would pay 3% for it.
-_RETURN_S = 10.0
-# Samples of a batch; a batch of fewer rows than usual is computed where rows are larger than usual.
-_BATCH_BYTES = 256 << 20
-# A copy of what is larger is memory that a worker may not have, and lists count their elements in 32 bits.
-_COMBINED_BYTES = 256 << 20
+_TRIM_S = 10.0  # between two returns of free memory to the system; after each unit it would cost 3% of the time
+_BATCH_BYTES = 256 << 20  # of samples; batches of large rows have fewer rows
+_COMBINED_BYTES = 256 << 20  # larger tables are not copied into one chunk, whose lists have 32-bit offsets
 _SAMPLE_RANK = 3
 
 
 class Scorer(Closeable):
-    """Answers rows; several threads may score a unit each: the batch of one is made while that of another is computed.
+    """Scores units, several at a time in different threads: one makes a batch while another one computes.
 
     Args:
-        computation: How rows become answers.
-        reader: Prepares them; owned.
+        computation: The session and its inputs and outputs.
+        reader: Prepares rows; closed with the scorer.
 
     Attributes:
-        computing: Held while the session runs: it has one caller at a time.
+        computing: Lock of the session, which allows one caller at a time.
     """
 
     def __init__(self, computation: Computation, reader: Reader) -> None:
-        self._returned_at = time.monotonic()
+        self._trimmed_at = time.monotonic()
         self._computation, self._reader = computation, reader
         self.computing = threading.Lock()
 
     def close(self) -> None:
-        """End the threads."""
+        """Stop the threads."""
         self._reader.close()
 
     def answer(self, rows: Iterable[Row], quarantined: Mapping[int, str] | None = None) -> Scored:
@@ -58,11 +55,11 @@ class Scorer(Closeable):
 
         Args:
             rows: The rows.
-            quarantined: Rows that must not be touched, by their position, and why; that is their error.
+            quarantined: Rows to skip, by position, with the reason that becomes their error.
 
         Raises:
-            InputChanged: A row is no longer what was planned.
-            SourceUnavailable: The input cannot be read just now.
+            InputChanged: A row differs from the plan.
+            SourceUnavailable: Temporary failure of the source.
             GraphkilnError: The session failed, and no row is to blame.
         """
         unit = _Unit(self._computation, self.computing)
@@ -71,24 +68,24 @@ class Scorer(Closeable):
                 unit.compute(batch)
                 preparation.release(batch)
         scored = Scored(table=unit.answers.table(), times=StageTimes(**unit.seconds))
-        self._return_memory()
+        self._trim_memory()
         return scored
 
-    def _return_memory(self) -> None:
-        """Give freed memory back to the system: what one unit needed, the next may need in other pieces."""
-        if time.monotonic() - self._returned_at > _RETURN_S:
-            self._returned_at = time.monotonic()
+    def _trim_memory(self) -> None:
+        """Return free memory to the system, since the next unit may need it in other sizes."""
+        if time.monotonic() - self._trimmed_at > _TRIM_S:
+            self._trimmed_at = time.monotonic()
             pa.default_memory_pool().release_unused()
             trim_memory()
 
     @property
     def batch_size(self) -> int:
-        """Rows that are computed together."""
+        """Maximum number of rows per batch."""
         return self._computation.batch_size
 
 
 class _Unit:
-    """A unit while it is scored."""
+    """A unit that is being scored."""
 
     def __init__(self, computation: Computation, computing: threading.Lock) -> None:
         self._computation, self._computing = computation, computing
@@ -97,7 +94,7 @@ class _Unit:
         self.seconds = dict.fromkeys(("read_s", "decode_s", "wait_s", "compute_s", "encode_s"), 0.0)
 
     def batches(self, rows: Iterable[Prepared]) -> Iterator[list[Prepared]]:
-        """Cut rows into what is computed together: of one shape, and within what the graph takes."""
+        """Group rows into batches of one sample shape, limited in rows and bytes; rows with an error join any batch."""
         batch: list[Prepared] = []
         samples: list[AnyArray] = []
         begun = time.perf_counter()
@@ -119,17 +116,20 @@ class _Unit:
         return not full and sample.shape == samples[0].shape and (len(samples) + 1) * sample.nbytes <= _BATCH_BYTES
 
     def compute(self, batch: Sequence[Prepared]) -> None:
-        """Add the answers of a batch."""
+        """Compute a batch and collect its answers."""
         images = [one.image for one in batch if one.image]
         found = iter(self._answer(images)) if images else iter(())
         errors = [next(found) if one.image else one.error for one in batch]
         self.answers.add([one.row for one in batch], errors)
 
     def _answer(self, images: Sequence[decoding.Prepared]) -> list[str | None]:
-        """Compute images and add their columns; the error of each that fails by itself, None of each that does not.
+        """Compute images together, or one by one if that fails.
+
+        Returns:
+            An error or None for each image.
 
         Raises:
-            GraphkilnError: All fail, and the session no longer computes what it was proven by either.
+            GraphkilnError: An image fails alone, and so does the proof of the session.
         """
         try:
             self._run(images)
@@ -161,16 +161,12 @@ class _Unit:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Computation:
-    """Everything that turns samples into answers.
+    """A session with its input and output.
 
     Attributes:
-        session: Computes; one thread at a time.
-        image_input: What it takes of images.
-        encoder: Turns outputs into columns.
-        batch_size: Rows that are computed together.
-        model: Its name, for the column.
-        version: Its number, for the column.
-        check: Proves the session again; raises a `GraphkilnError` where it computes wrongly.
+        model: Model name, for the column.
+        version: Version number, for the column.
+        check: Proves the session again; raises a `GraphkilnError` if it computes wrong answers.
     """
 
     session: Session
@@ -187,9 +183,9 @@ class Scored:
     """The answers of a unit.
 
     Attributes:
-        table: A row per row of the unit, in its order: `id`, kept columns, the encoder's columns, `model`, `version`
-            and `error`, which is null where the answers are not.
-        times: What its stages took.
+        table: One row per row of the unit, in order: `id`, kept columns, the encoder's columns, `model`, `version` and
+            `error`. Either the error or the answers are null.
+        times: Seconds per stage, without the commit.
     """
 
     table: pa.Table
@@ -197,12 +193,12 @@ class Scored:
 
 
 class Answers:
-    """Collects what a unit's rows are answered.
+    """Collects the answers of a unit into a table.
 
     Args:
-        schema: Columns of the answers.
-        model: Name of the model.
-        version: Its number.
+        schema: Columns of the encoder.
+        model: Model name.
+        version: Version number.
     """
 
     def __init__(self, schema: pa.Schema, model: str, version: int) -> None:
@@ -213,12 +209,7 @@ class Answers:
         self._answered: list[list[pa.Array]] = [[] for _ in schema]
 
     def add(self, rows: Sequence[Row], errors: Sequence[str | None]) -> None:
-        """Add rows in their order.
-
-        Args:
-            rows: The rows.
-            errors: Why a row has no answer; None for one that has.
-        """
+        """Add rows in order, with an error or None for each."""
         for row in rows:
             self._ids.append(row.id)
             for name, value in row.kept.items():
@@ -226,19 +217,15 @@ class Answers:
         self._errors += errors
 
     def add_columns(self, columns: Sequence[pa.Array]) -> None:
-        """Add the answers of rows that have some, in their order.
-
-        Args:
-            columns: An array for each column of the schema.
-        """
+        """Add the answers of the next rows without an error, as one array per column of the schema."""
         for collected, column in zip(self._answered, columns, strict=True):
             collected.append(column)
 
     def table(self) -> pa.Table:
-        """A row per row that was added.
+        """Build the table of all added rows.
 
         Raises:
-            ScoringError: A column of the input has the name of another column.
+            ScoringError: A kept column has the name of an output column.
         """
         fields = [pa.field("id", pa.string()), *self._kept_fields(), *self._schema]
         fields += [pa.field("model", pa.string()), pa.field("version", pa.int64()), pa.field("error", pa.string())]
@@ -260,7 +247,7 @@ class Answers:
         return [pa.field(name, values[0].type) for name, values in self._kept.items()]
 
     def _spread(self) -> list[pa.ChunkedArray]:
-        """The answers' columns, null where a row has none."""
+        """Return the encoder's columns with nulls for rows with an error."""
         columns = [
             pa.chunked_array(collected, field.type)
             for collected, field in zip(self._answered, self._schema, strict=True)
@@ -275,25 +262,24 @@ class Answers:
 
 
 def check_names(names: Sequence[str]) -> None:
-    """Check that no two columns have one name.
+    """Check that column names are unique.
 
     Raises:
-        ScoringError: A column of the input has the name of another column.
+        ScoringError: A kept column has the name of an output column.
     """
     for name in names:
         if names.count(name) > 1:
             hint = "rename it in the input, or leave it out of --keep-columns"
-            raise ScoringError(f"the input has a column '{name}', and so has the output", hint=hint)
+            raise ScoringError(f"the input and the output both have a column '{name}'", hint=hint)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageInput:
-    """The input of a graph that takes images.
+    """The input tensor of a graph that takes images.
 
     Attributes:
-        name: Name of the tensor.
-        batched: Whether its first dimension is the batch.
-        most_rows: Most images that it takes at once.
+        batched: True if its first dimension is the batch.
+        most_rows: Maximum number of images per run.
     """
 
     name: str
@@ -302,31 +288,31 @@ class ImageInput:
 
     @classmethod
     def of(cls, signature: Signature, preprocess: Preprocess, max_batch_size: int) -> ImageInput:
-        """The image input of a graph.
+        """Find the image input of a graph.
 
         Args:
             signature: Signature of the graph.
-            preprocess: How an image becomes a sample.
-            max_batch_size: Of the configuration. With 0 rows are computed one by one, whatever the graph would take:
-                they are not known to be independent.
+            preprocess: Preprocessing of the model.
+            max_batch_size: Setting of the configuration. With 0, rows are computed one by one even if the graph has a
+                batch dimension, because they may depend on each other.
 
         Raises:
-            ScoringError: What images become is not what the graph takes.
+            ScoringError: Preprocessed images do not fit the input.
         """
         if len(signature.inputs) != 1:
             names = ", ".join(spec.name for spec in signature.inputs) or "none"
-            raise ScoringError(f"expected a model with one input, the image; it has {len(signature.inputs)}: {names}")
+            raise ScoringError(f"expected a model with one input, the image, got {len(signature.inputs)}: {names}")
         spec = signature.inputs[0]
         batched = len(spec.shape) == _SAMPLE_RANK + 1
         if problem := _problem(spec, preprocess, batched=batched):
             raise ScoringError(
-                f"input '{spec.name}' does not take what images become: {problem}",
+                f"preprocessed images do not fit the input '{spec.name}': {problem}",
                 hint="correct the preprocess spec: graphkiln convert --preprocess JSON",
             )
         return cls(name=spec.name, batched=batched, most_rows=max(1, max_batch_size) if batched else 1)
 
     def signature_of_rows(self, signature: Signature) -> Signature:
-        """A signature whose outputs all have the row as their first dimension."""
+        """Add a batch dimension to the outputs of a signature that has none."""
         if self.batched:
             return signature
         outputs = [
@@ -336,25 +322,16 @@ class ImageInput:
         return Signature(inputs=signature.inputs, outputs=tuple(outputs))
 
     def feeds(self, samples: Sequence[AnyArray], batches: BatchBuffer) -> dict[str, AnyArray]:
-        """Make the feeds of some images.
-
-        Args:
-            samples: Samples of one shape, at most `most_rows`.
-            batches: Where they become a batch; its next one replaces this one.
-        """
+        """Build the feeds of at most `most_rows` samples of one shape; valid until `batches` is used again."""
         if not self.batched:
             return {self.name: samples[0]}
         return {self.name: batches.stack(samples) if len(samples) > 1 else samples[0][np.newaxis]}
 
     def rows(self, outputs: dict[str, AnyArray], count: int) -> dict[str, AnyArray]:
-        """Outputs with the row as their first dimension.
-
-        Args:
-            outputs: As the session returned them.
-            count: How many images it was fed.
+        """Return outputs with one row per image.
 
         Raises:
-            ExecutionError: An output has another number of rows: what belongs to which image is not known.
+            ExecutionError: An output has another number of rows than there are images.
         """
         if not self.batched:
             return {name: values[np.newaxis] for name, values in outputs.items()}
@@ -365,7 +342,7 @@ class ImageInput:
 
 
 def _problem(spec: TensorSpec, preprocess: Preprocess, *, batched: bool) -> str:
-    """Describe why samples do not fit an input; empty where they may."""
+    """Return why samples do not fit an input, or an empty string."""
     sample = _sample_shape(preprocess)
     if preprocess.dtype is not spec.dtype:
         return f"they are {preprocess.dtype}, it is {spec}"
@@ -373,13 +350,13 @@ def _problem(spec: TensorSpec, preprocess: Preprocess, *, batched: bool) -> str:
         return f"it is {spec}"
     taken = spec.shape[1:] if batched else spec.shape
     if batched and isinstance(spec.shape[0], int) and spec.shape[0] != 1:
-        return f"it takes {spec.shape[0]} images at once, no more and no fewer: {spec}"
+        return f"its batch size is fixed at {spec.shape[0]}: {spec}"
     differ = [1 for size, own in zip(taken, sample, strict=True) if isinstance(size, int) and own and own != size]
     return f"they are {[size or 'any' for size in sample]}, it is {spec}" if differ else ""
 
 
 def _sample_shape(preprocess: Preprocess) -> tuple[int, int, int]:
-    """Shape of one sample; 0 where it follows from the image."""
+    """Return the shape of a sample; 0 for a size that depends on the image."""
     height, width = preprocess.crop or (preprocess.resize if isinstance(preprocess.resize, tuple) else (0, 0))
     if preprocess.layout == "HWC":
         return height, width, preprocess.channels
@@ -387,20 +364,16 @@ def _sample_shape(preprocess: Preprocess) -> tuple[int, int, int]:
 
 
 class BatchBuffer:
-    """Memory of a batch, used again by the next one: new memory is cleared by the system before it is written to.
+    """Memory that is reused for each batch: new memory must be cleared by the system first.
 
-    Of 8 images of 224 x 224 that took five times as long as copying them.
+    For 8 images of 224 x 224, that took five times as long as copying them.
     """
 
     def __init__(self) -> None:
         self._memory: AnyArray = np.empty(0, np.uint8)
 
     def stack(self, samples: Sequence[AnyArray]) -> AnyArray:
-        """Samples as a batch `[rows, ...]`, which the next call overwrites.
-
-        Args:
-            samples: Samples of one shape and dtype.
-        """
+        """Stack samples of one shape and dtype to `[rows, ...]`; the next call overwrites the result."""
         first = samples[0]
         size = len(samples) * first.nbytes
         if len(self._memory) < size:

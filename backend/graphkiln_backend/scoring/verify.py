@@ -1,4 +1,4 @@
-"""Is everything there, once, and of one model? Every finding names the unit, where it is kept, and what to do."""
+"""Verify a destination: every planned row has one result, and all results are of one configuration."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkiln_backend.scoring.messages import Unit
 from graphkiln_backend.scoring.row_hashes import Hashes, RowHashes, hash_ids
 
 _READERS = 8
-_PIECE = 256
+_UNITS_AT_ONCE = 256
 _NAMED = 3
 _AGAIN = "run the same command again: it scores what is missing"
 _REMOVE = "remove it and run the same command again"
@@ -26,12 +26,10 @@ _REMOVE = "remove it and run the same command again"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Finding:
-    """Something that is not as it must be.
+    """A defect of a unit's result.
 
     Attributes:
-        place: The file, object or table that holds it; of a missing one, the input that it is a range of.
-        message: What is wrong.
-        hint: What to do.
+        place: File, object or table of the result; the path of the input if there is no result.
     """
 
     unit_id: str
@@ -45,15 +43,15 @@ class Finding:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """The comparison of a destination with its plan.
+    """Comparison of a destination with its plan.
 
     Attributes:
-        units: How many the plan has.
-        inputs: How many rows the plan has.
-        scored: Rows with an answer, in readable results of the plan's units.
-        errors: Rows with an error there.
-        configurations: Digests of what they were computed by: one, unless there is a finding.
-        findings: What is wrong; none where inputs = scored + errors, once each, all of one configuration.
+        units: Planned units.
+        inputs: Planned rows.
+        scored: Rows with an answer, in readable results of planned units.
+        errors: Rows with an error in these results.
+        configurations: Configuration digests of the results.
+        findings: Defects.
     """
 
     units: int
@@ -76,13 +74,13 @@ def verify(
     spill: Path | None = None,
     report: Callable[[int], None] = lambda _: None,
 ) -> Verification:
-    """Compare a destination with a plan. Memory holds the units, and never the rows.
+    """Compare a destination with a plan. Memory grows with the number of units, not of rows.
 
     Args:
-        destination: What was written.
-        units: What was to be written, in any order.
-        spill: Folder for hashes of row ids, 8 bytes a row; None for that of temporary files.
-        report: Called with the number of units that have been read since the last call.
+        destination: The destination.
+        units: Planned units, in any order.
+        spill: Folder for hashes of row ids, 8 bytes each; None for the system's folder of temporary files.
+        report: Called with the number of units that were read since the last call.
 
     Raises:
         StoreError: The store cannot be read at all.
@@ -91,13 +89,13 @@ def verify(
     committed = list(destination.describe(destination.committed_ids()))
     readable = [one for one in committed if not one.damage]
     findings = [
-        *_missing(planned, committed),
+        *_find_missing(planned, committed),
         *(finding for one in committed for finding in _examine(one, planned)),
-        *_mixed(readable),
+        *_find_mixed(readable),
     ]
     with RowHashes(spill) as hashes:
-        findings += _unreadable(destination, readable, hashes, report)
-        findings += _repeated(destination, readable, hashes.repeated())
+        findings += _find_unreadable(destination, readable, hashes, report)
+        findings += _find_repeated(destination, readable, hashes.repeated())
     counted = [one for one in readable if one.unit_id in planned]
     return Verification(
         units=len(planned),
@@ -109,7 +107,7 @@ def verify(
     )
 
 
-def _missing(planned: Mapping[str, tuple[int, str]], committed: Sequence[Committed]) -> Iterator[Finding]:
+def _find_missing(planned: Mapping[str, tuple[int, str]], committed: Sequence[Committed]) -> Iterator[Finding]:
     present = {one.unit_id for one in committed}
     for unit_id, (rows, path) in planned.items():
         if unit_id not in present:
@@ -117,30 +115,30 @@ def _missing(planned: Mapping[str, tuple[int, str]], committed: Sequence[Committ
 
 
 def _examine(one: Committed, planned: Mapping[str, tuple[int, str]]) -> Iterator[Finding]:
-    """Examine a unit by itself."""
+    """Find defects of a single result."""
     if one.damage:
         yield _finding(one, f"it is damaged: {one.damage}", _REMOVE)
     elif one.unit_id not in planned:
-        hint = "its input is not in the plan any more, or it is of another run: --replace removes it"
+        hint = "its input has changed, or another run wrote it: --replace removes it"
         yield _finding(one, "the plan has no such unit", hint)
     elif one.scored + one.errors != (rows := planned[one.unit_id][0]):
         yield _finding(one, f"it has {one.scored} answers and {one.errors} errors for {rows} rows", _REMOVE)
 
 
-def _mixed(committed: Sequence[Committed]) -> Iterator[Finding]:
-    """Units that were computed by something else than most."""
+def _find_mixed(committed: Sequence[Committed]) -> Iterator[Finding]:
+    """Find results of another configuration than most."""
     counts = Counter(one.configuration for one in committed)
     for one in committed:
         (most, _), *_ = counts.most_common(1)
         if one.configuration != most:
             message = f"it was computed by configuration {one.configuration}, most by {most}"
-            yield _finding(one, message, "results of two models or settings belong into two destinations")
+            yield _finding(one, message, "use a destination of its own for each model and its settings")
 
 
-def _unreadable(
+def _find_unreadable(
     destination: Destination, committed: Sequence[Committed], hashes: RowHashes, report: Callable[[int], None]
 ) -> list[Finding]:
-    """Read the ids of all rows into `hashes`; returns what cannot be read, or has other rows than it says."""
+    """Add the ids of all rows to `hashes`; find results that cannot be read or have a wrong row count."""
     findings = []
     for piece in _read_ids(destination, committed):
         for one, ids in piece:
@@ -148,14 +146,16 @@ def _unreadable(
                 findings.append(_finding(one, ids.message, _REMOVE))
                 continue
             if len(ids) != one.scored + one.errors:
-                findings.append(_finding(one, f"it says {one.scored + one.errors} rows and holds {len(ids)}", _REMOVE))
+                findings.append(
+                    _finding(one, f"its metadata has {one.scored + one.errors} rows, its data {len(ids)}", _REMOVE)
+                )
             hashes.add(ids)
         report(len(piece))
     return findings
 
 
-def _repeated(destination: Destination, committed: Sequence[Committed], repeated: Hashes) -> list[Finding]:
-    """Find row ids that occur twice; reported at each unit but the first that has them."""
+def _find_repeated(destination: Destination, committed: Sequence[Committed], repeated: Hashes) -> list[Finding]:
+    """Find row ids that occur more than once; reported for each unit except the first."""
     if not len(repeated):
         return []
     first: dict[object, str] = {}
@@ -185,7 +185,7 @@ def _seen_before(
 def _read_ids(
     destination: Destination, committed: Sequence[Committed]
 ) -> Iterator[list[tuple[Committed, pa.ChunkedArray | ScoringError]]]:
-    """The ids of each unit's rows, in pieces of some units."""
+    """Read the row ids of results in parallel, some hundred results at a time."""
 
     def read(one: Committed) -> tuple[Committed, pa.ChunkedArray | ScoringError]:
         try:
@@ -197,7 +197,7 @@ def _read_ids(
 
     waiting = iter(committed)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="ids") as pool:
-        while piece := list(islice(waiting, _PIECE)):
+        while piece := list(islice(waiting, _UNITS_AT_ONCE)):
             yield list(pool.map(read, piece))
 
 

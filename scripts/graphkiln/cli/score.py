@@ -1,4 +1,4 @@
-"""`graphkiln score`: a whole data set, each row answered exactly once, on this machine or on a Ray cluster."""
+"""`graphkiln score`: answer each row of a data set exactly once, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ def score(
         str,
         typer.Argument(
             help="Folder or pattern of images, .txt listing, .parquet, Delta table, .tar shards, or postgresql:// "
-            "query; here, on s3:// or gs://.",
+            "query; local, on s3:// or gs://.",
             show_default=False,
         ),
     ] = "",
     model: Annotated[
-        str, typer.Option(help="STORE/NAME (its newest version), or STORE/NAME:VERSION; also s3:// and others.")
+        str, typer.Option(help="STORE/NAME (newest version) or STORE/NAME:VERSION; also on s3:// and other stores.")
     ] = "",
     out: Annotated[
         str,
@@ -38,36 +38,40 @@ def score(
         ),
     ] = "",
     address: Annotated[
-        str, typer.Option(help="Of a Ray cluster, such as auto.", show_default="this machine alone")
+        str, typer.Option(help="Address of a Ray cluster, such as auto.", show_default="this machine alone")
     ] = "",
-    workers: Annotated[int, typer.Option(help="How many.", show_default="as many as fit", min=0)] = 0,
-    cores_per_worker: Annotated[int, typer.Option(help="Of each.", show_default="all of a node", min=0)] = 0,
+    workers: Annotated[int, typer.Option(help="Maximum number of workers.", show_default="as many as fit", min=0)] = 0,
+    cores_per_worker: Annotated[
+        int, typer.Option(help="Cores of each worker.", show_default="all of a node", min=0)
+    ] = 0,
     set_: Set = None,
     top_k: Annotated[int | None, typer.Option(help="Classes per row.", min=1, show_default="5")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write the scores of all classes instead.")] = False,
     output: Annotated[
         list[str] | None,
-        typer.Option(help="Write this output as it is instead; may be repeated.", metavar="NAME"),
+        typer.Option(help="Write this output unchanged instead; may be repeated.", metavar="NAME"),
     ] = None,
-    softmax: Annotated[bool, typer.Option("--softmax", help="Make probabilities of the scores.")] = False,
+    softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
     keep_columns: Annotated[
-        str, typer.Option(help="Columns of the input to carry along.", metavar="NAME,...", show_default="none")
+        str, typer.Option(help="Input columns to copy to the output.", metavar="NAME,...", show_default="none")
     ] = "",
     image_column: Annotated[
-        str, typer.Option(help="Column of the image, or of its path.", metavar="NAME", show_default="found")
+        str, typer.Option(help="Column with the image or its path.", metavar="NAME", show_default="detected")
     ] = "",
     id_column: Annotated[
-        str, typer.Option(help="Column that names the row.", metavar="NAME", show_default="found, or a number")
+        str, typer.Option(help="Column with the row id.", metavar="NAME", show_default="detected, or a number")
     ] = "",
     query: Annotated[
-        str, typer.Option(help="Of a postgresql:// source: a table, or a SELECT.", metavar="SQL", show_default="none")
+        str, typer.Option(help="Table or SELECT of a postgresql:// source.", metavar="SQL", show_default="none")
     ] = "",
-    rows_per_unit: Annotated[int, typer.Option(help="About how many rows are committed together.", min=1)] = 1000,
+    rows_per_unit: Annotated[
+        int, typer.Option(help="Approximate number of rows that are committed together.", min=1)
+    ] = 1000,
     cache: Cache = "",
     ledger: Annotated[
         str,
         typer.Option(
-            help="postgresql:// database that remembers commits, for a store that cannot refuse a second one.",
+            help="postgresql:// database that records commits, for a store without conditional writes.",
             metavar="URL",
             show_default="none",
         ),
@@ -75,32 +79,34 @@ def score(
     format_: Annotated[
         str, typer.Option("--format", help="parquet or delta.", metavar="FORMAT", show_default="by DEST")
     ] = "",
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Remove the results of inputs that have changed since.")
-    ] = False,
+    replace: Annotated[bool, typer.Option("--replace", help="Remove results whose input has changed.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Write nothing: count, measure some rows here, and estimate.")
+        bool,
+        typer.Option("--dry-run", help="Write nothing; measure some rows on this machine and estimate the duration."),
     ] = False,
     progress: Annotated[
         ProgressMode, typer.Option(help="A live table or lines on stderr, JSON lines on stdout, or nothing.")
     ] = ProgressMode.AUTO,
     html: Html = None,
     verify: Annotated[
-        str, typer.Option(help="Instead of a run: is this destination whole?", metavar="DEST", show_default=False)
+        str,
+        typer.Option(
+            help="Check the results in this destination instead of scoring.", metavar="DEST", show_default=False
+        ),
     ] = "",
 ) -> None:
     """Score a whole data set, each row exactly once.
 
-    The same command goes on where it was interrupted: rows that have an answer
-    are not computed again. Exit code 0 only if every row has an answer, or an
-    error that says why; with --verify, 1 when the destination is not whole.
+    The same command resumes an interrupted run: rows that have an answer are
+    not computed again. The exit code is 0 only if every row has an answer or
+    an error with a reason; with --verify, 1 if results are missing or damaged.
     """
     from graphkiln.scoring import check_extra
 
     check_extra()
     check_html(html)
     if html and (verify or dry_run):
-        raise InvalidInput("--html is the report of a run", hint="leave out --html, --verify or --dry-run")
+        raise InvalidInput("--html needs a run", hint="leave out --html, --verify or --dry-run")
     if verify:
         given = {"source": source, "--model": model, "--out": out, "--dry-run": dry_run, "--replace": replace}
         _check_needless(verify, given)
@@ -179,7 +185,7 @@ def _estimate(request: ScoreRequest, *, as_json: bool) -> None:
 def _check_needless(destination: str, given: Mapping[str, object]) -> None:
     for name, value in given.items():
         if value:
-            raise InvalidInput(f"--verify {destination} needs no {name}, got {value}", hint="leave it out")
+            raise InvalidInput(f"--verify {destination} cannot be used with {name} {value}", hint="leave it out")
 
 
 def _check_given(source: str, model: str, out: str) -> None:

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from graphkiln.scoring.run_state import Progress
 
-_MOST_WORKERS = 12
+_MAX_WORKERS = 12
 _MESSAGES = 3
 _COLUMNS = 80
 
@@ -36,26 +36,26 @@ class ProgressMode(StrEnum):
 
 
 class Display(Closeable):
-    """Shows nothing; the displays below show a run's progress.
+    """Shows no progress; base class of the other displays.
 
     Args:
-        clock: Seconds that only grow.
+        clock: Monotonic clock in seconds.
     """
 
-    every_s = 0.0  # between two looks at what changes all the time
+    every_s = 0.0  # minimum time between two updates of the figures
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._shown: float | None = None
 
     def show(self, progress: Progress) -> None:
-        """Take the next snapshot."""
+        """Show progress."""
 
     def close(self) -> None:
-        """End the display."""
+        """Remove the display."""
 
     def is_due(self) -> bool:
-        """True at first, and whenever `every_s` have passed since."""
+        """Return True at most once in `every_s` seconds."""
         now = self._clock()
         if self._shown is not None and now - self._shown < self.every_s:
             return False
@@ -64,12 +64,12 @@ class Display(Closeable):
 
 
 class JsonDisplay(Display):
-    """One object a line on standard output: each event, of ordinary units one a second."""
+    """JSON lines on standard output: every event, but at most one unit without a message per second."""
 
     every_s = 1.0
 
     def show(self, progress: Progress) -> None:
-        """Print it at once."""
+        """Print a line."""
         from graphkiln_backend.graph.decoding import encode
 
         if progress.event != "unit" or progress.message or self.is_due():
@@ -78,24 +78,24 @@ class JsonDisplay(Display):
 
 
 class LineDisplay(Display):
-    """Lines on standard error: what happens, and every ten seconds how far the run is."""
+    """Messages on standard error, and the progress every ten seconds."""
 
     every_s = 10.0
 
     def show(self, progress: Progress) -> None:
-        """Say what is new."""
+        """Print the message, and the progress if it is due."""
         if progress.message:
             say(printable(progress.message))
         if progress.event in ("planned", "finished") or (progress.event == "unit" and self.is_due()):
-            say(in_a_line(progress))
+            say(format_progress(progress))
 
 
 class TerminalDisplay(Display):
-    """A live table on standard error, a few times a second, which is taken away in the end.
+    """A live table on standard error, removed at the end.
 
     Args:
-        console: Where; standard error if None.
-        clock: Seconds that only grow.
+        console: The console; None for standard error.
+        clock: Monotonic clock in seconds.
     """
 
     every_s = 0.25
@@ -107,7 +107,7 @@ class TerminalDisplay(Display):
         self._messages: deque[str] = deque(maxlen=_MESSAGES)
 
     def show(self, progress: Progress) -> None:
-        """Draw it again."""
+        """Update the table."""
         from rich.console import Console
         from rich.live import Live
 
@@ -134,7 +134,7 @@ def open_display(mode: ProgressMode) -> Display:
     return JsonDisplay() if mode is ProgressMode.JSON else Display()
 
 
-def in_a_line(progress: Progress) -> str:
+def format_progress(progress: Progress) -> str:
     """Describe the progress of a run in one line."""
     done, rows = progress.units_before + progress.units_done, progress.rows_before + progress.rows_done
     parts = [f"{done:,}/{progress.units:,} units", f"{rows:,}/{progress.rows:,} rows"]
@@ -144,12 +144,12 @@ def in_a_line(progress: Progress) -> str:
         parts.append(f"{progress.rows_per_s:,.0f} rows/s")
     parts.append(f"{progress.errors:,} error{'' if progress.errors == 1 else 's'}")
     if progress.seconds_left and progress.rows_done:
-        parts.append(f"{in_time(progress.seconds_left)} left")
+        parts.append(f"{format_duration(progress.seconds_left)} left")
     return ", ".join(parts)
 
 
-def in_time(seconds: float) -> str:
-    """A duration for people: `41 s`, `12 min`, `3.5 h`, `2.1 d`."""
+def format_duration(seconds: float) -> str:
+    """Format a duration: `41 s`, `12 min`, `3.5 h`, `2.1 d`."""
     if seconds < 100:
         return f"{seconds:.0f} s"
     if seconds < 6000:
@@ -158,12 +158,7 @@ def in_time(seconds: float) -> str:
 
 
 def draw(progress: Progress, messages: list[str]) -> RenderableType:
-    """The live table, 80 columns wide.
-
-    Args:
-        progress: How far the run is.
-        messages: What happened last, oldest first.
-    """
+    """Draw the live table, 80 columns wide, with the last messages below it."""
     from rich.console import Group
     from rich.progress_bar import ProgressBar
     from rich.text import Text
@@ -171,7 +166,9 @@ def draw(progress: Progress, messages: list[str]) -> RenderableType:
     done = progress.units_before + progress.units_done
     bar = ProgressBar(total=max(progress.units, 1), completed=done, width=_COLUMNS)
     lines = [Text(message, overflow="ellipsis", no_wrap=True, style="dim") for message in messages]
-    return Group(Text(in_a_line(progress)), bar, *([_workers_table(progress)] if progress.workers else []), *lines)
+    return Group(
+        Text(format_progress(progress)), bar, *([_workers_table(progress)] if progress.workers else []), *lines
+    )
 
 
 def _workers_table(progress: Progress) -> Table:
@@ -183,10 +180,10 @@ def _workers_table(progress: Progress) -> Table:
         table.add_column(column, justify="right")
     table.add_column("", overflow="ellipsis", no_wrap=True)
     working = [worker for worker in progress.workers if not worker.ended]
-    for worker in working[:_MOST_WORKERS]:
+    for worker in working[:_MAX_WORKERS]:
         figures = (f"{worker.units:,}", f"{worker.rows:,}", f"{worker.rows_per_s:,.0f}")
         table.add_row(escape(f"{worker.node}:{worker.pid}"), worker.session, *figures)
-    more, ended = len(working) - _MOST_WORKERS, len(progress.workers) - len(working)
+    more, ended = len(working) - _MAX_WORKERS, len(progress.workers) - len(working)
     if more > 0:
         table.add_row(f"and {more} more")
     if ended:

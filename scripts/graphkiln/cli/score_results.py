@@ -1,4 +1,4 @@
-"""What `score` prints in the end: the summary of a run, the estimate of `--dry-run`, the findings of `--verify`."""
+"""Results of `score`: the summary and the HTML report of a run, the estimate of `--dry-run`, `--verify`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Console
 
 from graphkiln.cli.console import make_table, print_result, printable
-from graphkiln.cli.score_display import in_time
+from graphkiln.cli.score_display import format_duration
 from graphkiln.reporting.report import Bar, Report, Section, Table, bar_chart, linear_across
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.files import format_size
@@ -21,25 +21,25 @@ if TYPE_CHECKING:
     from graphkiln_backend.scoring.verify import Verification
 
 _COLUMNS = 80
-_MOST_WORKERS = 20
-_MOST_ROWS = 10
-_MOST_FINDINGS = 20
-_MOST_NODES = 10
-# Field of `StageTimes` -> what it is, in words.
+_MAX_WORKERS = 20
+_MAX_ROWS = 10
+_MAX_FINDINGS = 20
+_MAX_NODES = 10
+# Field of `StageTimes` -> its description.
 STAGES = {
-    "read_s": "read: the store answers",
+    "read_s": "read: the source answers",
     "decode_s": "decode: images become samples",
-    "wait_s": "wait: batches lack rows",
+    "wait_s": "wait: batches wait for rows",
     "compute_s": "compute: the session runs",
     "encode_s": "encode: outputs become columns",
-    "commit_s": "commit: the destination takes them",
+    "commit_s": "commit: the destination stores them",
 }
 
 Rows = Iterable[Sequence[str]]
 
 
 def _print_tables(*tables: tuple[Sequence[str], Rows], lines: Iterable[str] = ()) -> None:
-    """Print tables of titles and rows on standard output, 80 columns wide, and lines below them."""
+    """Print tables of (column titles, rows) on standard output, 80 columns wide, and lines below them."""
     console = Console()
     console.width = min(console.width, _COLUMNS)
     with console.capture() as printed:
@@ -51,7 +51,7 @@ def _print_tables(*tables: tuple[Sequence[str], Rows], lines: Iterable[str] = ()
 
 
 def print_summary(record: RunRecord) -> None:
-    """Print what a run came to."""
+    """Print the summary of a run."""
     tables: list[tuple[Sequence[str], Rows]] = [((), _summary(record))]
     if record.workers:
         tables.append((("worker", "engine and precision", "self-test", "rows", "rows/s"), _workers(record.workers)))
@@ -65,7 +65,7 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     before = f", {figures.rows_before:,} answered before" if figures.rows_before else ""
     yield "rows", f"{figures.rows:,}: {figures.scored:,} scored, {_count(figures.errors, 'error')}{before}"
     if record.quarantined:
-        named = [f"{row.id}: {row.reason}" for row in record.quarantined[:_MOST_ROWS]]
+        named = [f"{row.id}: {row.reason}" for row in record.quarantined[:_MAX_ROWS]]
         yield "quarantined", "\n".join([*named, *_more(figures.quarantined - len(named))])
     units = [f"{figures.units:,}: {figures.units_done:,} by this run"]
     units += [f"{figures.units_before:,} before"] if figures.units_before else []
@@ -73,23 +73,23 @@ def _summary(record: RunRecord) -> Iterator[tuple[str, str]]:
     units += [f"{figures.twins:,} found committed"] if figures.twins else []
     yield "units", ", ".join(units)
     if figures.units_done:
-        computing = f"{in_time(figures.computing_s)} of {in_time(figures.seconds)}"
+        computing = f"{format_duration(figures.computing_s)} of {format_duration(figures.seconds)}"
         yield "speed", f"{figures.rows_per_s:,.0f} rows/s in {computing}, the rest planned and started workers"
     yield "model", f"{record.request['model']}, version {record.request['version']}"
     yield "written", f"{record.request['destination']}, configuration {record.configuration}"
 
 
 def _workers(workers: Sequence[WorkerRecord]) -> Iterator[tuple[str, ...]]:
-    for worker in workers[:_MOST_WORKERS]:
+    for worker in workers[:_MAX_WORKERS]:
         session = f"ended: {worker.ended}" if worker.ended else worker.session
         self_test = "none" if worker.self_test is None else f"{worker.self_test['relative_l2']:.0e}"
         yield f"{worker.node}:{worker.pid}", session, self_test, f"{worker.rows:,}", f"{worker.rows_per_s:,.0f}"
-    for line in _more(len(workers) - _MOST_WORKERS):
+    for line in _more(len(workers) - _MAX_WORKERS):
         yield (line,)
 
 
 def stage_rows(times: StageTimes) -> list[tuple[str, str, str]]:
-    """Stages in words, their seconds, and their share of all."""
+    """Return the description, seconds and share of each stage."""
     total = sum(getattr(times, name) for name in STAGES) or 1.0
     return [
         (text, f"{getattr(times, name):,.1f}", f"{getattr(times, name) / total:.0%}") for name, text in STAGES.items()
@@ -98,10 +98,10 @@ def stage_rows(times: StageTimes) -> list[tuple[str, str, str]]:
 
 def _next_steps(record: RunRecord) -> Iterator[str]:
     if record.outcome != "finished":
-        yield "next: run the same command again; it goes on where this run ended"
+        yield "next: run the same command again to resume this run"
         return
     if record.figures.errors:
-        yield "errors: the column `error` says why, row by row; they are collected in _errors.parquet"
+        yield "errors: see the column `error` of each row, or _errors.parquet"
     words = ["graphkiln", "score", "--verify", str(record.request["destination"])]
     for name in ("format", "ledger"):
         if value := record.request.get(name):
@@ -110,26 +110,26 @@ def _next_steps(record: RunRecord) -> Iterator[str]:
 
 
 def print_verification(verification: Verification, destination: str) -> None:
-    """Print whether a destination is whole, and what is wrong where it is not."""
+    """Print the result of a verification."""
     counts = f"{verification.inputs:,} rows = {verification.scored:,} scored + {verification.errors:,} errors"
     units = f"{verification.units:,} units"
     if verification.ok:
         (configuration, *_) = verification.configurations or ("none",)
         print_result(f"{destination} is whole: {counts}, {units}, configuration {configuration}\n")
         return
-    lines = [printable(str(finding)) for finding in verification.findings[:_MOST_FINDINGS]]
-    lines += _more(len(verification.findings) - _MOST_FINDINGS)
+    lines = [printable(str(finding)) for finding in verification.findings[:_MAX_FINDINGS]]
+    lines += _more(len(verification.findings) - _MAX_FINDINGS)
     found = f"{verification.scored:,} scored + {verification.errors:,} errors of {verification.inputs:,} rows"
     print_result("\n".join([*lines, f"{destination} is not whole: {found} in {units}"]) + "\n")
 
 
 def describe_verification(verification: Verification, destination: str) -> dict[str, Any]:
-    """The same as plain data, with all findings."""
+    """Return a verification as plain data, with all findings."""
     return {"destination": destination, "ok": verification.ok, **encode(verification)}
 
 
 def print_estimate(estimate: Estimate, request: ScoreRequest) -> None:
-    """Print what a run would have to do, and how long it would take."""
+    """Print an estimate."""
     _print_tables(((), _estimate(estimate, request)))
 
 
@@ -144,9 +144,9 @@ def _estimate(estimate: Estimate, request: ScoreRequest) -> Iterator[tuple[str, 
         yield "other", f"{others}: a run refuses, {removes} those whose input changed"
     yield "model", f"{estimate.model}: {estimate.session}"
     nodes = [f"{count} on {name}" for name, count in estimate.workers.by_node.items()]
-    more = f" and {len(nodes) - _MOST_NODES} more nodes" if len(nodes) > _MOST_NODES else ""
+    more = f" and {len(nodes) - _MAX_NODES} more nodes" if len(nodes) > _MAX_NODES else ""
     cores = _count(estimate.workers.cores, "core")
-    yield "workers", f"{', '.join(nodes[:_MOST_NODES]) or 'none'}{more}, {cores} each"
+    yield "workers", f"{', '.join(nodes[:_MAX_NODES]) or 'none'}{more}, {cores} each"
     if estimate.rate is None:
         yield "time", "nothing is left to be scored"
         return
@@ -170,9 +170,9 @@ def _measured(rate: Rate) -> str:
 def _time(estimate: Estimate) -> str:
     if not estimate.workers.total:
         return "never: no node has room for a worker"
-    text = f"{in_time(estimate.seconds)}, of which {in_time(estimate.start_s)} until workers are ready"
+    text = f"{format_duration(estimate.seconds)}, of which {format_duration(estimate.start_s)} until workers are ready"
     if estimate.seconds_interval:
-        low, high = map(in_time, estimate.seconds_interval)
+        low, high = map(format_duration, estimate.seconds_interval)
         text += f" ({low} to {high})"
     return f"{text}, if every worker is like this one"
 
@@ -192,23 +192,23 @@ if TYPE_CHECKING:
 
 
 def score_report(record: RunRecord, facts: Mapping[str, str], command: str) -> Report:
-    """The report.
+    """Build the HTML report of a run.
 
     Args:
         record: Record of the run.
-        facts: For its end.
-        command: What repeats it.
+        facts: Facts about the machine, listed at the end.
+        command: The command line.
     """
     request = record.request
     about = f"{request['model']}, version {request['version']}, into {request['destination']}: {record.outcome}"
-    sections = [_rows(record), _stages(record), _workers_of_score_report(record)]
+    sections = [_rows_section(record), _stages_section(record), _workers_section(record)]
     if record.quarantined:
-        sections.append(_quarantined(record))
+        sections.append(_quarantined_section(record))
     title = f"{record.figures.rows:,} rows scored"
     return Report(title=title, about=about, sections=sections, facts=facts, command=command)
 
 
-def _rows(record: RunRecord) -> Section:
+def _rows_section(record: RunRecord) -> Section:
     figures = record.figures
     counts = {
         "answered before": figures.rows_before,
@@ -217,32 +217,30 @@ def _rows(record: RunRecord) -> Section:
         "of these, quarantined": figures.quarantined,
     }
     bars = [Bar(title=name, begin=0, end=count, label=f"{count:,}") for name, count in counts.items()]
-    about = (
-        f"{figures.units:,} units, {figures.units_done:,} of them by this run, {figures.retries:,} attempts made again."
-    )
+    about = f"{figures.units:,} units, {figures.units_done:,} of them by this run, {figures.retries:,} failed attempts."
     return Section(
-        name="rows", title="What became of the rows", text=about,
+        name="rows", title="Rows", text=about,
         table=Table(columns=("rows", "count"), rows=[(bar.title, bar.label) for bar in bars]),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars])),
     )  # fmt: skip
 
 
-def _stages(record: RunRecord) -> Section:
+def _stages_section(record: RunRecord) -> Section:
     times, rows = record.figures.times, stage_rows(record.figures.times)
     bars = [
         Bar(title=text.partition(":")[0], begin=0, end=getattr(times, name), label=f"{seconds} s")
         for name, (text, seconds, _) in zip(STAGES, rows, strict=True)
     ]
-    speed = f"{record.figures.rows_per_s:,.0f} rows per second while they computed."
+    speed = f"{record.figures.rows_per_s:,.0f} rows per second after the first worker was ready."
     return Section(
-        name="stages", title="Where time went",
-        text=f"Seconds of all workers together; stages overlap. {speed}",
+        name="stages", title="Stages",
+        text=f"Seconds, summed over workers; stages overlap. {speed}",
         table=Table(columns=("stage", "seconds", "share"), rows=rows),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars]), " s"),
     )  # fmt: skip
 
 
-def _workers_of_score_report(record: RunRecord) -> Section:
+def _workers_section(record: RunRecord) -> Section:
     named = [(f"{worker.node}:{worker.pid}", worker) for worker in record.workers]
     bars = [
         Bar(title=name, begin=0, end=each.rows_per_s, label=f"{each.rows_per_s:,.0f}", switch=bool(each.ended))
@@ -254,15 +252,15 @@ def _workers_of_score_report(record: RunRecord) -> Section:
     ]
     columns = ("worker", "engine and precision", "ended", "rows", "rows/s", "seconds to start")
     return Section(
-        name="workers", title="Who computed them", text="Rows per second of each; pale ones were replaced.",
+        name="workers", title="Workers", text="Rows per second of each worker; pale workers were replaced.",
         table=Table(columns=columns, rows=rows, texts=3),
         chart=bar_chart(bars, linear_across([bar.end for bar in bars]), "/s"),
     )  # fmt: skip
 
 
-def _quarantined(record: RunRecord) -> Section:
+def _quarantined_section(record: RunRecord) -> Section:
     rows = [(each.id, each.reason) for each in record.quarantined]
     return Section(
-        name="quarantined", title="Rows that ended their worker", text="They have an error in place of an answer.",
+        name="quarantined", title="Rows that ended their worker", text="They have an error instead of an answer.",
         table=Table(columns=("row", "reason"), rows=rows, texts=2),
     )  # fmt: skip

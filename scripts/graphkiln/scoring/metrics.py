@@ -1,7 +1,7 @@
-"""Prometheus metrics of a run, through Ray's: every node of a cluster exports them beside Ray's own.
+"""Prometheus metrics of a run, exported by every node of the cluster with Ray's own metrics.
 
-Ray puts `ray_` before each name. The driver counts, which hears of every unit, so that a worker that ends
-takes no figure with it. Source: Ray's documentation, "Collecting and monitoring metrics" and `ray.util.metrics`.
+Ray adds the prefix `ray_`. Metrics are counted by the driver, so that no figures are lost with a worker.
+Source: Ray's documentation, "Collecting and monitoring metrics" and `ray.util.metrics`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from graphkiln_backend.scoring.messages import (
 
 COUNTERS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "graphkiln_score_rows_total": (
-        "Rows that have an answer (scored), an error, or ended a worker.",
+        "Rows with an answer (scored), with an error, or that ended a worker (quarantined).",
         ("node", "outcome"),
     ),
     "graphkiln_score_units_total": (
-        "Units that were committed, and attempts that came to nothing: twin, retried, failed.",
+        "Units that were committed, of these twins, failed attempts (retried) and failed units.",
         ("node", "outcome"),
     ),
     "graphkiln_score_stage_seconds_total": (
-        "What stages took, summed over workers; they overlap.",
+        "Seconds per stage, summed over workers; stages overlap.",
         ("node", "stage"),
     ),
     "graphkiln_score_workers_ended_total": ("Workers that ended and were replaced.", ("node", "cause")),
@@ -43,11 +43,11 @@ GAUGES: Mapping[str, str] = {
 }
 UNIT_SECONDS = "graphkiln_score_unit_seconds"
 _BOUNDARIES = [0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 50.0, 100.0, 200.0, 500.0, 1000.0]
-_ANYWHERE = ""  # the node of what happened to a unit on no particular one
+_NO_NODE = ""
 
 
 class RayRegistry:
-    """Ray's own metrics; to be made after Ray was started."""
+    """Metrics in Ray; created after Ray is initialized."""
 
     def __init__(self) -> None:
         from ray.util.metrics import Counter, Gauge, Histogram
@@ -57,7 +57,7 @@ class RayRegistry:
         self._histogram = Histogram(UNIT_SECONDS, "From reading a unit to its commit.", _BOUNDARIES, ("node",))
 
     def count(self, name: str, value: float, tags: Mapping[str, str]) -> None:
-        """Add to a counter; Ray takes nothing that is not above 0."""
+        """Add to a counter; Ray refuses 0."""
         if value > 0:
             self._counters[name].inc(value, dict(tags))
 
@@ -71,17 +71,17 @@ class RayRegistry:
 
 
 def ray_registry() -> RayRegistry | None:
-    """Open Ray's metrics, where Ray runs already."""
+    """Create the metrics if Ray is initialized."""
     import ray
 
     return RayRegistry() if ray.is_initialized() else None
 
 
 class RunMetrics:
-    """Counts the events of a run in Ray's metrics.
+    """Counts the events of a run.
 
     Args:
-        open_registry: Opens the registry, or returns None as long as there is none.
+        open_registry: Creates the registry, or returns None if Ray is not initialized yet.
     """
 
     def __init__(self, open_registry: Callable[[], RayRegistry | None] = ray_registry) -> None:
@@ -91,7 +91,7 @@ class RunMetrics:
         self._nodes: dict[str, str] = {}
 
     def observe(self, event: Event) -> None:
-        """Take an event in."""
+        """Count an event."""
         self._registry = self._registry or self._open()
         match event:
             case RunPlanned():
@@ -106,7 +106,7 @@ class RunMetrics:
                 self._count("graphkiln_score_nodes_lost_total", 1, node=event.node)
             case UnitRetried() | UnitFailed():
                 outcome = "retried" if isinstance(event, UnitRetried) else "failed"
-                self._count("graphkiln_score_units_total", 1, node=_ANYWHERE, outcome=outcome)
+                self._count("graphkiln_score_units_total", 1, node=_NO_NODE, outcome=outcome)
             case UnitCommitted():
                 self._count_unit(event)
         if self._registry:
@@ -115,7 +115,7 @@ class RunMetrics:
             self._registry.show("graphkiln_score_workers", len(self._nodes))
 
     def _count_unit(self, event: UnitCommitted) -> None:
-        report, node = event.report, self._nodes.get(event.worker, _ANYWHERE)
+        report, node = event.report, self._nodes.get(event.worker, _NO_NODE)
         self._count("graphkiln_score_units_total", 1, node=node, outcome="committed")
         self._count("graphkiln_score_units_total", int(report.twin), node=node, outcome="twin")
         for field in fields(report.times):

@@ -1,4 +1,4 @@
-"""Figures of a run, added up from its events once for the terminal, `_run.json` and the summary."""
+"""Figures of a run, summed up from its events for the terminal, `_run.json` and the summary."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from graphkiln_backend.scoring.messages import (
 )
 
 SCHEMA = 1
-# The name of each event in `Progress`, and its message; empty where the figures say it all.
-_WORDS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
+# Name of each event in `Progress`, and its message; empty if the figures are enough.
+_DESCRIPTIONS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     RunPlanned: (
         "planned",
         lambda event: (
@@ -41,8 +41,8 @@ _WORDS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
         "node",
         lambda event: f"{event.node}: starting {event.workers} worker{'s' if event.workers > 1 else ''}",
     ),
-    NodeLost: ("node", lambda event: f"{event.node} is gone: what it had begun is done elsewhere"),
-    NodeRefused: ("node", lambda event: f"{event.node} takes no part: {event.reason}"),
+    NodeLost: ("node", lambda event: f"{event.node} is gone: its units are computed elsewhere"),
+    NodeRefused: ("node", lambda event: f"{event.node} is not used: {event.reason}"),
     WorkerReady: (
         "worker",
         lambda event: (
@@ -63,21 +63,20 @@ _WORDS: Mapping[type, tuple[str, Callable[[Any], str]]] = {
     RunFinished: ("finished", lambda _: ""),
 }
 _RECENT_S = 60.0
-_MOST_NAMED = 1000  # rows and problems that are named one by one; more are only counted
-_MANY_ROWS = 100  # where so many rows have an error, and no other row an answer, it is not the rows
+_MAX_NAMED = 1000  # quarantined rows and problems; more are only counted
+_DOUBTFUL_ROWS = 100  # errors without a single answer after which a warning is reported
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerProgress:
-    """A worker so far.
+    """Progress of a worker.
 
     Attributes:
-        node: Name of its machine.
+        node: Host name.
         session: Engine, device and precision.
-        units: Committed by it.
-        rows: In these.
-        rows_per_s: While it worked.
-        ended: Why it is no longer there; empty while it is.
+        units: Units that it committed.
+        rows_per_s: Rate from its start to its last commit.
+        ended: Why it ended; empty while it runs.
     """
 
     node: str
@@ -91,26 +90,26 @@ class WorkerProgress:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Progress:
-    """A run so far, which the terminal shows; as JSON it is a line of `--progress json`.
+    """Progress of a run; as JSON, it is a line of `--progress json`.
 
     Attributes:
-        schema: Schema of this object; it changes when a key goes or means something else. New keys may come without.
-        event: What just happened: `begun`, `planned`, `node`, `worker`, `unit`, `retry`, `quarantine`,
-            `failed` (a unit stays without a result), `finished` (each row is accounted for).
-        message: The same in words, for a person; empty where the figures say it all.
-        seconds: Since the run was started.
+        schema: Version of the format; increased when a key is removed or changes its meaning, not for new keys.
+        event: The last event: `begun`, `planned`, `node`, `worker`, `unit`, `retry`, `quarantine`, `failed` (a unit
+            stays without a result) or `finished` (every row is accounted for).
+        message: Description of the event for people; empty if the figures are enough.
+        seconds: Since the start of the run.
         units: Units of the plan.
         units_before: Units committed by earlier runs.
         units_done: Units committed by this run.
         rows: Rows of the plan.
-        rows_before: Rows answered by earlier runs.
-        rows_done: Rows answered by this run, errors included.
-        errors: Rows of this run that have an error.
-        quarantined: Rows with an error that ended a worker.
-        retries: Attempts that failed and were made again.
+        rows_before: Rows of units committed by earlier runs.
+        rows_done: Rows of units committed by this run, including errors.
+        errors: Rows of this run with an error.
+        quarantined: Rows of those that ended a worker.
+        retries: Failed attempts.
         rows_per_s: Rate of the last minute.
-        seconds_left: At the rate of the whole run; None where that is not known yet.
-        workers: Each worker, lost ones included.
+        seconds_left: At the rate of the whole run; None if unknown.
+        workers: All workers, including those that ended.
     """
 
     schema: int = SCHEMA
@@ -133,18 +132,17 @@ class Progress:
 
 @dataclass(kw_only=True, slots=True)
 class WorkerTally:
-    """A worker of the run.
+    """Figures of a worker.
 
     Attributes:
-        facts: What it is; None for one that never was ready.
-        node: Name of its machine.
-        units: Committed by it.
-        rows: In these.
-        errors: Rows of these with an error.
-        times: What the stages of its units took.
-        ready_s: When it was ready, in seconds of the run.
-        last_s: When it last committed.
-        ended: Why it is no longer there; empty while it is.
+        facts: None if it never was ready.
+        node: Host name.
+        units: Units that it committed.
+        errors: Rows with an error.
+        times: Seconds per stage.
+        ready_s: When it was ready, in seconds since the start of the run.
+        last_s: When it last committed, likewise.
+        ended: Why it ended; empty while it runs.
     """
 
     facts: WorkerFacts | None
@@ -159,11 +157,11 @@ class WorkerTally:
 
     @property
     def rows_per_s(self) -> float:
-        """From when it was ready to its last commit."""
+        """Rate from its start to its last commit."""
         return self.rows / (self.last_s - self.ready_s) if self.last_s > self.ready_s else 0.0
 
     def progress(self) -> WorkerProgress:
-        """The worker so far."""
+        """Return its progress."""
         return WorkerProgress(
             node=self.node,
             pid=self.facts.pid if self.facts else 0,
@@ -177,7 +175,7 @@ class WorkerTally:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QuarantinedRow:
-    """A row that ended a worker, and what it does."""
+    """A row that ended a worker."""
 
     id: str
     unit_id: str
@@ -185,19 +183,18 @@ class QuarantinedRow:
 
 
 class RunState:
-    """Adds up the events of a run.
+    """Sums up the events of a run.
 
     Attributes:
-        plan: What there is to do; None until that is known.
-        workers: By their names, in the order of their starts.
-        units: Committed by this run.
-        rows: In these.
-        errors: Rows of these with an error.
-        quarantined: Rows that ended a worker, by name; the first thousand.
-        retries: Attempts that came to nothing.
-        twins: Units that an earlier attempt had committed.
-        problems: What else a person should know, oldest first; the first thousand.
-        finished: Whether each row is accounted for.
+        plan: The plan, once it is known.
+        workers: Workers by name, in the order of their starts.
+        units: Units committed by this run.
+        rows: Rows of these units.
+        errors: Rows with an error.
+        quarantined: Rows that ended a worker; the first thousand.
+        retries: Failed attempts.
+        twins: Units committed by an attempt whose worker ended before it could report it.
+        problems: Messages about failures, oldest first; the first thousand.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -206,21 +203,20 @@ class RunState:
         self.units = self.rows = self.errors = self.retries = self.twins = self.quarantined_rows = 0
         self.quarantined: list[QuarantinedRow] = []
         self.problems: list[str] = []
-        self.finished = False
         self._clock, self._begun = clock, clock()
         self._first_ready: float | None = None
         self._recent: deque[tuple[float, int]] = deque()
         self._latest = ("begun", "")
-        self._doubted = False
+        self._warned = False
 
     @property
     def seconds(self) -> float:
-        """Since the run was begun."""
+        """Seconds since the start of the run."""
         return self._clock() - self._begun
 
     @property
     def computing_s(self) -> float:
-        """Since the first worker was ready."""
+        """Seconds since the first worker was ready."""
         return 0.0 if self._first_ready is None else self.seconds - self._first_ready
 
     @property
@@ -229,19 +225,19 @@ class RunState:
         return self.rows / self.computing_s if self.rows and self.computing_s > 0 else 0.0
 
     def observe(self, event: Event) -> Progress:
-        """Take an event in, and return the progress with it."""
+        """Add an event, and return the progress."""
         self._count(event)
-        name, in_words = _WORDS[type(event)]
-        message = in_words(event)
+        name, describe = _DESCRIPTIONS[type(event)]
+        message = describe(event)
         self._latest = (name, message)
         if message and not isinstance(event, NodeJoined | WorkerReady):
-            self._keep_problem(message)
+            self._add_problem(message)
         if isinstance(event, UnitCommitted):
-            self._doubt(event.report.example)
+            self._warn_if_all_failed(event.report.example)
         return self.progress()
 
     def progress(self) -> Progress:
-        """The progress now."""
+        """Return the progress."""
         event, message = self._latest
         plan = self.plan
         rows, rows_before = (plan.rows, plan.done_rows) if plan else (0, 0)
@@ -265,7 +261,7 @@ class RunState:
         )
 
     def _recent_rate(self) -> float:
-        """Rows of the last minute by the second; of the whole run while that is shorter."""
+        """Return the rate of the last minute, or of the whole run if it is shorter."""
         while self._recent and self._recent[0][0] < self.seconds - _RECENT_S:
             self._recent.popleft()
         span = min(self.computing_s, _RECENT_S)
@@ -286,8 +282,6 @@ class RunState:
                 self._count_unit(event.worker, event.report)
             case UnitRetried():
                 self.retries += 1
-            case RunFinished():
-                self.finished = True
 
     def _count_unit(self, worker: str, report: UnitReport) -> None:
         self.twins += report.twin
@@ -295,7 +289,7 @@ class RunState:
         self._recent.append((self.seconds, report.rows))
         self.quarantined_rows += len(report.quarantined)
         for row_id, reason in report.quarantined.items():
-            if len(self.quarantined) < _MOST_NAMED:
+            if len(self.quarantined) < _MAX_NAMED:
                 self.quarantined.append(QuarantinedRow(id=row_id, unit_id=report.unit_id, reason=reason))
         if tally := self.workers.get(worker):
             tally.units, tally.rows, tally.errors = (
@@ -305,14 +299,14 @@ class RunState:
             )
             tally.times, tally.last_s = tally.times + report.times, self.seconds
 
-    def _doubt(self, example: str) -> None:
-        """Say once that nothing is scored but errors: a path, a mount or a column may be another than was meant."""
-        if not self._doubted and self.rows >= _MANY_ROWS and self.errors == self.rows:
-            self._doubted = True
+    def _warn_if_all_failed(self, example: str) -> None:
+        """Report once that all rows have errors: a path, a mount or a column is probably wrong."""
+        if not self._warned and self.rows >= _DOUBTFUL_ROWS and self.errors == self.rows:
+            self._warned = True
             message = f"all {self.rows:,} rows so far have an error, such as: {example}"
             self._latest = ("unit", message)
-            self._keep_problem(message)
+            self._add_problem(message)
 
-    def _keep_problem(self, message: str) -> None:
-        if len(self.problems) < _MOST_NAMED:
+    def _add_problem(self, message: str) -> None:
+        if len(self.problems) < _MAX_NAMED:
             self.problems.append(message)

@@ -124,9 +124,9 @@ def test_progress_off(run: RunVerb) -> None:
         (("photos", "--model", "store/m:x", "--out", "out"), "'x' is not a version"),
         ((*GIVEN, "--set", "precison=bf16"), "did you mean 'precision'?"),
         ((*GIVEN, "--scores", "--top-k", "3"), "--top-k and --scores contradict each other"),
-        (("photos", "--verify", "out"), "--verify out needs no source, got photos"),
-        (("--model", "store/m", "--verify", "out"), "--verify out needs no --model, got store/m"),
-        (("--dry-run", "--verify", "out"), "--verify out needs no --dry-run"),
+        (("photos", "--verify", "out"), "--verify out cannot be used with source"),
+        (("--model", "store/m", "--verify", "out"), "--verify out cannot be used with --model"),
+        (("--dry-run", "--verify", "out"), "--verify out cannot be used with --dry-run"),
         (("--verify", "nowhere"), "nowhere"),
     ],
 )

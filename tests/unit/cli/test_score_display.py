@@ -15,8 +15,8 @@ from graphkiln.cli.score_display import (
     LineDisplay,
     TerminalDisplay,
     draw,
-    in_a_line,
-    in_time,
+    format_duration,
+    format_progress,
 )
 from graphkiln.scoring.run_state import Progress, RunState, WorkerProgress
 
@@ -34,14 +34,14 @@ def lines_of(progress: Progress, *messages: str) -> list[str]:
 
 
 def test_how_far_it_is_in_one_line() -> None:
-    assert in_a_line(PROGRESS) == "6/10 units, 600/1,000 rows, 50 rows/s, 3 errors, 8 s left"
+    assert format_progress(PROGRESS) == "6/10 units, 600/1,000 rows, 50 rows/s, 3 errors, 8 s left"
     begun = replace(PROGRESS, units_done=0, rows_done=0, errors=1)
-    assert in_a_line(begun) == "4/10 units, 400/1,000 rows, 4 units by earlier runs, 1 error"
+    assert format_progress(begun) == "4/10 units, 400/1,000 rows, 4 units by earlier runs, 1 error"
 
 
 @pytest.mark.parametrize(("seconds", "text"), [(41.2, "41 s"), (720, "12 min"), (9000, "2.5 h"), (200_000, "2.3 d")])
 def test_durations(seconds: float, text: str) -> None:
-    assert in_time(seconds) == text
+    assert format_duration(seconds) == text
 
 
 def test_the_live_table_fits_80_columns() -> None:

@@ -1,4 +1,4 @@
-"""The encoder follows from the model's task and the request; its columns hold what clients of the server get."""
+"""Encoders by task and options; their columns agree with the answers of the client."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def rows(encoder: Encoder, outputs: dict[str, AnyArray], sizes: Sequence[Size] =
 
 
 class TestChoice:
-    """Which columns there are."""
+    """Columns by task and options."""
 
     @staticmethod
     def choose(contract: Contract, specs: Sequence[TensorSpec] = (), **wanted: Any) -> Encoder:
@@ -104,31 +104,33 @@ class TestChoice:
     @pytest.mark.parametrize(
         ("contract", "wanted", "message"),
         [
-            (MAP, {"softmax": True}, r"a segmentation, which has no scores of classes \(leave out --scores"),
+            (MAP, {"softmax": True}, r"segmentation, which has no scores of classes \(leave out --scores"),
             (MAP, {"scores": True}, "no scores of classes"),
             (MAP, {"top_k": 3}, "no scores of classes"),
-            (Contract(task=Segmentation(scores="map")), {}, "without its preprocessing"),
+            (Contract(task=Segmentation(scores="map")), {}, "preprocessing"),
             (RANKING, {"softmax": True}, "best classes only"),
             (RANKING, {"scores": True}, "best classes only"),
             (RANKING, {"top_k": 10}, r"returns its best 3 classes only, not 10 \(--top-k 3"),
-            (Contract(), {"outputs": ("scores",), "softmax": True}, r"without --softmax \(--scores --softmax"),
+            (Contract(), {"outputs": ("scores",), "softmax": True}, r"with --softmax \(--scores --softmax"),
             (Contract(), {"outputs": ("vectr",)}, "no output 'vectr'.*vector"),
             (Contract(), {"top_k": 0}, "at least 1"),
         ],
     )
-    def test_what_is_refused(self, contract: Contract, wanted: dict[str, Any], message: str) -> None:
+    def test_options_that_do_not_fit_are_refused(
+        self, contract: Contract, wanted: dict[str, Any], message: str
+    ) -> None:
         with pytest.raises(ScoringError, match=message):
             self.choose(contract, **wanted)
 
-    def test_outputs_that_hold_no_scores(self) -> None:
+    def test_outputs_without_scores_are_refused(self) -> None:
         with pytest.raises(ScoringError, match=r"no scores of classes.*--output"):
             self.choose(Contract(), [spec("map", "batch", 2, 4, 4)])
-        with pytest.raises(ScoringError, match="how many classes"):
+        with pytest.raises(ScoringError, match="number of classes"):
             self.choose(Contract(), [spec("y", "batch", "classes")], scores=True)
 
 
 class TestClasses:
-    """The best classes are those that the client names, with its scores."""
+    """Best classes and scores of classes."""
 
     @pytest.mark.parametrize("probabilities", [False, True])
     @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.BF16, DType.FP64, DType.INT8])
@@ -142,18 +144,18 @@ class TestClasses:
             assert found["labels"] == [one.label for one in expected]
             assert found["scores"] == [one.score for one in expected]
 
-    def test_odd_scores_and_missing_names(self) -> None:
+    def test_odd_scores_and_missing_labels(self) -> None:
         encoder = best_classes(scores(), 3, ["only"])
         assert rows(encoder, {"y": np.asarray([[np.nan, -np.inf, 1]], np.float32)})[0]["indices"] == [2, 1, 0]
         assert rows(encoder, {"y": np.asarray([[1, 3, 2]], np.float32)})[0]["labels"] == ["", "", "only"]
         one = rows(best_classes(spec("y", "batch"), 5), {"y": np.asarray([0.5, 2], np.float32)})
         assert one == [{"indices": [0], "scores": [0.5]}, {"indices": [0], "scores": [2]}]
 
-    def test_scores_of_positions_are_an_error(self) -> None:
+    def test_scores_of_another_rank_are_an_error(self) -> None:
         with pytest.raises(ExecutionError, match=r"expected \[rows, classes\].*--output y"):
             rows(best_classes(scores(), 1), {"y": np.zeros((1, 2, 3), np.float32)})
 
-    def test_a_ranking_of_the_graph_agrees_with_the_client(self) -> None:
+    def test_top_k_of_the_graph_agrees_with_the_client(self) -> None:
         ranking = Ranking(scores="best", indices="which", labels=LABELS)
         outputs: dict[str, AnyArray] = {
             "best": np.asarray([[3, 2, 1], [9, 8, 7]], np.float32),
@@ -166,9 +168,9 @@ class TestClasses:
             assert row["scores"] == [one.score for one in expected]
 
     @pytest.mark.parametrize("which", [np.asarray([[-1]]), np.asarray([[0.0]]), np.asarray([[0, 1]])])
-    def test_what_are_no_indices_is_an_error(self, which: AnyArray) -> None:
+    def test_invalid_indices_are_an_error(self, which: AnyArray) -> None:
         encoder = graph_ranking(Ranking(scores="best", indices="which"), DType.FP32, 2)
-        with pytest.raises(ExecutionError, match="no class indices"):
+        with pytest.raises(ExecutionError, match="not class indices"):
             rows(encoder, {"best": np.ones((1, 1), np.float32), "which": which})
 
     @pytest.mark.parametrize(
@@ -191,13 +193,13 @@ class TestVectors:
     @pytest.mark.parametrize("task", [NORMALIZED, Embedding(vectors="v")])
     @pytest.mark.parametrize("dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
     @pytest.mark.parametrize("features", [4, "features"])
-    def test_is_what_the_client_reads(self, task: Embedding, dtype: Any, features: int | str) -> None:
+    def test_agrees_with_the_client(self, task: Embedding, dtype: Any, features: int | str) -> None:
         values = self.VALUES.astype(dtype)
         found = table(vectors(task, spec("v", "batch", features)), {"v": values}).column("vector")
         assert found.type == pa.list_(pa.float32())
         assert found.to_pylist() == [read_vector(task, {"v": row}).tolist() for row in values]
 
-    def test_what_is_no_vector(self) -> None:
+    def test_invalid_vector_is_an_error(self) -> None:
         with pytest.raises(ExecutionError, match="is no vector"):
             rows(vectors(self.NORMALIZED, spec("v", "batch", 4)), {"v": self.VALUES[np.newaxis]})
         with pytest.raises(ExecutionError, match="4 features, expected 5"):
@@ -212,13 +214,13 @@ class TestDetections:
 
     @pytest.fixture
     def found(self) -> dict[str, Any]:
-        """Of three images: four detections, two, none."""
+        """Outputs for three images with four, two and no detections."""
         outputs = detector_outputs()
         outputs["counts"][:] = 4, 2, 0
         outputs["keypoints"] = np.random.default_rng(5).uniform(0, 224, (3, 6, 2, 3)).astype(np.float32)
         return outputs
 
-    def test_is_what_the_client_reads(self, found: dict[str, Any], tmp_path: Path) -> None:
+    def test_agrees_with_the_client(self, found: dict[str, Any], tmp_path: Path) -> None:
         rich = replace(DETECTION, keypoints="keypoints")
         pq.write_table(table(detections(rich, LABELS, self.SPEC), found, self.SIZES), tmp_path / "rows.parquet")
         written = pq.read_table(tmp_path / "rows.parquet").to_pylist()
@@ -230,7 +232,7 @@ class TestDetections:
             for column, key in {**keys, "keypoints": "keypoints"}.items():
                 assert row[column] == [one[key] for one in expected]
 
-    def test_places_follow_the_size_of_each_image(self, found: dict[str, Any]) -> None:
+    def test_boxes_follow_the_size_of_each_image(self, found: dict[str, Any]) -> None:
         found["boxes"][:, 0] = 0, 82, 112, 112  # the upper left part of a wide image of which 82 rows are padding
         first, second, _ = rows(detections(DETECTION, LABELS, self.SPEC), found, self.SIZES)
         assert first["boxes"][0] == [0, 0, 112, 30]
@@ -238,7 +240,7 @@ class TestDetections:
         assert first["masks"][0]["size"] == [60, 224]
         assert sum(second["masks"][0]["counts"]) == 448 * 100
 
-    def test_nothing_found_and_no_detections(self, found: dict[str, Any]) -> None:
+    def test_empty_and_invalid_detections(self, found: dict[str, Any]) -> None:
         encoder = detections(DETECTION, (), self.SPEC)
         found["counts"][:] = 0
         assert table(encoder, found, self.SIZES).column("boxes").to_pylist() == [[], [], []]
@@ -254,7 +256,7 @@ class TestClassMaps:
     SIZES = ((50, 100), (91, 33))
 
     @pytest.mark.parametrize("task", [SEGMENTATION, Segmentation(classes="classes")])
-    def test_is_what_the_client_reads(self, task: Segmentation, tmp_path: Path) -> None:
+    def test_agrees_with_the_client(self, task: Segmentation, tmp_path: Path) -> None:
         outputs = segmenter_outputs()
         outputs["classes"] = outputs["maps"].argmax(axis=1).astype(np.int64)
         labels = ("ground", "box")
@@ -268,12 +270,12 @@ class TestClassMaps:
             for segment in row["segments"]:
                 np.testing.assert_array_equal(decode_rle(segment["mask"]), expected.classes == segment["index"])
 
-    def test_what_is_outside_the_crop_belongs_to_no_class(self) -> None:
+    def test_pixels_outside_the_crop_have_no_class(self) -> None:
         (row,) = rows(class_maps(SEGMENTATION, (), self.SPEC), {"maps": segmenter_outputs()["maps"][:1]}, [(50, 100)])
         seen = sum(decode_rle(segment["mask"]).astype(int) for segment in row["segments"])
         assert (row["height"], row["width"], seen[25, 50], seen[25, 5], seen.max()) == (50, 100, 1, 0, 1)
 
-    def test_pixels_are_held_of_one_image_at_a_time(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_memory_holds_the_pixels_of_one_image(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(sampling, "_MOST_VALUES", 1 << 14)  # scores on their way to classes would hide it
         encoder, side = class_maps(SEGMENTATION, (), Preprocess(resize=(32, 32))), 256
         outputs = {"maps": np.repeat(segmenter_outputs()["maps"], 8, axis=0)}
@@ -287,13 +289,13 @@ class TestClassMaps:
 
         assert peak(16) < 1.5 * peak(1)
 
-    def test_an_output_that_is_no_map(self) -> None:
+    def test_invalid_class_map_is_an_error(self) -> None:
         with pytest.raises(ExecutionError, match="is no score of each pixel"):
             rows(class_maps(SEGMENTATION, (), self.SPEC), {"maps": np.zeros((2, 3, 4), np.float32)}, self.SIZES)
 
 
 class TestRawOutputs:
-    """Outputs are written as they are, whatever their shape and type."""
+    """Outputs are written unchanged."""
 
     def test_fixed_shapes(self) -> None:
         values = np.arange(12, dtype=np.float16).reshape(1, 2, 3, 2)
@@ -305,18 +307,18 @@ class TestRawOutputs:
         assert found.column("age").to_pylist() == [7]
 
     @pytest.mark.parametrize("shape", [("batch", "?boxes", 4), (ANY_RANK,), ("batch", 0, 4)])
-    def test_rows_whose_shape_varies_say_it(self, shape: tuple[Any, ...]) -> None:
+    def test_dynamic_shapes_have_a_shape_column(self, shape: tuple[Any, ...]) -> None:
         encoder = raw_outputs([spec("boxes", *shape)])
         values = np.arange(8, dtype=np.float32).reshape(1, 2, 4)
         found = pa.concat_tables([table(encoder, {"boxes": each}) for each in (values, values[:, :0])])
         assert found.column("boxes_shape").to_pylist() == [[2, 4], [0, 4]]
         assert found.column("boxes").to_pylist() == [values.reshape(-1).tolist(), []]
 
-    def test_an_output_gives_way_to_a_column_of_its_name(self) -> None:
+    def test_output_with_a_reserved_name_is_prefixed(self) -> None:
         assert raw_outputs([spec("id", "batch")], ["id"]).schema.names == ["output:id"]
 
     @pytest.mark.parametrize("shape", [(4,), ()])
-    def test_another_shape_than_the_graphs_is_an_error(self, shape: tuple[int, ...]) -> None:
+    def test_shape_that_contradicts_the_graph_is_an_error(self, shape: tuple[int, ...]) -> None:
         with pytest.raises(ExecutionError, match=r"expected \[4?\] for each row"):
             rows(raw_outputs([spec("vector", "batch", *shape)]), {"vector": np.zeros((2, 5), np.float32)})
 
@@ -326,7 +328,7 @@ class TestRawOutputs:
         assert elements(values).type == arrow_type(dtype)
         assert elements(values.T).to_pylist() == values.T.reshape(-1).tolist()
 
-    def test_bf16_and_texts(self) -> None:
+    def test_bf16_and_strings(self) -> None:
         values = np.asarray([1.0, 0.1, -3.5], ml_dtypes.bfloat16)
         assert elements(values).to_pylist() == [float(value) for value in values]
         assert elements(np.asarray([["a", b"\xc3\xa9"]], object)).to_pylist() == ["a", "é"]

@@ -1,4 +1,4 @@
-"""Models as users have them: converted, dropped in, with and without batches; and those that cannot be scored."""
+"""Models of a run: converted, copied into a store, with and without batches, refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def store(tmp_path: Path) -> Path:
 
 
 class TestConverted:
-    def test_scores_as_the_version_says(self, digits: Path, cache: ArtifactCache) -> None:
+    def test_scores_use_the_contract_of_the_version(self, digits: Path, cache: ArtifactCache) -> None:
         wanted = request(digits)
         model = read_model(wanted, cache, 1)
         table = score(model, wanted, cache, [0, 128, 255])
@@ -93,10 +93,9 @@ class TestConverted:
             assert (config.spin, config.threads) == (False, 3)
 
     @pytest.mark.parametrize("numbers", ["data=2", "pipeline=2", "tensor=99"])
-    def test_a_worker_computes_the_whole_graph_however_it_is_served(
+    def test_worker_computes_the_whole_graph_of_a_spread_model(
         self, digits: Path, store: Path, cache: ArtifactCache, numbers: str
     ) -> None:
-        """Workers share a machine: all of them would take the cores of the first stage for theirs."""
         shutil.copytree(digits, store / "digits")
         with (store / "digits" / "config.pbtxt").open("a") as file:
             file.write(f'parameters {{ key: "parallel" value {{ string_value: "{numbers}" }} }}\n')
@@ -106,7 +105,7 @@ class TestConverted:
         assert [(config.parallel, config.places) for config in model.deployment.plan.configs] == [(None, ())]
         assert model.configuration(wanted) == read_model(request(digits), cache, 1).configuration(wanted)
 
-    def test_whatever_changes_an_answer_changes_the_configuration(
+    def test_configuration_depends_on_everything_that_changes_an_answer(
         self, digits: Path, store: Path, cache: ArtifactCache
     ) -> None:
         shutil.copytree(digits, store / "digits")
@@ -127,7 +126,7 @@ class TestConverted:
 
 
 class TestDroppedIn:
-    def test_what_config_pbtxt_says(self, store: Path, cache: ArtifactCache) -> None:
+    def test_config_pbtxt_is_used(self, store: Path, cache: ArtifactCache) -> None:
         config = RAW + 'max_batch_size: 4 output { name: "y" data_type: TYPE_FP32 dims: 4 label_filename: "l.txt" }'
         zoo.add(store, "sums", sums("batch", 1, 4, 4), config)
         (store / "sums" / "l.txt").write_text("a\nb\n")
@@ -146,7 +145,7 @@ class TestDroppedIn:
         expected = [load_sample(gray(value), SPEC).sum(axis=(0, 1)).tolist() for value in (51, 255)]
         assert table.column("y").to_pylist() == expected
 
-    def test_rows_that_the_graph_mixes_are_computed_one_by_one(self, store: Path, cache: ArtifactCache) -> None:
+    def test_mixed_rows_are_computed_one_by_one(self, store: Path, cache: ArtifactCache) -> None:
         axes = {"axes": np.asarray([0], np.int64), "inner": np.asarray([1, 2], np.int64)}
         nodes = [
             helper.make_node("ReduceSum", ["x", "inner"], ["rows"], keepdims=0),
@@ -159,7 +158,7 @@ class TestDroppedIn:
         table = score(read_model(wanted, cache, 1), wanted, cache, [0, 255])
         assert table.column("y").to_pylist() == [[0.0] * 4, [8.0] * 4]
 
-    def test_weights_belong_to_the_configuration(self, store: Path, cache: ArtifactCache) -> None:
+    def test_configuration_depends_on_external_weights(self, store: Path, cache: ArtifactCache) -> None:
         digests = set()
         for number in range(2):
             graph = sums("batch", 1, 4, 4)
@@ -172,30 +171,27 @@ class TestDroppedIn:
 
 
 class TestRefusals:
-    def test_a_spread_model_on_the_command_line(self, digits: Path, cache: ArtifactCache) -> None:
+    def test_spread_model_is_refused_on_the_command_line(self, digits: Path, cache: ArtifactCache) -> None:
         wanted = request(digits, overrides=(Override("parallel", "pipeline=2", "--set"),))
         with pytest.raises(ScoringError, match=r"each worker of a run computes the whole graph.*--workers"):
             read_model(wanted, cache, 2)
 
-    def test_nobody_knows_how_an_image_becomes_its_input(self, store: Path, cache: ArtifactCache) -> None:
+    def test_unknown_preprocessing_is_refused(self, store: Path, cache: ArtifactCache) -> None:
         zoo.add(store, "sums", sums("batch", 1, 4, 4), "max_batch_size: 4")
-        with pytest.raises(ScoringError, match="does not say how an image becomes its input") as raised:
+        with pytest.raises(ScoringError, match="preprocessing") as raised:
             read_model(request(store / "sums"), cache, 1)
         assert "graphkiln convert --preprocess JSON" in raised.value.hint
 
-    def test_answers_that_depend_on_earlier_requests(self, store: Path, cache: ArtifactCache) -> None:
+    def test_sequence_model_is_refused(self, store: Path, cache: ArtifactCache) -> None:
         config = f"{RAW}max_batch_size: 4 sequence_batching {{ }}"
         zoo.add(store, "sums", sums("batch", 1, 4, 4), config)
         with pytest.raises(ScoringError, match="depend on earlier requests"):
             read_model(request(store / "sums"), cache, 1)
 
-    def test_an_input_that_images_do_not_become(self, store: Path, cache: ArtifactCache) -> None:
+    def test_input_of_another_dtype_is_refused(self, store: Path, cache: ArtifactCache) -> None:
         zoo.add(store, "sums", sums("batch", 1, 4, 4, dtype=TensorProto.UINT8), f"{RAW}max_batch_size: 4")
         with pytest.raises(ScoringError, match="they are FP32, it is x UINT8"):
             read_model(request(store / "sums"), cache, 1)
-
-
-# The model of a run is found on each node, and every node takes the same version.
 
 
 @pytest.fixture
@@ -223,23 +219,23 @@ def request_of_model_fetch(model: Path | str, version: int | None = None) -> Sco
     return ScoreRequest(source="photos", destination="answers", model=model, version=version)
 
 
-def test_the_newest_version_becomes_the_one_that_every_worker_takes(model: Path, tmp_path: Path) -> None:
+def test_newest_version_is_pinned(model: Path, tmp_path: Path) -> None:
     found = with_local_model(request_of_model_fetch(model), tmp_path)
     assert (found.model, found.version) == (model, 10)
     assert with_local_model(request_of_model_fetch(model, 2), tmp_path).version == 2
 
 
-def test_a_version_that_is_not_there_is_told_with_those_that_are(model: Path, tmp_path: Path) -> None:
+def test_missing_version_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match=r"model 'm' has no version 7 \(it has 2, 10\)"):
         with_local_model(request_of_model_fetch(model, 7), tmp_path)
 
 
-def test_a_relative_path_becomes_absolute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_path_becomes_absolute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert with_local_model(request_of_model_fetch("store/m"), tmp_path).model == model
 
 
-def test_what_is_in_a_remote_store_is_fetched(
+def test_remote_model_is_fetched(
     fetched: list[str], model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model_fetch.RemoteFiles, "list", lambda _: ["2/model.onnx", "10/model.onnx"])
@@ -249,17 +245,17 @@ def test_what_is_in_a_remote_store_is_fetched(
     assert [(each.model, each.version) for each in (newest, named)] == [(model, 10), (model, 2)]
 
 
-def test_a_model_that_is_not_there(tmp_path: Path) -> None:
+def test_missing_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RepositoryError):
         with_local_model(request_of_model_fetch(tmp_path / "nothing"), tmp_path)
 
 
-def test_the_version_that_a_record_names(model: Path) -> None:
+def test_with_version_pins_the_newest(model: Path) -> None:
     assert with_version(request_of_model_fetch(model)).version == 10
     assert with_version(request_of_model_fetch(model, 2)).version == 2
 
 
-def test_of_a_remote_store_only_the_listing_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_with_version_only_lists_a_remote_store(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ["config.pbtxt", "2/model.onnx", "10/model.onnx", "old/model.onnx"]
     monkeypatch.setattr(model_fetch.RemoteFiles, "list", lambda _: listed)
     assert with_version(request_of_model_fetch("s3://bucket/store/m")).version == 10
@@ -268,13 +264,11 @@ def test_of_a_remote_store_only_the_listing_is_asked(monkeypatch: pytest.MonkeyP
         with_version(request_of_model_fetch("s3://bucket/store/m"))
 
 
-# The smallest of the fastest batch sizes, remembered.
-
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="")
 
 
 class Timed:
-    """A session that takes the time that a test says for a batch.
+    """Session with a given duration per batch.
 
     Args:
         row_s: Seconds of a row by batch size.
@@ -304,13 +298,13 @@ def timed(monkeypatch: pytest.MonkeyPatch) -> Timed:
     return session
 
 
-def test_of_equally_fast_sizes_the_smallest(timed: Any) -> None:
+def test_smallest_of_equally_fast_sizes_is_chosen(timed: Any) -> None:
     measured = measure_sizes(timed, [1, 2, 4, 8], SyntheticInputs())
     assert measured.chosen == "2"
     assert measured.rates == {"1": 0.5, "2": 1.0, "4": 1.01, "8": 0.6667}
 
 
-def test_sizes_that_fail_are_left_out(timed: Any) -> None:
+def test_failing_sizes_are_not_chosen(timed: Any) -> None:
     timed.most = 1
     assert measure_sizes(timed, [1, 2, 4], SyntheticInputs()).chosen == "1"
     timed.most = 0
@@ -318,7 +312,7 @@ def test_sizes_that_fail_are_left_out(timed: Any) -> None:
 
 
 class Memory:
-    """Artifacts that remember one choice."""
+    """Artifacts that store one choice."""
 
     value: Measurement | None = None
     conditions: Mapping[str, str]
@@ -332,7 +326,7 @@ class Memory:
         self.value = value
 
 
-def test_measures_once(timed: Any) -> None:
+def test_measurement_is_stored(timed: Any) -> None:
     memory: Any = Memory()
     assert choose_batch_size(memory, timed, CONFIG, [1, 2, 4], SyntheticInputs()) == 2
     assert "threads" in memory.conditions
@@ -341,46 +335,42 @@ def test_measures_once(timed: Any) -> None:
     assert timed.runs == runs
 
 
-def test_nothing_to_measure(timed: Any) -> None:
+def test_single_size_is_not_measured(timed: Any) -> None:
     never: Any = None
     assert choose_batch_size(never, timed, CONFIG, [1], SyntheticInputs()) == 1
     assert choose_batch_size(never, timed, CONFIG, [1, 8], None) == 8
     assert timed.runs == 0
 
 
-# What the driver knows of a model, and mistakes in it.
-
-
 def request_of_run_model(model: Path) -> ScoreRequest:
     return ScoreRequest(source="a", destination="b", model=str(model), backends=frozenset({"graphkiln"}))
 
 
-def test_its_version_and_what_changes_an_answer(digits: Path, tmp_path: Path) -> None:
+def test_driver_reads_version_and_configuration(digits: Path, tmp_path: Path) -> None:
     found = read_run_model(request_of_run_model(digits), tmp_path)
     assert (found.request.version, found.request.model) == (1, str(digits))
     other = read_run_model(replace(request_of_run_model(digits), top_k=2), tmp_path)
     assert found.configuration != other.configuration
 
 
-def test_one_that_takes_no_images(digits: Path, tmp_path: Path) -> None:
+def test_driver_refuses_unknown_preprocessing(digits: Path, tmp_path: Path) -> None:
     model = shutil.copytree(digits, tmp_path / "digits")
     for path in model.rglob("*.*"):
         if path.suffix != ".onnx":
             path.unlink()
-    with pytest.raises(GraphkilnError, match="does not say how an image becomes its input"):
+    with pytest.raises(GraphkilnError, match="preprocessing"):
         read_run_model(request_of_run_model(model), tmp_path)
 
 
-def test_an_output_that_it_does_not_have(digits: Path, tmp_path: Path) -> None:
+def test_driver_refuses_a_missing_output(digits: Path, tmp_path: Path) -> None:
     with pytest.raises(ScoringError, match="the model has no output 'nothing'"):
         read_run_model(replace(request_of_run_model(digits), outputs=("nothing",)), tmp_path)
 
 
 @pytest.mark.parametrize(("columns", "name"), [({}, "labels"), ({"scores": True}, "scores")])
-def test_a_column_of_the_input_that_is_called_like_an_answer(
+def test_driver_refuses_a_kept_column_named_like_an_output(
     digits: Path, tmp_path: Path, columns: dict[str, Any], name: str
 ) -> None:
-    """Told before workers are started, each of which would refuse its first unit."""
     taken = replace(request_of_run_model(digits), keep_columns=("price", name), **columns)
-    with pytest.raises(ScoringError, match=f"the input has a column '{name}', and so has the output"):
+    with pytest.raises(ScoringError, match=f"column '{name}'"):
         read_run_model(taken, tmp_path)

@@ -1,4 +1,4 @@
-"""What the events of a run add up to."""
+"""Figures and messages from the events of a run."""
 
 from __future__ import annotations
 
@@ -28,27 +28,26 @@ def state(clock: Clock) -> RunState:
     return RunState(clock)
 
 
-def test_a_run_is_counted(state: RunState) -> None:
+def test_events_are_counted(state: RunState) -> None:
     for event in RUN:
         progress = state.observe(event)
     assert progress.event == "finished"
     assert (progress.units, progress.units_before, progress.units_done) == (10, 4, 2)
     assert (progress.rows, progress.rows_before, progress.rows_done) == (1000, 400, 200)
     assert (progress.errors, progress.quarantined, progress.retries) == (3, 1, 1)
-    assert (state.twins, state.finished) == (1, True)
+    assert state.twins == 1
     assert [(row.id, row.unit_id) for row in state.quarantined] == [("cats/7.jpg", "b")]
     assert [worker.ended for worker in progress.workers] == ["killed by signal 11", ""]
 
 
-def test_a_unit_that_was_committed_unheard_is_counted(state: RunState) -> None:
-    """Its worker died between the commit and telling of it; the rows are there, and the figures must add up."""
+def test_twin_is_counted(state: RunState) -> None:
     for event in (PLANNED, *(committed(unit, twin=unit == "c", errors=1) for unit in "abcdef")):
         progress = state.observe(event)
     assert (progress.units_done, progress.rows_done, progress.errors, state.twins) == (6, 600, 6, 1)
     assert progress.rows_before + progress.rows_done == progress.rows
 
 
-def test_rates_count_from_when_the_first_worker_is_ready(state: RunState, clock: Clock) -> None:
+def test_rates_start_when_the_first_worker_is_ready(state: RunState, clock: Clock) -> None:
     state.observe(PLANNED)
     assert state.progress().seconds_left is None
     clock.now = 100.0
@@ -60,7 +59,7 @@ def test_rates_count_from_when_the_first_worker_is_ready(state: RunState, clock:
     assert progress.workers[0].rows_per_s == pytest.approx(20)
 
 
-def test_what_is_shown_is_the_rate_of_the_last_minute(state: RunState, clock: Clock) -> None:
+def test_progress_has_the_rate_of_the_last_minute(state: RunState, clock: Clock) -> None:
     state.observe(PLANNED)
     state.observe(WorkerReady(worker="worker-1", facts=FACTS))
     clock.now = 10.0
@@ -75,19 +74,19 @@ def test_what_is_shown_is_the_rate_of_the_last_minute(state: RunState, clock: Cl
     [
         (ENDED, "worker", "worker-1 on node-1 ended: killed by signal 11"),
         (NodeLost(node="node-2"), "node", "node-2 is gone"),
-        (NodeRefused(node="node-2", reason="it has no room"), "node", "node-2 takes no part: it has no room"),
+        (NodeRefused(node="node-2", reason="it has no room"), "node", "node-2 is not used: it has no room"),
         (UnitFailed(unit_id="a", path="x.tar", reason="gone"), "failed", "x.tar: unit a stays without a result: gone"),
         (RowQuarantined(unit_id="a", path="x.tar", position=3, reason="eats"), "quarantine", "row 3 of unit a: eats"),
     ],
 )
-def test_what_a_person_should_know_is_told_and_kept(state: RunState, event: object, name: str, words: str) -> None:
+def test_event_has_a_message_which_is_kept(state: RunState, event: object, name: str, words: str) -> None:
     progress = state.observe(event)  # type: ignore[arg-type]
     assert progress.event == name
     assert words in progress.message
     assert len(state.problems) == 1
 
 
-def test_memory_does_not_grow_with_what_goes_wrong(state: RunState) -> None:
+def test_number_of_kept_problems_is_limited(state: RunState) -> None:
     for _ in range(1100):
         state.observe(committed("a", errors=2, quarantined={"r": "x", "s": "x"}))
         state.observe(ENDED)
@@ -95,13 +94,12 @@ def test_memory_does_not_grow_with_what_goes_wrong(state: RunState) -> None:
     assert state.quarantined_rows == 2200
 
 
-def test_every_event_has_a_name_that_the_schema_lists(state: RunState) -> None:
+def test_every_event_has_a_name(state: RunState) -> None:
     for event in RUN:
         assert f"`{state.observe(event).event}`" in (Progress.__doc__ or "")
 
 
-def test_a_run_that_scores_nothing_but_errors_says_so_once(state: RunState) -> None:
-    """A mount that is missing is known after a minute, and not after a hundred million rows."""
+def test_run_with_errors_only_warns_once(state: RunState) -> None:
     assert not state.observe(committed("a", rows=99, errors=99, example="there is no file /x/1.jpg")).message
     told = state.observe(committed("b", rows=901, errors=901, example="there is no file /x/2.jpg"))
     assert told.message == "all 1,000 rows so far have an error, such as: there is no file /x/2.jpg"
@@ -109,14 +107,11 @@ def test_a_run_that_scores_nothing_but_errors_says_so_once(state: RunState) -> N
     assert state.problems == [told.message]
 
 
-def test_rows_that_are_partly_errors_are_nothing_to_say(state: RunState) -> None:
+def test_run_with_some_errors_does_not_warn(state: RunState) -> None:
     assert not state.observe(committed("a", rows=1000, errors=999)).message
 
 
-# A line of `--progress json` can be read back.
-
-
-def test_every_line_is_a_progress() -> None:
+def test_json_line_can_be_decoded() -> None:
     state = RunState(Clock())
     for event in RUN:
         progress = state.observe(event)
