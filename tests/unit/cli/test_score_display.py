@@ -1,4 +1,4 @@
-"""What `score` shows while it runs."""
+"""Progress of `score`."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def lines_of(progress: Progress, *messages: str) -> list[str]:
     return file.getvalue().splitlines()
 
 
-def test_how_far_it_is_in_one_line() -> None:
+def test_progress_in_one_line() -> None:
     assert format_progress(PROGRESS) == "6/10 units, 600/1,000 rows, 50 rows/s, 3 errors, 8 s left"
     begun = replace(PROGRESS, units_done=0, rows_done=0, errors=1)
     assert format_progress(begun) == "4/10 units, 400/1,000 rows, 4 units by earlier runs, 1 error"
@@ -44,13 +44,13 @@ def test_durations(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
 
 
-def test_the_live_table_fits_80_columns() -> None:
+def test_live_table_fits_80_columns() -> None:
     drawn = lines_of(PROGRESS, "x" * 200)
     assert max(map(len, drawn)) <= 80
     assert any("node-1:7" in line and "onnxruntime on cpu in fp32" in line and "200" in line for line in drawn)
 
 
-def test_of_many_workers_some_are_drawn() -> None:
+def test_number_of_drawn_workers_is_limited() -> None:
     gone = replace(WORKER, ended="killed")
     drawn = lines_of(replace(PROGRESS, workers=(gone, *[WORKER] * 400)))
     assert len(drawn) < 20
@@ -58,7 +58,7 @@ def test_of_many_workers_some_are_drawn() -> None:
     assert "1 ended" in "\n".join(drawn)
 
 
-def test_json_is_a_line_for_each_event_and_one_a_second_for_units(capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_lines_of_units_are_limited_to_one_per_second(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     state, display = RunState(clock), JsonDisplay(clock)
     for event in RUN:
@@ -70,7 +70,7 @@ def test_json_is_a_line_for_each_event_and_one_a_second_for_units(capsys: pytest
     assert events == ["planned", "node", "worker", "unit", "retry", "worker", "worker", "finished", "unit"]
 
 
-def test_lines_say_what_happens_and_now_and_then_how_far_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+def test_lines_have_messages_and_some_progress(capsys: pytest.CaptureFixture[str]) -> None:
     clock = Clock()
     state, display = RunState(clock), LineDisplay(clock)
     for event in RUN:
@@ -82,12 +82,12 @@ def test_lines_say_what_happens_and_now_and_then_how_far_it_is(capsys: pytest.Ca
     assert captured.err.count("rows/s") == 2
 
 
-def test_a_message_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+def test_control_characters_are_escaped(capsys: pytest.CaptureFixture[str]) -> None:
     LineDisplay(Clock()).show(replace(PROGRESS, message="a\x1b[2Jb"))
     assert "a\\x1b[2Jb" in capsys.readouterr().err
 
 
-def test_the_terminal_is_left_clean() -> None:
+def test_live_table_is_removed() -> None:
     file = io.StringIO()
     with TerminalDisplay(Console(file=file, force_terminal=True, width=80), Clock()) as display:
         display.show(PROGRESS)

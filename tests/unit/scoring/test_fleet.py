@@ -1,4 +1,4 @@
-"""Workers on three nodes: some are killed, nodes come and go, and every row is answered once."""
+"""Workers on three nodes: workers and nodes are killed, nodes join, and every row is answered once."""
 
 from __future__ import annotations
 
@@ -27,22 +27,16 @@ def cluster() -> Iterator[RayNodes]:
 
 
 class Killer:
-    """Kills something after so many commits.
-
-    Args:
-        cluster: Where.
-        every: Commits between two kills.
-        seed: Of what is chosen.
-    """
+    """Kills a worker or a node after every so many commits."""
 
     def __init__(self, cluster: RayNodes, every: int, seed: int) -> None:
         self._cluster, self._every, self._random = cluster, every, random.Random(seed)
         self._commits = 0
         self.kills: list[str] = []
-        self.told: list[Event] = []
+        self.events: list[Event] = []
 
     def __call__(self, event: Event) -> None:
-        self.told.append(event)
+        self.events.append(event)
         if isinstance(event, UnitCommitted):
             self._commits += 1
             if self._commits % self._every == 0:
@@ -60,59 +54,59 @@ class Killer:
             kill(self._random.choice(victims))
 
 
-def test_workers_and_nodes_that_are_killed_cost_no_row(tmp_path: Path, cluster: RayNodes) -> None:
+def test_killed_workers_and_nodes_lose_no_row(tmp_path: Path, cluster: RayNodes) -> None:
     request = make_request(make_images(tmp_path / "in", 400), tmp_path / "out", 4, address=cluster.address)
     killer = Killer(cluster, every=12, seed=5)
     score_data_set(request, killer)
     assert check_each_once(tmp_path / "out", 400) == {}
     assert len(killer.kills) >= 5
-    assert any(isinstance(each, WorkerEnded) for each in killer.told)
-    assert sum(isinstance(each, NodeLost) for each in killer.told) <= killer.kills.count("node")
+    assert any(isinstance(each, WorkerEnded) for each in killer.events)
+    assert sum(isinstance(each, NodeLost) for each in killer.events) <= killer.kills.count("node")
 
 
-def test_a_node_that_joins_gets_a_worker(tmp_path: Path, cluster: RayNodes) -> None:
+def test_new_node_gets_a_worker(tmp_path: Path, cluster: RayNodes) -> None:
     request = make_request(make_images(tmp_path / "in", 600), tmp_path / "out", 4, address=cluster.address)
-    told: list[Event] = []
+    events: list[Event] = []
     added = False
 
-    def tell(event: Event) -> None:
+    def report(event: Event) -> None:
         nonlocal added
-        told.append(event)
+        events.append(event)
         if isinstance(event, UnitCommitted) and not added:
             added = True
             cluster.add()
 
     before = len(cluster.nodes)
-    score_data_set(request, tell)
-    assert sum(isinstance(each, NodeJoined) for each in told) == before + 1
+    score_data_set(request, report)
+    assert sum(isinstance(each, NodeJoined) for each in events) == before + 1
     check_each_once(tmp_path / "out", 600)
 
 
-def test_workers_are_limited(tmp_path: Path, cluster: RayNodes) -> None:
+def test_number_of_workers_is_limited(tmp_path: Path, cluster: RayNodes) -> None:
     request = make_request(make_images(tmp_path / "in", 40), tmp_path / "out", 4, address=cluster.address, workers=1)
-    told: list[Event] = []
-    score_data_set(request, told.append)
-    assert len({each.worker for each in told if isinstance(each, UnitCommitted)}) == 1
+    events: list[Event] = []
+    score_data_set(request, events.append)
+    assert len({each.worker for each in events if isinstance(each, UnitCommitted)}) == 1
 
 
-def test_a_node_without_the_model_is_told_by_name(
+def test_nodes_of_another_version_are_refused(
     tmp_path: Path, cluster: RayNodes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     request = make_request(make_images(tmp_path / "in", 4), tmp_path / "out", 4, address=cluster.address)
     monkeypatch.setattr(module, "version", lambda _: "9.9")
-    told: list[Event] = []
+    events: list[Event] = []
     with pytest.raises(ScoringError, match=r"no node can take part: .*the driver 9.9: install"):
-        score_data_set(request, told.append)
-    assert sum(isinstance(each, NodeRefused) for each in told) == len(cluster.nodes)
+        score_data_set(request, events.append)
+    assert sum(isinstance(each, NodeRefused) for each in events) == len(cluster.nodes)
 
 
-def test_one_poisoned_row_among_three_nodes(tmp_path: Path, cluster: RayNodes) -> None:
+def test_guilty_row_on_three_nodes(tmp_path: Path, cluster: RayNodes) -> None:
     planted = {57: b"segfault", 3: b"no image"}
     folder = make_images(tmp_path / "in", 80, planted)
     request = replace(make_request(folder, tmp_path / "out", 20), address=cluster.address)
-    told: list[Event] = []
-    score_data_set(request, told.append)
+    events: list[Event] = []
+    score_data_set(request, events.append)
     errors = check_each_once(tmp_path / "out", 80)
     assert errors.keys() == {"00003.png", "00057.png"}
     assert errors["00057.png"] == module.CRASHED
-    assert any(isinstance(each, WorkerEnded) for each in told)
+    assert any(isinstance(each, WorkerEnded) for each in events)

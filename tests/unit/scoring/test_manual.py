@@ -46,33 +46,33 @@ def read_yaml(repository: Path, name: str) -> Any:
     return list(yaml.safe_load_all((repository / "deploy" / "score" / name).read_text()))[-1]
 
 
-def test_every_flag_that_it_names_is_one(manual: str, flags: set[str]) -> None:
+def test_named_flags_exist(manual: str, flags: set[str]) -> None:
     of_others = {"--metrics-export-port", "--dereference", "--hard-dereference"}  # of Ray, of tar
     assert set(re.findall(r"--[a-z][a-z-]+", manual)) - of_others - flags == set()
 
 
-def test_every_flag_is_named(manual: str, flags: set[str]) -> None:
+def test_every_flag_is_documented(manual: str, flags: set[str]) -> None:
     known_by_their_help = {"--workers", "--cache"}
     assert {flag for flag in flags - known_by_their_help if flag not in manual} == set()
 
 
 @pytest.mark.parametrize("kind", [Progress, WorkerProgress])
-def test_every_key_of_a_line_of_progress(kind: type[Progress | WorkerProgress], manual: str) -> None:
+def test_every_key_of_progress_is_documented(kind: type[Progress | WorkerProgress], manual: str) -> None:
     assert [field.name for field in fields(kind) if f"`{field.name}`" not in manual] == []
 
 
-def test_every_metric(manual: str) -> None:
+def test_every_metric_is_documented(manual: str) -> None:
     names = {*COUNTERS, *GAUGES, UNIT_SECONDS}
     assert set(re.findall(r"`(graphkiln_score_\w+)`", manual)) == names
     for _, labels in COUNTERS.values():
         assert all(f"`{label}`" in manual for label in labels)
 
 
-def test_every_name_of_the_python_api(manual: str) -> None:
+def test_every_python_function_is_documented(manual: str) -> None:
     assert all(f"`{name}`" in manual for name in graphkiln.scoring.__all__)
 
 
-def test_ray_takes_the_file_of_its_cluster_launcher(repository: Path) -> None:
+def test_cluster_launcher_file_is_valid(repository: Path) -> None:
     import ray
 
     schema = json.loads((Path(ray.__file__).parent / "autoscaler" / "ray-schema.json").read_text())
@@ -83,7 +83,7 @@ def test_ray_takes_the_file_of_its_cluster_launcher(repository: Path) -> None:
         jsonschema.validate({**cluster, "max_worker": 2}, schema)
 
 
-def test_the_job_of_kuberay_has_fields_that_it_knows(repository: Path, flags: set[str]) -> None:
+def test_kuberay_job_has_known_fields(repository: Path, flags: set[str]) -> None:
     job = read_yaml(repository, "rayjob.yaml")
     assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
     spec = job["spec"]
@@ -99,7 +99,7 @@ def test_the_job_of_kuberay_has_fields_that_it_knows(repository: Path, flags: se
     assert {word for word in words if word.startswith("--")} <= flags
 
 
-def test_both_start_the_ray_that_the_image_has(repository: Path) -> None:
+def test_ray_version_matches_the_image(repository: Path) -> None:
     image = (repository / "deploy" / "score" / "Dockerfile").read_text()
     version = read_yaml(repository, "rayjob.yaml")["spec"]["rayClusterSpec"]["rayVersion"]
     assert f"FROM rayproject/ray:{version}-" in image

@@ -30,7 +30,7 @@ class FakeRegistry:
         self.units.append(seconds)
 
 
-def test_a_run() -> None:
+def test_metrics_of_a_run() -> None:
     registry = FakeRegistry()
     metrics = RunMetrics(lambda: registry)
     for event in RUN:
@@ -49,7 +49,7 @@ def test_a_run() -> None:
     assert len(registry.units) == 3
 
 
-def test_a_unit_that_was_committed_unheard_is_left_no_more() -> None:
+def test_twin_is_counted() -> None:
     """Its worker died before it told: the attempt after it found the result, and nothing is left of it to do."""
     registry = FakeRegistry()
     metrics = RunMetrics(lambda: registry)
@@ -60,7 +60,7 @@ def test_a_unit_that_was_committed_unheard_is_left_no_more() -> None:
     assert registry.counts["rows_total", "", "scored"] == 100
 
 
-def test_what_fails_or_goes_away() -> None:
+def test_failures_are_counted() -> None:
     registry = FakeRegistry()
     metrics = RunMetrics(lambda: registry)
     metrics.observe(UnitFailed(unit_id="a", path="p", reason="r"))
@@ -68,7 +68,7 @@ def test_what_fails_or_goes_away() -> None:
     assert registry.counts == {("units_total", "", "failed"): 1, ("nodes_lost_total", "n"): 1}
 
 
-def test_before_ray_runs_nothing_is_told_and_nothing_is_forgotten() -> None:
+def test_metrics_wait_for_ray() -> None:
     registry, is_running = FakeRegistry(), False
     metrics = RunMetrics(lambda: registry if is_running else None)
     metrics.observe(RUN[0])

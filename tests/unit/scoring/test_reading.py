@@ -24,7 +24,7 @@ def reader(preprocess: Preprocess = SPEC, cores: int = 2, memory_bytes: int = 1 
     return Reader(preprocess, cores, memory_bytes)
 
 
-def test_keeps_the_order_and_the_pixels() -> None:
+def test_rows_keep_their_order_and_pixels() -> None:
     rows = grays(range(100))
     with reader() as opened:
         preparation = opened.prepare(rows, {}, 4)
@@ -36,7 +36,7 @@ def test_keeps_the_order_and_the_pixels() -> None:
         assert opened.memory.held_bytes == opened.encoded.held_bytes == 0
 
 
-def test_a_bad_row_has_an_error() -> None:
+def test_undecodable_row_has_an_error() -> None:
     rows = [row("a", b"no image"), row("b", gray(1)), row("c", OSError("disk"))]
     with reader() as opened:
         first, second, third = opened.prepare(rows, {}, 4)
@@ -45,14 +45,14 @@ def test_a_bad_row_has_an_error() -> None:
     assert third.error == "disk"
 
 
-def test_an_image_keeps_its_size() -> None:
+def test_image_size_is_kept() -> None:
     with reader() as opened:
         (found,) = opened.prepare([row("a", gray(1, (31, 17)))], {}, 4)
     assert found.image is not None
     assert (found.image.height, found.image.width) == (17, 31)
 
 
-def test_a_quarantined_row_is_not_touched() -> None:
+def test_quarantined_row_is_not_read() -> None:
     rows = [row("a", AssertionError("touched")), row("b", gray(1))]
     with reader() as opened:
         first, second = opened.prepare(rows, {0: "it ended its process"}, 4)
@@ -61,7 +61,7 @@ def test_a_quarantined_row_is_not_touched() -> None:
 
 
 @pytest.mark.parametrize("error", [InputChanged("changed"), SourceUnavailable("away")])
-def test_what_concerns_the_unit_is_raised(error: Exception) -> None:
+def test_errors_of_the_unit_are_raised(error: Exception) -> None:
     with reader() as opened:
         rows = [*grays(range(20)), row("bad", error), *grays(range(20))]
         with pytest.raises(type(error)), opened.prepare(rows, {}, 4) as preparation:
@@ -70,7 +70,7 @@ def test_what_concerns_the_unit_is_raised(error: Exception) -> None:
         assert opened.memory.held_bytes == opened.encoded.held_bytes == 0
 
 
-def test_whoever_gives_up_leaves_nothing_behind() -> None:
+def test_closing_early_releases_memory() -> None:
     with reader() as opened:
         with opened.prepare(grays(range(200)), {}, 4) as preparation:
             assert next(iter(preparation)).sample is not None
@@ -78,7 +78,7 @@ def test_whoever_gives_up_leaves_nothing_behind() -> None:
         assert opened.memory.held_bytes == opened.encoded.held_bytes == 0
 
 
-def test_large_images_are_ahead_by_bytes_not_by_rows() -> None:
+def test_memory_is_limited_in_bytes() -> None:
     side = 256
     large = gray(7, (side, side))
     most = 4 * side * side
@@ -93,7 +93,7 @@ def test_large_images_are_ahead_by_bytes_not_by_rows() -> None:
     assert len(held) == 20
 
 
-def test_an_image_larger_than_the_memory_among_small_ones() -> None:
+def test_image_larger_than_the_limit_is_admitted() -> None:
     rows = grays(range(10))
     rows[5] = row("large", gray(5, (512, 512)))
     with reader(WHOLE, memory_bytes=1000) as opened:
@@ -104,7 +104,7 @@ def test_an_image_larger_than_the_memory_among_small_ones() -> None:
         assert [one.row.id for one in found] == [one.id for one in rows]
 
 
-def test_no_more_decode_at_a_time_than_there_are_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_most_one_decoder_per_core(monkeypatch: pytest.MonkeyPatch) -> None:
     inside: list[int] = []
     counting, running = threading.Lock(), set()
 
@@ -124,7 +124,7 @@ def test_no_more_decode_at_a_time_than_there_are_cores(monkeypatch: pytest.Monke
     assert max(inside) <= 2
 
 
-def test_reading_goes_on_while_a_store_is_slow() -> None:
+def test_many_rows_are_read_in_parallel() -> None:
     together = threading.Barrier(8, timeout=20)
 
     def load() -> bytes:

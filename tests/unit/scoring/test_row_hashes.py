@@ -18,7 +18,7 @@ def chunked(values: list[object]) -> pa.ChunkedArray:
     return pa.chunked_array([pa.array(values)])
 
 
-def test_the_repeated_ones_are_found_across_spills(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_repeated_ids_are_found_across_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(row_hashes, "_BUFFERED", 100)
     with RowHashes(tmp_path) as hashes:
         for begin in range(0, 5000, 50):
@@ -37,7 +37,7 @@ def test_ids_of_any_type(values: list[object]) -> None:
 
 @settings(max_examples=20)
 @given(st.lists(st.text(max_size=2), max_size=40))
-def test_repeated_ids_are_found_and_no_others(ids: list[str]) -> None:
+def test_only_repeated_ids_are_refused(ids: list[str]) -> None:
     with RowHashes() as hashes:
         hashes.add(ids[:7])
         hashes.add(ids[7:])
@@ -48,7 +48,7 @@ def test_repeated_ids_are_found_and_no_others(ids: list[str]) -> None:
                 hashes.refuse_repeated(lambda: ids, "")
 
 
-def test_each_is_named_once_with_what_to_do() -> None:
+def test_repeated_id_is_named_with_the_hint() -> None:
     ids = [b"a.jpg", b"b.jpg", b"a.jpg", b"c.jpg", b"a.jpg"]
     with RowHashes() as hashes:
         hashes.add(ids)
@@ -56,7 +56,7 @@ def test_each_is_named_once_with_what_to_do() -> None:
             hashes.refuse_repeated(lambda: ids, "mend it")
 
 
-def test_of_many_some_are_named() -> None:
+def test_first_of_many_repeated_ids_are_named() -> None:
     ids = [*map(str, range(10))] * 2
     with RowHashes() as hashes:
         hashes.add(ids)
@@ -64,7 +64,7 @@ def test_of_many_some_are_named() -> None:
             hashes.refuse_repeated(lambda: ids, "")
 
 
-def test_a_hash_that_two_ids_share_is_no_repetition() -> None:
+def test_hash_collision_is_not_a_repetition() -> None:
     with RowHashes() as hashes:
-        hashes.add(["a", "a"])  # what two ids of one hash look like
+        hashes.add(["a", "a"])  # simulates two ids with the same hash
         hashes.refuse_repeated(lambda: ["a", "b"], "")

@@ -1,4 +1,4 @@
-"""Whole runs on a local Ray: poison, resume, stale results, two drivers, signals."""
+"""Whole runs on a local Ray: guilty rows, resume, stale results, two drivers, signals."""
 
 from __future__ import annotations
 
@@ -42,13 +42,13 @@ from graphkiln_backend.scoring.errors import RunInterrupted
 from graphkiln_backend.scoring.messages import UnitCommitted
 from graphkiln_backend.scoring.driver import score_data_set
 
-def tell(event):
+def report(event):
     if isinstance(event, UnitCommitted):
         print("committed", flush=True)
 
 if __name__ == "__main__":
     try:
-        score_data_set(pickle.loads(bytes.fromhex(sys.argv[1])), tell)
+        score_data_set(pickle.loads(bytes.fromhex(sys.argv[1])), report)
     except RunInterrupted as error:
         print(error, flush=True)
         sys.exit(error.exit_code)
@@ -57,7 +57,7 @@ if __name__ == "__main__":
 
 @pytest.fixture(scope="module", autouse=True)
 def ray() -> Iterator[None]:
-    """One Ray for all runs of this process; its workers know the planted faults."""
+    """One Ray for all runs of this module; its workers have the planted faults."""
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("PYTHONPATH", f"{PLANTED}{os.pathsep}{os.environ.get('PYTHONPATH', '')}")
         with connect(""):
@@ -65,7 +65,7 @@ def ray() -> Iterator[None]:
 
 
 @pytest.fixture
-def told() -> list[Event]:
+def events() -> list[Event]:
     return []
 
 
@@ -76,14 +76,14 @@ def start(request: ScoreRequest, program: str = PROGRAM) -> subprocess.Popen[str
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
 
 
-def score(request: ScoreRequest, told: list[Event] | None = None) -> RunState:
-    """Run it; what its events add up to."""
+def score(request: ScoreRequest, events: list[Event] | None = None) -> RunState:
+    """Run a request; return its figures."""
     state = RunState()
 
     def report(event: Event) -> None:
         state.observe(event)
-        if told is not None:
-            told.append(event)
+        if events is not None:
+            events.append(event)
 
     run.score_data_set(request, report)
     return state
@@ -95,29 +95,29 @@ def planned(state: RunState) -> RunPlanned:
 
 
 def scored(state: RunState) -> tuple[int, int, int]:
-    """Rows, of these answered, and with an error."""
+    """Rows, answered rows, rows with an error."""
     return state.rows, state.rows - state.errors, state.errors
 
 
 def is_ours(process: psutil.Process, number: int) -> bool:
-    """All of them, or the workers alone after SIGKILL: some of Ray's own processes notice it late."""
+    """All processes, or only workers after SIGKILL, which some of Ray's own processes notice late."""
     return number != signal.SIGKILL or any("ray::WorkerActor" in word for word in process.cmdline())
 
 
-def test_every_row_is_answered_once_and_the_same_command_does_nothing_more(tmp_path: Path, told: list[Event]) -> None:
+def test_every_row_is_answered_once_and_a_second_run_does_nothing(tmp_path: Path, events: list[Event]) -> None:
     request = make_request(make_images(tmp_path / "in", 45, {7: b"no image"}), tmp_path / "out")
-    assert scored(score(request, told)) == (45, 44, 1)
+    assert scored(score(request, events)) == (45, 44, 1)
     assert check_each_once(tmp_path / "out", 45).keys() == {"00007.png"}
-    assert isinstance(told[0], RunPlanned)
-    assert isinstance(told[-1], RunFinished)
+    assert isinstance(events[0], RunPlanned)
+    assert isinstance(events[-1], RunFinished)
     again = score(request)
     assert planned(again).done_units == planned(again).units
     assert again.rows == 0
 
 
 @pytest.mark.timeout(900)
-def test_rows_that_end_their_worker_are_named_and_all_others_scored(
-    tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
+def test_guilty_rows_are_quarantined_and_others_scored(
+    tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(schedule, "FIRST_PATIENCE_S", 5.0)
     monkeypatch.setattr(schedule, "MIN_PATIENCE_S", 5.0)
@@ -125,7 +125,7 @@ def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     planted = dict.fromkeys(range(0, 60, 10), b"no image")
     planted |= {13: b"segfault", 27: b"hang", 38: b"raise", 52: b"stop"}
     request = make_request(make_images(tmp_path / "in", 60, planted), tmp_path / "out", rows_per_unit=20)
-    state = score(request, told)
+    state = score(request, events)
     errors = check_each_once(tmp_path / "out", 60)
     assert errors["00013.png"] == fleet.CRASHED
     assert errors["00027.png"].startswith("hung for ")
@@ -133,19 +133,18 @@ def test_rows_that_end_their_worker_are_named_and_all_others_scored(
     assert errors["00038.png"] == "raised RecursionError: too deep"
     assert errors.keys() == {f"{number:05}.png" for number in planted}
     assert (scored(state), state.quarantined_rows) == ((60, 50, 10), 4)
-    assert sum(isinstance(each, RowQuarantined) for each in told) == 4
+    assert sum(isinstance(each, RowQuarantined) for each in events) == 4
 
 
-def test_an_image_that_can_never_be_read_is_an_error_at_last(
-    tmp_path: Path, told: list[Event], monkeypatch: pytest.MonkeyPatch
+def test_image_that_can_never_be_read_becomes_an_error(
+    tmp_path: Path, events: list[Event], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A block of a disk, or an object whose service always fails: all others of its unit are answered."""
     monkeypatch.setattr(schedule, "MAX_DELAY_S", 0.0)
     request = make_request(make_images(tmp_path / "in", 30, {7: b"no disk"}), tmp_path / "out", rows_per_unit=100)
-    assert scored(score(request, told)) == (30, 29, 1)
+    assert scored(score(request, events)) == (30, 29, 1)
     errors = check_each_once(tmp_path / "out", 30)
     assert errors == {"00007.png": "cannot read it: Input/output error, again and again"}
-    assert not any(isinstance(each, WorkerEnded) for each in told)
+    assert not any(isinstance(each, WorkerEnded) for each in events)
 
 
 def make_tables(folder: Path) -> Path:
@@ -158,7 +157,7 @@ def make_tables(folder: Path) -> Path:
     return folder
 
 
-def test_a_damaged_row_group_costs_its_own_rows_alone(tmp_path: Path) -> None:
+def test_damaged_row_group_affects_only_its_rows(tmp_path: Path) -> None:
     tables = make_tables(tmp_path / "in")
     offset = pq.read_metadata(tables / "b.parquet").row_group(1).column(0).data_page_offset
     content = bytearray((tables / "b.parquet").read_bytes())
@@ -171,7 +170,7 @@ def test_a_damaged_row_group_costs_its_own_rows_alone(tmp_path: Path) -> None:
     assert len({row["id"] for row in rows}) == 20
 
 
-def test_an_input_that_is_gone_is_named_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_missing_input_fails_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     tables = make_tables(tmp_path / "in")
     request = make_request(tables, tmp_path / "out")
 
@@ -188,12 +187,12 @@ def test_an_input_that_is_gone_is_named_and_the_same_command_goes_on(tmp_path: P
     assert results(tmp_path / "out").num_rows == 20
 
 
-def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path: Path, told: list[Event]) -> None:
-    """Its unit is computed by others; they go wrong by it, too, until the node is not used any more."""
+def test_unfit_worker_writes_nothing_and_is_replaced(tmp_path: Path, events: list[Event]) -> None:
+    """The planted row makes every worker unfit, until the node is not used any more."""
     request = make_request(make_images(tmp_path / "in", 30, {25: b"wrong"}), tmp_path / "out", workers=1)
     with pytest.raises(ScoringError, match=r"no node can take part: .*3 of its workers failed: it no longer computes"):
-        run.score_data_set(request, told.append)
-    assert all(each.unfit for each in told if isinstance(each, WorkerEnded))
+        run.score_data_set(request, events.append)
+    assert all(each.unfit for each in events if isinstance(each, WorkerEnded))
     right = make_images(tmp_path / "right", 30)
     (tmp_path / "in" / "00025.png").write_bytes((right / "00025.png").read_bytes())
     run.score_data_set(replace(request, replace=True))
@@ -207,7 +206,7 @@ def test_a_worker_that_computes_wrongly_writes_nothing_and_is_replaced(tmp_path:
     assert scores("out") == scores("expected")
 
 
-def test_input_that_changes_between_runs_is_refused_or_replaced(tmp_path: Path) -> None:
+def test_changed_input_needs_replace(tmp_path: Path) -> None:
     folder = make_images(tmp_path / "in", 30)
     request = make_request(folder, tmp_path / "out")
     run.score_data_set(request)
@@ -219,14 +218,14 @@ def test_input_that_changes_between_runs_is_refused_or_replaced(tmp_path: Path) 
     assert check_each_once(tmp_path / "out", 30) == {}
 
 
-def test_another_model_is_never_mixed_in(tmp_path: Path) -> None:
+def test_results_of_another_model_are_refused(tmp_path: Path) -> None:
     folder = make_images(tmp_path / "in", 10)
     run.score_data_set(make_request(folder, tmp_path / "out"))
     with pytest.raises(ScoringError, match="another model"):
         run.score_data_set(make_request(folder, tmp_path / "out", top_k=3, replace=True))
 
 
-def test_a_version_that_is_removed_meanwhile_ends_the_run_which_goes_on_once_it_is_back(tmp_path: Path) -> None:
+def test_removed_version_fails_the_run_which_can_be_resumed(tmp_path: Path) -> None:
     model = shutil.copytree(REPOSITORY / "model_repository" / "digits", tmp_path / "store" / "digits")
     made = make_request(make_images(tmp_path / "in", 200), tmp_path / "out", rows_per_unit=4, workers=1)
     request, pids = replace(made, model=model), set[int]()
@@ -245,7 +244,7 @@ def test_a_version_that_is_removed_meanwhile_ends_the_run_which_goes_on_once_it_
     assert check_each_once(tmp_path / "out", 200) == {}
 
 
-def test_a_second_driver_is_told_who_writes_there(tmp_path: Path) -> None:
+def test_second_driver_is_refused(tmp_path: Path) -> None:
     request = make_request(make_images(tmp_path / "in", 400), tmp_path / "out", rows_per_unit=4)
     first = start(request)
     assert first.stdout is not None
@@ -260,7 +259,7 @@ def test_a_second_driver_is_told_who_writes_there(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
-def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, number: int, status: int) -> None:
+def test_interrupted_run_can_be_resumed(tmp_path: Path, number: int, status: int) -> None:
     request = make_request(make_images(tmp_path / "in", 600), tmp_path / "out", rows_per_unit=4)
     first = start(request)
     assert first.stdout is not None
@@ -278,15 +277,14 @@ def test_a_run_that_is_ended_goes_on_with_the_same_command(tmp_path: Path, numbe
 
 
 @pytest.mark.timeout(600)
-def test_ctrl_c_again_and_again_disturbs_nothing_that_is_given_back(tmp_path: Path) -> None:
-    """Behind the run signals are ignored, as nobody can tell where it ends."""
-    noting = PROGRAM.replace(", tell)", ", tell, lambda *_: print('notes written', flush=True))")
+def test_repeated_ctrl_c_does_not_disturb_the_cleanup(tmp_path: Path) -> None:
+    noting = PROGRAM.replace(", report)", ", report, lambda *_: print('notes written', flush=True))")
     request = make_request(make_images(tmp_path / "in", 600), tmp_path / "out", rows_per_unit=4)
     first = start(request, f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)\n{noting}")
     assert first.stdout is not None
     assert first.stdout.readline() == "committed\n"
     below = psutil.Process(first.pid).children(recursive=True)
-    deadline = time.monotonic() + 240  # of a machine that does other things: Ray takes a minute to end there
+    deadline = time.monotonic() + 240  # Ray takes up to a minute to end on a busy machine
     while first.poll() is None and time.monotonic() < deadline:
         first.send_signal(signal.SIGINT)
         time.sleep(0.02)
@@ -299,7 +297,7 @@ def test_ctrl_c_again_and_again_disturbs_nothing_that_is_given_back(tmp_path: Pa
     assert alive == [], "nothing is left running"
 
 
-def test_a_local_ray_leaves_nothing_behind(tmp_path: Path) -> None:
+def test_local_ray_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "t").mkdir()
     environment = {**os.environ, "HOME": str(tmp_path / "home"), "TMPDIR": str(tmp_path / "t")}

@@ -334,7 +334,7 @@ class TestRefusals:
     def test_second_input_is_refused(self) -> None:
         (image,) = signature("batch", 3, 8, 6).inputs
         graph = Signature(inputs=(image, replace(image, name="mask")), outputs=())
-        with pytest.raises(ScoringError, match="one input.*x, mask"):
+        with pytest.raises(ScoringError, match=r"one input.*x, mask"):
             ImageInput.of(graph, RGB, 4)
 
     def test_output_with_another_number_of_rows_is_refused(self) -> None:

@@ -44,7 +44,7 @@ def only(destination: ParquetDestination, units: list[Unit] = UNITS) -> Finding:
     return finding
 
 
-def test_a_whole_destination_has_no_finding(destination: ParquetDestination) -> None:
+def test_complete_destination_has_no_finding(destination: ParquetDestination) -> None:
     read = []
     found = verify(destination, UNITS, report=read.append)
     assert found.ok
@@ -53,7 +53,7 @@ def test_a_whole_destination_has_no_finding(destination: ParquetDestination) -> 
     assert sum(read) == 5
 
 
-def test_a_missing_unit(destination: ParquetDestination) -> None:
+def test_missing_unit(destination: ParquetDestination) -> None:
     destination.remove([UNITS[2].id])
     finding = only(destination)
     assert (finding.unit_id, finding.place) == (UNITS[2].id, "photos/2")
@@ -62,20 +62,20 @@ def test_a_missing_unit(destination: ParquetDestination) -> None:
     )
 
 
-def test_a_unit_that_the_plan_does_not_have(destination: ParquetDestination, tmp_path: Path) -> None:
+def test_unplanned_unit(destination: ParquetDestination, tmp_path: Path) -> None:
     finding = only(destination, UNITS[1:])
     assert finding.place == str(tmp_path / "out" / f"{UNITS[0].id}.parquet")
     assert finding.message == "the plan has no such unit"
     assert "--replace" in finding.hint
 
 
-def test_lost_rows(destination: ParquetDestination) -> None:
+def test_missing_rows(destination: ParquetDestination) -> None:
     destination.remove([UNITS[2].id])
     destination.commit(result(UNITS[2], ["photos/2/0", "photos/2/1"]))
     assert only(destination).message == "it has 1 answers and 1 errors for 4 rows"
 
 
-def test_a_row_that_two_units_have(destination: ParquetDestination) -> None:
+def test_row_id_in_two_units(destination: ParquetDestination) -> None:
     destination.remove([UNITS[2].id])
     destination.commit(result(UNITS[2], ["photos/2/0", "photos/2/1", "photos/2/2", "photos/1/3"]))
     finding = only(destination)
@@ -84,13 +84,13 @@ def test_a_row_that_two_units_have(destination: ParquetDestination) -> None:
     assert finding.message == f"1 of its rows occur twice: 'photos/1/3' (also in {first})"
 
 
-def test_a_row_that_one_unit_has_twice(destination: ParquetDestination) -> None:
+def test_row_id_twice_in_a_unit(destination: ParquetDestination) -> None:
     destination.remove([UNITS[2].id])
     destination.commit(result(UNITS[2], ["a", "b", "b", "c"]))
     assert only(destination).message == f"1 of its rows occur twice: 'b' (also in {UNITS[2].id})"
 
 
-def test_two_models(destination: ParquetDestination) -> None:
+def test_results_of_two_models(destination: ParquetDestination) -> None:
     destination.remove([UNITS[2].id])
     destination.commit(result(UNITS[2], configuration="other"))
     finding = only(destination)
@@ -99,7 +99,7 @@ def test_two_models(destination: ParquetDestination) -> None:
     assert verify(destination, UNITS).configurations == ("model", "other")
 
 
-def test_a_file_that_was_cut(destination: ParquetDestination, tmp_path: Path) -> None:
+def test_truncated_file(destination: ParquetDestination, tmp_path: Path) -> None:
     path = tmp_path / "out" / f"{UNITS[3].id}.parquet"
     path.write_bytes(path.read_bytes()[:100])
     finding = only(destination)
@@ -108,7 +108,7 @@ def test_a_file_that_was_cut(destination: ParquetDestination, tmp_path: Path) ->
     assert finding.hint == "remove it and run the same command again"
 
 
-def test_a_file_whose_rows_are_damaged(destination: ParquetDestination, tmp_path: Path) -> None:
+def test_file_with_damaged_rows(destination: ParquetDestination, tmp_path: Path) -> None:
     path = tmp_path / "out" / f"{UNITS[3].id}.parquet"
     content = bytearray(path.read_bytes())
     content[4:40] = bytes(36)
@@ -118,14 +118,14 @@ def test_a_file_whose_rows_are_damaged(destination: ParquetDestination, tmp_path
     assert "cannot be read" in finding.message
 
 
-def test_an_empty_destination_misses_all(tmp_path: Path) -> None:
+def test_empty_destination(tmp_path: Path) -> None:
     empty = ParquetDestination(FolderStore(tmp_path / "empty"))
     empty.prepare()
     assert len(verify(empty, UNITS).findings) == 5
     assert verify(empty, []).ok
 
 
-def test_ids_that_are_numbers(tmp_path: Path) -> None:
+def test_numeric_row_ids(tmp_path: Path) -> None:
     made = ParquetDestination(FolderStore(tmp_path / "numbers"))
     made.prepare()
     units = [unit(0, 2), unit(1, 2)]
