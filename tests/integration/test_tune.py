@@ -1,4 +1,4 @@
-"""`graphkiln tune` with the example model on a real server: found, killed, gone on with, applied, shown."""
+"""`graphkiln tune` with real servers: results, kills, resuming, `--apply` and the HTML page."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from graphkiln_client import Client
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
 FEW = ("--only", "spin")
-"""Two candidates: few sessions, few servers."""
+"""Options for a search of two candidates."""
 
 
 @pytest.fixture
@@ -42,7 +42,7 @@ def model(digits: Path, tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def found(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str]:
-    """A search: what `--json` printed, and the page. Its target is met on a machine that is busy with others, too."""
+    """The JSON document and the HTML page of a search, whose target is met on a busy machine, too."""
     folder = tmp_path_factory.mktemp("tune")
     model = folder / "models" / "digits"
     shutil.copytree(digits, model)
@@ -58,7 +58,7 @@ def found(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[
 
 
 class TestFound:
-    def test_a_configuration_that_was_really_served(self, found: tuple[dict[str, Any], str]) -> None:
+    def test_chosen_configuration(self, found: tuple[dict[str, Any], str]) -> None:
         document, _ = found
         assert document["met"]
         shown = document["promise"]
@@ -72,7 +72,7 @@ class TestFound:
         assert shown["p99_range_ms"][1] <= 2000
         assert document["spent_s"] <= 150 + 30, "the budget; a start may be slower than the slowest before it"
 
-    def test_what_is_not_tried_has_a_reason(self, found: tuple[dict[str, Any], str]) -> None:
+    def test_excluded_candidates_have_a_reason(self, found: tuple[dict[str, Any], str]) -> None:
         document, _ = found
         assert document["space"]["candidates"] > 1
         assert all(row["lost"] for row in document["rows"] if row["id"] != document["chosen"]["id"])
@@ -80,7 +80,7 @@ class TestFound:
 
     @pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
     @pytest.mark.parametrize("width", [320, 1280])
-    def test_the_page_is_legible_on_a_phone_and_a_screen(
+    def test_page_is_legible_on_phone_and_screen(
         self, found: tuple[dict[str, Any], str], tmp_path: Path, width: int
     ) -> None:
         document, page = found
@@ -92,17 +92,17 @@ class TestFound:
         assert shown["smallest"] >= 10, "letters in a plot, in pixels"
 
 
-def test_an_impossible_target_is_missed_with_the_closest(model: Path, tmp_path: Path) -> None:
+def test_impossible_target(model: Path, tmp_path: Path) -> None:
     done = tune(tmp_path, model, "--p99", "10us", "--rate", "20/s", *FEW, "--budget", "20s")
     assert done.returncode == 1, done.stderr
-    told = " ".join(done.stdout.split())
-    assert "no candidate could be measured" in told
+    output = " ".join(done.stdout.split())
+    assert "no candidate could be measured" in output
 
-    assert "a session without a server takes" in told
+    assert "a session without a server takes" in output
 
 
-def test_killed_and_gone_on_with(model: Path, tmp_path: Path) -> None:
-    """The server that was being measured ends with the tuner."""
+def test_killed_search_is_resumed(model: Path, tmp_path: Path) -> None:
+    """The measured server ends with the tuner."""
     words = [str(model), "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "120s", "--json"]
     process = subprocess.Popen(
         [*COMMAND, "tune", *words], env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
@@ -131,7 +131,7 @@ def test_killed_and_gone_on_with(model: Path, tmp_path: Path) -> None:
     assert measured(journal(tmp_path)) == after
 
 
-def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
+def test_ctrl_c_leaves_nothing(model: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(
         [*COMMAND, "tune", str(model), "--p99", "2s", "--rate", "200/s", *FEW, "--budget", "60s"],
         env=environment(tmp_path), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
@@ -142,9 +142,9 @@ def test_ctrl_c_leaves_nothing_behind(model: Path, tmp_path: Path) -> None:
         if "/s, p99" in line:  # a server runs
             process.send_signal(signal.SIGINT)
             break
-    told = process.communicate(timeout=120)[1]
-    assert process.returncode == 130, told
-    assert "run the same command" in told
+    output = process.communicate(timeout=120)[1]
+    assert process.returncode == 130, output
+    assert "run the same command" in output
     assert leftovers(tmp_path) == []
     assert list(temporary(tmp_path).iterdir()) == []
 
@@ -162,7 +162,7 @@ def apply_chosen(model: Path) -> Applied:
 
 
 def largest_batch(server: Server) -> int:
-    """Of the model as it is served now; 0 while it is being replaced."""
+    """Return max_batch_size of the served model; 0 while it is reloaded."""
     try:
         with Client(server.url, max_retries=0) as client:
             return int(client.model("digits").config["max_batch_size"])
@@ -171,13 +171,13 @@ def largest_batch(server: Server) -> int:
 
 
 def run_shell(command: str) -> None:
-    """As a user would who copies it from the terminal."""
+    """Run a command as if copied from the terminal."""
     path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
     done = subprocess.run(["bash", "-c", command], env={**os.environ, "PATH": path}, capture_output=True, check=False)
     assert done.returncode == 0, done.stderr.decode()
 
 
-def test_what_is_applied_is_served_by_a_server_in_poll_mode(model: Path, start_server: StartServer) -> None:
+def test_applied_configuration_is_loaded_in_poll_mode(model: Path, start_server: StartServer) -> None:
     server = start_server("--model-store", model.parent, "--model-control-mode=poll", "--repository-poll-secs=1")
     server.wait_ready()
     before = (model / "config.pbtxt").read_text()
@@ -199,8 +199,8 @@ main()
 """
 
 
-def test_what_a_killed_search_left_is_gone_when_the_next_begins(model: Path, tmp_path: Path) -> None:
-    """Also where servers do not end with the tuner."""
+def test_files_of_a_killed_search_are_removed(model: Path, tmp_path: Path) -> None:
+    """Servers do not end with the tuner here."""
     words = ["tune", str(model), "--p99", "2s", "--rate", "60/s", *FEW, "--budget", "60s"]
     process = subprocess.Popen(
         [sys.executable, "-c", WITHOUT_SETPRIV, *words],
@@ -228,8 +228,8 @@ parameters { key: "intra_op_thread_count" value: { string_value: "1" } }
 """
 
 
-def test_a_store_of_tritons_cpp_backend_is_tuned_and_written(digits: Path, tmp_path: Path) -> None:
-    """A graph without golden samples: requests are made up. Comments stay in the copy."""
+def test_model_of_tritons_cpp_backend(digits: Path, tmp_path: Path) -> None:
+    """Requests are generated for a graph without golden samples; the backup keeps the comments."""
     model = tmp_path / "store" / "foreign"
     (model / "1").mkdir(parents=True)
     shutil.copy(digits / "1" / "model.onnx", model / "1")
@@ -250,8 +250,8 @@ def test_a_store_of_tritons_cpp_backend_is_tuned_and_written(digits: Path, tmp_p
     assert (model / "config.pbtxt.untuned").read_text() == FOREIGN
 
 
-def test_an_int8_graph_is_made_tried_and_written(model: Path, repository: Path, tmp_path: Path) -> None:
-    """Five samples calibrate nothing that should be served; here they show the way."""
+def test_int8_graph(model: Path, repository: Path, tmp_path: Path) -> None:
+    """Five samples are too few for calibration in production."""
     for image in (repository / "docs" / "digits").glob("*.png"):
         for folder in (tmp_path / "calibration", tmp_path / "judged"):
             folder.mkdir(exist_ok=True)
@@ -270,8 +270,8 @@ def test_an_int8_graph_is_made_tried_and_written(model: Path, repository: Path, 
     assert digest(model) == before
 
 
-def test_a_detector_is_tuned(repository: Path, tmp_path: Path) -> None:
-    """It counts its boxes in one number for each image, for which Triton has another shape than the graph."""
+def test_detector(repository: Path, tmp_path: Path) -> None:
+    """The number of boxes has another shape in Triton than in the graph."""
     model = repository / "model_repository" / "scenes-detector"
     done = tune(
         tmp_path, model, "--p99", "2s", "--rate", "20/s", *FEW, "--fix", "spin=off", "--budget", "60s", "--json"

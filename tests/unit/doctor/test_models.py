@@ -88,7 +88,13 @@ def test_invalid_configuration(store: Path, text: str, words: str) -> None:
     ("more", "level"),
     [("", Level.ERROR), (', { key: "fallback" value { string_value: "onnxruntime" } }', Level.WARNING)],
 )
-def test_unavailable_engine(store: Path, more: str, level: Level) -> None:
+def test_unavailable_engine(store: Path, monkeypatch: pytest.MonkeyPatch, more: str, level: Level) -> None:
+    monkeypatch.setattr(module, "start_probe", lambda name: name)
+    monkeypatch.setattr(
+        module,
+        "read_probe",
+        lambda name: ({"cpu": ""}, "") if name == "openvino" else ({}, "unknown engine"),
+    )
     config = store / "digits" / "config.pbtxt"
     wanted = f'parameters [ {{ key: "engine" value {{ string_value: "openvino" }} }}{more} ]'
     config.write_text(f"{config.read_text()}\n{wanted}\n")
