@@ -1,4 +1,4 @@
-"""A finished search, made up: what its table, its page and its document are made of."""
+"""A fake finished search, for tests of reports."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ from graphkiln_backend.engines.base import Support
 
 
 def measured(rate: float, p99_s: float, **more: Any) -> Measured:
-    """A measurement at a rate."""
+    """Return a measurement at a rate."""
     latency = Latency(
-        count=1000, mean_s=p99_s / 3, p50_s=p99_s / 4, p90_s=p99_s / 2,
-        p99=Interval(p99_s, p99_s * 0.8, p99_s * 1.1), p999_s=p99_s * 2,
+        count=1000, mean_s=p99_s / 3, p50_s=p99_s / 4,
+        p99=Interval(p99_s, p99_s * 0.8, p99_s * 1.1),
     )  # fmt: skip
     facts = {
         "memory_bytes": 200 << 20, "server_cores": 1.5, "client_cores": 0.25, "placed": "openvino on cpu in bf16",
@@ -37,15 +37,20 @@ def measured(rate: float, p99_s: float, **more: Any) -> Measured:
     return Measured(latency=latency, throughput=Interval(rate, rate * 0.97, rate * 1.03), **{**facts, **more})
 
 
+def exact(value: float) -> Interval:
+    """Return the interval of a value without noise."""
+    return Interval(value, value, value)
+
+
 def row(candidate: Candidate, rate: float, p99_s: float, lost: str = "", **more: Any) -> Row:
-    """A candidate that was measured once."""
+    """Return the row of a candidate with one measurement."""
     point = Point(load=OpenLoop(rate), measured=measured(rate, p99_s, **more))
     scored = CandidateScore(candidate=candidate, score=Interval(rate, rate, rate), points=(point,), lost=lost)
     return Row(scored=scored, score=f"{rate:g} requests per second", limit="the cores: busy")
 
 
 def finished(of: Space, target: Target, *, met: bool = True) -> Result:
-    """A search that chose the third of four candidates, or none."""
+    """Return a search that chose the first of three candidates, or none."""
     default = of.default
     best = default.with_values({"engine": "openvino", "precision": "bf16", "spin": False})
     rows = (
@@ -66,13 +71,13 @@ def finished(of: Space, target: Target, *, met: bool = True) -> Result:
 
 
 def _missed(found: Row) -> Row:
-    """The same of a candidate that no load met the target with."""
+    """Return a row that missed the target under all loads."""
     score = found.scored.score
     return replace(found, scored=replace(found.scored, score=Interval(score.value, 0.0, score.upper)))
 
 
 def span_everything(subject: Subject, p99_s: float = 0.05, *, absent: str = "", lacks: str = "") -> Space:
-    """The space of a model on a machine that has all engines but one, and all instructions unless it `lacks` them."""
+    """Return the space on a machine without the engine `absent`, and without instructions if `lacks` is a reason."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(space, "probe", lambda name, _: Support(ok=name != absent, reason="not installed"))
         patch.setattr(space, "missing_instructions", lambda _: lacks)
@@ -80,13 +85,13 @@ def span_everything(subject: Subject, p99_s: float = 0.05, *, absent: str = "", 
 
 
 def only(space: Space, key: str, fixes: Mapping[str, Value]) -> Space:
-    """The part of a space in which one key varies."""
+    """Return the part of a space in which one key varies."""
     stay = {axis.key: axis.values[0] for axis in space.axes if axis.key != key}
     return space.fixed({**stay, **fixes})
 
 
 def tuning(subject: Subject, folder: Path, **changes: Any) -> Tuning:
-    """What was asked of the example model, on a machine that can run everything."""
+    """A search of the example model on a machine with all engines and instructions."""
     facts = {
         "subject": subject, "space": span_everything(subject), "target": Target(p99_s=0.05),
         "questions": read_questions(subject), "folder": folder,
@@ -95,7 +100,7 @@ def tuning(subject: Subject, folder: Path, **changes: Any) -> Tuning:
 
 
 def document(subject: Subject, folder: Path, *, met: bool = True) -> dict[str, Any]:
-    """The document of that search."""
+    """Return the JSON document of that search."""
     asked = tuning(subject, folder)
     result = finished(asked.space, asked.target, met=met)
     return document_of(result, asked, "graphkiln tune models/digits --p99 50ms")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -18,7 +16,7 @@ from graphkiln.cli.console import (
     command_line,
     facts,
     print_json,
-    stderr_console,
+    progress_bar,
     write_html,
 )
 from graphkiln.cli.options import AsJson, ModelName, ModelVersion
@@ -121,7 +119,8 @@ def bench(
         rows = []
         for name, load in loads:
             meter = ServerMeter(plain, client.url)
-            with _progress(name, load.warmup_s + load.seconds):
+            seconds = load.warmup_s + load.seconds
+            with progress_bar(f"load {name}, {seconds:g} s", total=None):
                 measured = load_processes.measure_load(target, feeds, load, meter.start)
             rows.append(_row(name, measured, meter.side(measured.seconds)))
     if html:
@@ -152,23 +151,3 @@ def _row(load: str, measured: Measurement, server: ServerSide) -> Row:
         "batch": server.batch,
         "server_cores": server.cores,
     }
-
-
-@contextmanager
-def _progress(load: str, seconds: float) -> Iterator[None]:
-    """Show a progress bar on a terminal during the block."""
-    console = stderr_console()
-    if not console:
-        yield
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (
-        TextColumn("load {task.description}"),
-        BarColumn(),
-        TimeElapsedColumn(),
-        TextColumn("of {task.total:g} s"),
-    )
-    with Progress(*columns, console=console, transient=True) as bar:
-        bar.add_task(load, total=seconds)
-        yield

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -179,6 +180,25 @@ def stderr_console() -> Console | None:
     from rich.console import Console
 
     return Console(stderr=True)
+
+
+@contextmanager
+def progress_bar(description: str, total: float | None) -> Iterator[Callable[..., None] | None]:
+    """Show a progress bar on a terminal during the block.
+
+    Yields:
+        Updates the bar with the keywords `description`, `total` and `completed`; None without a terminal.
+    """
+    console = stderr_console()
+    if not console:
+        yield None
+        return
+    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+    # the text is last, because long ones are cut off
+    columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=console, transient=True) as bar:
+        yield partial(bar.update, bar.add_task(description, total=total))
 
 
 @contextmanager

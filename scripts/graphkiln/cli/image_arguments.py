@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from graphkiln.cli.console import printable, say, stderr_console
+from graphkiln.cli.console import printable, progress_bar, say
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
 from graphkiln_backend.images.formats import SUFFIXES, list_images, recognize_text
 
@@ -74,14 +74,11 @@ def send_images(
 @contextmanager
 def show_progress(count: int) -> Iterator[Callable[[int], None] | None]:
     """Show a progress bar on a terminal for many images."""
-    if count < _MANY or not (console := stderr_console()):
+    if count < _MANY:
         yield None
         return
-    from rich.progress import Progress
-
-    with Progress(console=console, transient=True) as bar:
-        task = bar.add_task("images", total=count)
-        yield lambda done: bar.update(task, completed=done)
+    with progress_bar("images", count) as update:
+        yield (lambda done: update(completed=done)) if update else None
 
 
 def expand_folders(images: Sequence[Path]) -> list[Path]:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln.cli.console import Html, check_html, print_json, say, stderr_console, write_html
+from graphkiln.cli.console import Html, check_html, print_json, progress_bar, say, write_html
 from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
 
@@ -123,27 +123,17 @@ def _parse_preprocess(preprocess: str | None) -> dict[str, Any] | None:
 @contextmanager
 def _progress_report() -> Iterator[ProgressReport]:
     """Show a progress bar on a terminal, otherwise print a line for each activity and figure."""
-    console = stderr_console()
-    if not console:
-        yield _print_line
-        return
-    from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
-
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(bar_width=20),
-        TimeRemainingColumn(),
-        TextColumn("[dim]{task.fields[figure]}"),
-    )
-    with Bar(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("", total=None, figure="")
+    with progress_bar("", total=None) as update:
+        if update is None:
+            yield _print_line
+            return
+        figure = ""
 
         def show(progress: Progress) -> None:
-            total = progress.total_s or None
-            bar.update(task, description=progress.activity, total=total, completed=progress.done_s)
-            if progress.figure:
-                bar.update(task, figure=progress.figure)
+            nonlocal figure
+            figure = progress.figure or figure
+            description = " ".join(filter(None, (progress.activity, figure)))
+            update(description=description, total=progress.total_s or None, completed=progress.done_s)
 
         yield show
 

@@ -15,8 +15,8 @@ from graphkiln.cli.console import (
     command_line,
     ending_in_order,
     print_json,
+    progress_bar,
     say,
-    stderr_console,
     write_html,
 )
 from graphkiln.cli.options import AsJson
@@ -209,18 +209,11 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
     from graphkiln.tuning.report import line_of
 
     today = tuning.space.today
-    console = stderr_console()
-    if not console:
-        yield lambda progress: say(line_of(progress, today, tuning.budget_s))
-        return
-    from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (BarColumn(bar_width=16), TimeElapsedColumn(), TextColumn("{task.description}", markup=False))
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=tuning.budget_s)
-        yield lambda progress: bar.update(
-            task, completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s)
-        )
+    with progress_bar("starting", tuning.budget_s) as update:
+        if update is None:
+            yield lambda progress: say(line_of(progress, today, tuning.budget_s))
+            return
+        yield lambda progress: update(completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s))
 
 
 def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:

@@ -85,7 +85,7 @@ def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
     found = probe_session(job, _DEADLINE_S)
     if reason := found.reason if isinstance(found, Failed) else found.accuracy:
         raise VerificationError("the configuration is not written: its proof failed", report=reason)
-    for version in _beside(candidate, subject):
+    for version in _other_served_versions(candidate, subject):
         _prove_version(version, changes_of(candidate, subject), subject)
 
 
@@ -151,7 +151,7 @@ def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
     return ""
 
 
-def _beside(candidate: Candidate, subject: Subject) -> list[int]:
+def _other_served_versions(candidate: Candidate, subject: Subject) -> list[int]:
     """Return the other versions that the version policy selects."""
     added = [max(version_folders(subject.folder.iterdir())) + 1] if version_of(candidate, subject) else []
     chosen = added or [subject.version]

@@ -50,11 +50,6 @@ class Candidate:
         """Create a candidate from values by key."""
         return cls(tuple(sorted(values.items())))
 
-    @classmethod
-    def from_json(cls, values: Mapping[str, str | int | bool | list[int]]) -> Self:
-        """Create a candidate from the output of `as_json`."""
-        return cls.of({key: tuple(value) if isinstance(value, list) else value for key, value in values.items()})
-
     @cached_property
     def values(self) -> dict[str, Value]:
         """The values by key."""

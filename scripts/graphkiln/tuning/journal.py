@@ -266,7 +266,7 @@ class RecordedTrials:
     ) -> None:
         self._trials, self._journal, self._clock, self._report = trials, journal, clock, report
         self._known: dict[str, tuple[Outcome, float]] = {}
-        self._asked: set[str] = set()
+        self._requested: set[str] = set()
         self._failed: dict[Candidate, Failed] = {}
         self._deaths: Counter[str] = Counter()
         self._running: Candidate | None = None
@@ -281,16 +281,16 @@ class RecordedTrials:
     @property
     def count(self) -> int:
         """Number of measurements so far."""
-        return len(self._asked)
+        return len(self._requested)
 
     def probe(self, session: Candidate) -> Bare | Failed:
         """See `Trials.probe`."""
 
         def work() -> Bare | Failed:
             self._running = None  # no server runs while a session is timed
-            return self._reported(session, None, self._trials.probe(session))
+            return self._trials.probe(session)
 
-        outcome, took_s, is_first = self._once({"probe": session.as_json()}, work)
+        outcome, took_s, is_first = self._once({"probe": session.as_json()}, session, None, work)
         if is_first:
             self.budget.charge_probe(took_s)
         return outcome
@@ -301,7 +301,7 @@ class RecordedTrials:
             return self._failed[candidate]
 
         def work() -> Measured | Failed:
-            return self._reported(candidate, load, self._trials.measure(candidate, load, seconds, seed))
+            return self._trials.measure(candidate, load, seconds, seed)
 
         def prepare() -> None:
             # Without the kill the server would still be running: its second start is not charged.
@@ -310,27 +310,29 @@ class RecordedTrials:
             self._running = candidate
 
         task = {"measure": candidate.as_json(), "load": asdict(load), "seconds": seconds, "seed": seed}
-        outcome, took_s, is_first = self._once(task, work, prepare)
+        outcome, took_s, is_first = self._once(task, candidate, load, work, prepare)
         if isinstance(outcome, Failed):
             self._failed[candidate] = outcome
         if is_first:
             self.budget.charge(candidate, seconds, took_s, failed=isinstance(outcome, Failed))
         return outcome
 
-    def _reported(self, candidate: Candidate, load: LoadShape | None, outcome: _Outcome) -> _Outcome:
-        progress = Progress(number=self.count, spent_s=self.spent_s, candidate=candidate, load=load, outcome=outcome)
-        self._report(progress)
-        return outcome
-
     def _once(
-        self, task: dict[str, Any], work: Callable[[], _Outcome | Failed], prepare: Callable[[], None] = lambda: None
+        self,
+        task: dict[str, Any],
+        candidate: Candidate,
+        load: LoadShape | None,
+        work: Callable[[], _Outcome | Failed],
+        prepare: Callable[[], None] = lambda: None,
     ) -> tuple[_Outcome | Failed, float, bool]:
         """Return an outcome, its seconds, and true for the first request of this run."""
         key = _key(task)
-        is_first = key not in self._asked
-        self._asked.add(key)
+        is_first = key not in self._requested
+        self._requested.add(key)
         if key not in self._known:
-            self._known[key] = self._measure_anew(task, work, prepare)
+            self._known[key] = new, _ = self._measure_anew(task, work, prepare)
+            number, spent_s = self.count, self.spent_s
+            self._report(Progress(number=number, spent_s=spent_s, candidate=candidate, load=load, outcome=new))
         outcome: Any
         outcome, took_s = self._known[key]
         return outcome, took_s, is_first
@@ -385,7 +387,10 @@ def _key(task: dict[str, Any]) -> str:
 
 _KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
 # Fields that may be infinite, which is null in JSON; no other field of theirs may be null.
-_ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p90_s", "p999_s", "p99_wide_s", "mean_margin_s")
+_ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p99_wide_s", "mean_margin_s")
+
+# Fields of `Latency` in journals of earlier releases.
+_FORMER = ("p90_s", "p999_s")
 
 
 def outcome_as_json(outcome: Outcome) -> dict[str, Any]:
@@ -408,6 +413,7 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
         return Bare(**values | {"batch_s": {int(size): float(each) for size, each in values["batch_s"].items()}})
     if kind is Measured:
         latency = _endless(values["latency"]) | {"p99": Interval(**_endless(values["latency"]["p99"]))}
+        latency = {key: value for key, value in latency.items() if key not in _FORMER}
         through = Interval(**_endless(values["throughput"]))
         return Measured(**values | {"latency": Latency(**latency), "throughput": through})
     return Failed(**values)

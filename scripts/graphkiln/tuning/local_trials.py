@@ -100,7 +100,7 @@ class LocalTrials(Closeable):
                     candidate=candidate,
                     model=name,
                     client={"url": server.grpc_url, **options},
-                    asking={"url": server.http_url, **options},
+                    checking={"url": server.http_url, **options},
                     loading=self.loading,
                     placed=placed[0],
                     watch=ServerWatch(server.pid),

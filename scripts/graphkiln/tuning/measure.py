@@ -118,11 +118,11 @@ class ServedCandidate:
     candidate: Candidate
     model: str
     client: Mapping[str, Any]
-    asking: Mapping[str, Any]
+    checking: Mapping[str, Any]
     loading: Loading
     placed: Placed
     watch: ServerWatch
-    _asked: int = 0
+    _next_question: int = 0
 
     def measure(self, shape: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         """Measure under a load after a warm-up; the seed selects the arrivals."""
@@ -135,14 +135,14 @@ class ServedCandidate:
         target, questions = Target(client=self.client, model=self.model), self.loading.questions
         engine, precision = self.placed.engine, str(self.candidate.values.get(PRECISION, questions.saved))
         meters = _Meters(self.watch, seconds)
-        with Client(**self.asking) as client:
+        with Client(**self.checking) as client:
             ask = client.model(self.model).infer
-            with AnswerWatch(ask, questions, self._asked, rate, engine=engine, precision=precision) as answers:
+            with AnswerWatch(ask, questions, self._next_question, rate, engine=engine, precision=precision) as answers:
                 try:
                     recording = record_load(target, questions.sent, load, meters.begin)
                 finally:
                     meters.end()
-        self._asked = answers.next_question
+        self._next_question = answers.next_question
         if reason := self.watch.death():
             return Failed(reason=f"under load, {reason}")
         if reason := answers.objection():
@@ -162,7 +162,7 @@ class ServedCandidate:
             energy_j=meters.energy_j,
             placed=str(self.placed),
             warning=f"the load generator used {share:.0%} of the cores" if share > _BUSY_GENERATOR else "",
-            answers=answers.judged,
+            answers=answers.checked,
         )
 
 
@@ -343,7 +343,7 @@ _SHARE = 0.02
 _BLOCK = 8
 
 # Sends one request; raises only subclasses of `ClientError`.
-Ask = Callable[[Arrays], Arrays]
+Send = Callable[[Arrays], Arrays]
 
 
 class AnswerWatch(AbstractContextManager["AnswerWatch"]):
@@ -363,12 +363,14 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
 
     Attributes:
         next_question: Number of the next request.
-        judged: Number of compared answers.
+        checked: Number of compared answers.
     """
 
-    def __init__(self, ask: Ask, questions: Questions, first: int, rate: float, *, engine: str, precision: str) -> None:
-        self.next_question, self.judged = first, 0
-        self._ask, self._questions = ask, questions
+    def __init__(
+        self, ask: Send, questions: Questions, first: int, rate: float, *, engine: str, precision: str
+    ) -> None:
+        self.next_question, self.checked = first, 0
+        self._send, self._questions = ask, questions
         self._engine, self._precision = engine, precision
         self._pause_s = max(_PAUSE_S, 1 / (_SHARE * rate)) if rate else _PAUSE_S
         self._block: dict[int, Arrays] = {}
@@ -394,7 +396,7 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         """
         if self._failure:
             raise self._failure
-        if not self.judged:
+        if not self.checked:
             return f"no request of the checks was answered under load: {self._refusal}"
         return self._objection
 
@@ -402,32 +404,32 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
         try:
             while not self._objection:
                 begun_s = time.thread_time()
-                self._ask_next()
+                self._check_next()
                 used_s = time.thread_time() - begun_s
                 if self._over.wait(max(self._pause_s, used_s / _SHARE)):
                     break
             if self._block and not self._objection:  # an incomplete block is completed by the last one
-                self._judge({**self._last, **self._block})
+                self._compare({**self._last, **self._block})
         except BaseException as error:  # noqa: BLE001 - `objection` raises it in the main thread
             self._failure = error
 
-    def _ask_next(self) -> None:
+    def _check_next(self) -> None:
         number = self.next_question % len(self._questions.feeds)
         self.next_question += 1
         try:
-            answer = self._questions.answer(number, self._ask(self._questions.request(number)))
+            answer = self._questions.answer(number, self._send(self._questions.request(number)))
         except ClientError as error:  # refused by an overloaded server, which the load counts
             self._refusal = str(error)
             return
         if number in self._block:  # the requests in between were refused
-            self._judge(self._block)
+            self._compare(self._block)
         self._block[number] = answer
         if len(self._block) == min(_BLOCK, len(self._questions.feeds)):
-            self._judge(self._block)
+            self._compare(self._block)
 
-    def _judge(self, found: dict[int, Arrays]) -> None:
+    def _compare(self, found: dict[int, Arrays]) -> None:
         """Compare a block of answers, and keep it to complete a short last block."""
-        self.judged += len(self._block)
+        self.checked += len(self._block)
         if not self._objection:
             self._objection = self._questions.objection(found, engine=self._engine, precision=self._precision)
         self._last, self._block = self._block, {}

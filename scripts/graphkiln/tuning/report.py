@@ -168,7 +168,7 @@ _LONGEST = 100
 
 def line_of(progress: Progress, default: Candidate, budget_s: float) -> str:
     """Format a measurement as one line."""
-    words = in_words(progress.candidate, default)
+    words = describe_changes(progress.candidate, default)
     return f"{progress.spent_s:.0f} of {budget_s:.0f} s: {words}{_load(progress.load)}: {_outcome(progress)}"
 
 
@@ -207,7 +207,7 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
         return {
             "id": candidate.id,
             "configuration": candidate.as_json(),
-            "changes": in_words(candidate, default),
+            "changes": describe_changes(candidate, default),
             "score": found.score,
             "limit": found.limit,
             "lost": found.scored.lost,
@@ -241,7 +241,7 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
         "rows": [row(each) for each in result.rows],
         "refused": _refused(result, tuning),
         "untried": [
-            {"changes": in_words(each.candidate, default), "reason": each.reason}
+            {"changes": describe_changes(each.candidate, default), "reason": each.reason}
             for each in result.exclusions
             if each.by_budget
         ],
@@ -271,7 +271,7 @@ def space_document(tuning: Tuning) -> dict[str, Any]:
     }
 
 
-def in_words(candidate: Candidate, default: Candidate) -> str:
+def describe_changes(candidate: Candidate, default: Candidate) -> str:
     """Format a candidate by its differences from the default configuration."""
     changed = {key: value for key, value in candidate.items if default.values.get(key) != value}
     return str(Candidate.of(changed)) if changed else "as served today"

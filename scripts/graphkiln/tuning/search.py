@@ -283,11 +283,11 @@ class Search:
         """Run the search until the best candidate is confirmed or the budget is spent."""
         self._probes = probe(self._space, self._target, self._trials, self._has_time_to_probe)
         for candidate, reason in self._reference.begin(self._probes.viable[:_FEWEST]).items():
-            self._keep(self._enter(candidate).out(reason))
+            self._store(self._enter(candidate).out(reason))
         self._halve_successively()
         self._settle([each for each in self._by_score() if not each.lost])
-        self._come_closer()
-        self._look_around()
+        self._settle_nearest()
+        self._climb_to_neighbors()
         self._race_near_ties()
         self._settle_default()
         chosen, promise = self._confirm()
@@ -309,7 +309,7 @@ class Search:
     def _enter(self, candidate: Candidate) -> CandidateScore:
         return self._contest.enter(candidate, bound_of(candidate, self._probes.bare(candidate)).rate)
 
-    def _keep(self, scored: CandidateScore) -> None:
+    def _store(self, scored: CandidateScore) -> None:
         self._scores[scored.candidate] = scored
 
     def _reached(self) -> float:
@@ -334,7 +334,7 @@ class Search:
         each_s = max(begun_s / max(1, self._trials.count), self._reading_s)
         most = max(_FEWEST, int(_FIRST_RUNG * self._budget.total_s / each_s))
         for candidate in shortlist(replace(self._probes, viable=tuple(left)), most, default):
-            self._keep(self._enter(candidate))
+            self._store(self._enter(candidate))
         entered = [each for each in self._scores.values() if not each.lost]
         for number in range(_RUNGS):
             running = [now for each in entered if not (now := self._scores[each.candidate]).lost]
@@ -355,7 +355,7 @@ class Search:
                 work = partial(self._advance_all, chunk, seconds, reached)
                 chunk = self._reference.steadily(work)
             for scored in chunk:
-                self._keep(scored if scored.points or scored.lost else scored.out(_NO_TIME))
+                self._store(scored if scored.points or scored.lost else scored.out(_NO_TIME))
 
     def _advance_all(self, chunk: Sequence[CandidateScore], seconds: float, reached: float) -> list[CandidateScore]:
         return [self._contest.advance(each, seconds, reached) if self._has_time_to_halve() else each for each in chunk]
@@ -366,13 +366,13 @@ class Search:
         for each in rung:
             if not each.lost and each.score.upper < reached:
                 upper, best = self._contest.describe(each.score.upper), self._contest.describe(reached)
-                self._keep(each.out(f"at most {upper}, but another one reached {best}"))
+                self._store(each.out(f"at most {upper}, but another one reached {best}"))
         running = [now for each in rung if not (now := self._scores[each.candidate]).lost]
         running.sort(key=lambda each: -each.score.value)
         kept = max(FINALISTS, math.ceil(len(running) / _KEPT))
         for place, each in enumerate(running[kept:], kept + 1):
             if each.candidate != self._space.default:
-                self._keep(each.out(f"ranks {place} of {len(running)} after {seconds:g} s"))
+                self._store(each.out(f"ranks {place} of {len(running)} after {seconds:g} s"))
 
     # Exact scores of the best candidates.
 
@@ -391,7 +391,7 @@ class Search:
             must = not is_late and not any(each.points for each in self._scores.values())
             if scored.score.upper >= reached and (must or self._affords(scored)):
                 begun = self._contest.advance(scored, 0.0, reached) if must else scored
-                self._keep(self._reference.steadily(partial(self._contest.settle, begun, reached)))
+                self._store(self._reference.steadily(partial(self._contest.settle, begun, reached)))
                 self._settled.add(scored.candidate)
 
     def _failures(self, scored: CandidateScore) -> int:
@@ -403,7 +403,7 @@ class Search:
         own = session_of(scored.candidate)
         return sum(session_of(each) == own for each in self._settled)
 
-    def _come_closer(self) -> None:
+    def _settle_nearest(self) -> None:
         """If nothing met the target, settle the nearest candidates to report how close they come."""
         for _ in range(_CONFIRMED):
             left = [each for each in self._scores.values() if each.points and each.candidate not in self._settled]
@@ -413,7 +413,7 @@ class Search:
             nearest = min(left, key=lambda each: (self._failures(each), p99_s[each.candidate]))
             self._settle([replace(nearest, lost="")])
 
-    def _look_around(self) -> None:
+    def _climb_to_neighbors(self) -> None:
         """Hill-climb from the best to better neighbors."""
         best, viable = self._best(), set(self._probes.viable)
         while best is not None:
@@ -429,7 +429,7 @@ class Search:
         default = self._scores.get(self._space.default)
         if default is not None and default.points and self._has_time(_SEARCHING):
             settled = self._contest.settle(replace(default, lost=""), -math.inf)
-            self._keep(replace(settled, lost=settled.lost or default.lost))
+            self._store(replace(settled, lost=settled.lost or default.lost))
 
     def _best(self) -> CandidateScore | None:
         """Return the winner of the race, otherwise the simplest candidate without a significantly better one."""
@@ -455,13 +455,13 @@ class Search:
         if self._contest.defends_today:
             self._settle_default()
         measured = [each for each in self._by_score() if each.points]
-        today = [each for each in measured if self._contest.defends_today and self._is_good_today(each)]
+        today = [each for each in measured if self._contest.defends_today and self._is_valid_today(each)]
         near = [each for each in measured if not each.lost or each.candidate in self._settled]
         near = sorted((each for each in near if self._contest.may_race(each, best)), key=lambda each: -each.score.value)
         runners = list({each.candidate: each for each in (best, *[*today, *near][:_RUNNERS])}.values())
         self._race(runners, best)
 
-    def _is_good_today(self, scored: CandidateScore) -> bool:
+    def _is_valid_today(self, scored: CandidateScore) -> bool:
         """Return true for today's configuration if it met the target: noise may have made it look worse."""
         return scored.candidate == self._space.today and has_reached(scored, self._target)
 
@@ -489,7 +489,7 @@ class Search:
                 cost = math.inf if isinstance(outcome, Failed) else contest.race_cost(outcome)
                 costs[candidate].append(math.log(cost))
             lead = min((costs[candidate] for candidate in outcomes), key=statistics.fmean)
-            running = [each for each in running if not self._is_worse(costs[each.candidate], lead)]
+            running = [each for each in running if not self._is_significantly_worse(costs[each.candidate], lead)]
             if len(running) == 1:
                 break
         if len(costs[running[0].candidate]) < contest.fewest_rounds and len(running) > 1:
@@ -497,9 +497,9 @@ class Search:
         winner = min(running, key=lambda each: self._space.simplicity(each.candidate))
         for each in runners:
             if each is not winner:
-                lost = failures.get(each.candidate) or self._why_beaten(costs[each.candidate], costs[winner.candidate])
-                self._keep(each.out(lost))
-        self._keep(replace(winner, lost="", score=contest.race_score(winner, load)))
+                lost = failures.get(each.candidate) or self._race_loss(costs[each.candidate], costs[winner.candidate])
+                self._store(each.out(lost))
+        self._store(replace(winner, lost="", score=contest.race_score(winner, load)))
         self._winner = winner.candidate
 
     def _run_round(
@@ -513,7 +513,7 @@ class Search:
             outcomes[candidate] = self._reference.measure(candidate, load, seconds, number)
         return outcomes
 
-    def _is_worse(self, costs: Sequence[float], lead: Sequence[float]) -> bool:
+    def _is_significantly_worse(self, costs: Sequence[float], lead: Sequence[float]) -> bool:
         """Return true if costs are significantly above the leader's."""
         if not all(map(math.isfinite, costs)):
             return costs is not lead
@@ -524,13 +524,13 @@ class Search:
         error = spread / math.sqrt(len(differences))
         return statistics.fmean(differences) > self._contest.race_errors(len(differences)) * error
 
-    def _why_beaten(self, costs: Sequence[float], winner: Sequence[float]) -> str:
+    def _race_loss(self, costs: Sequence[float], winner: Sequence[float]) -> str:
         if not all(map(math.isfinite, costs)):
             return "more than 1 in 100 requests failed in the race of near-ties"
         rounds = winner[: len(costs)]
         ratio = math.exp(statistics.fmean(costs) - statistics.fmean(rounds))
         words = f"near-tie, raced for {len(costs)} rounds: {ratio:.2f} times the {self._contest.race_by}"
-        is_worse = self._is_worse(costs, rounds)
+        is_worse = self._is_significantly_worse(costs, rounds)
         return words if is_worse else f"{words}, no significant difference, but the chosen one is simpler"
 
     # The promise, and the result.
@@ -547,7 +547,7 @@ class Search:
                     [f"the promise was confirmed at the second attempt; at the first, {reason}"] if reason else []
                 )
                 return best, promise
-            self._keep(best.out(reason))
+            self._store(best.out(reason))
         return None, None
 
     def _result(self, chosen: CandidateScore | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
@@ -574,7 +574,7 @@ class Search:
     def _row(self, scored: CandidateScore, chosen: CandidateScore | None) -> Row:
         bare = self._probes.bare(scored.candidate)
         if chosen and scored.candidate != chosen.candidate and not scored.lost:
-            scored = scored.out(self._why_not(scored, chosen))
+            scored = scored.out(self._reason_for_loss(scored, chosen))
         is_met = has_reached(scored, self._target)
         words = self._contest.describe(scored.score.lower if is_met else scored.score.value)
         return Row(
@@ -584,7 +584,7 @@ class Search:
             accuracy_lost=bare.accuracy_lost,
         )
 
-    def _why_not(self, scored: CandidateScore, chosen: CandidateScore) -> str:
+    def _reason_for_loss(self, scored: CandidateScore, chosen: CandidateScore) -> str:
         simplicity = self._space.simplicity
         if self._contest.is_tie(scored, chosen) and simplicity(chosen.candidate) < simplicity(scored.candidate):
             return "no significant difference, but the chosen one is simpler"

@@ -46,11 +46,6 @@ class Interval:
     lower: float
     upper: float
 
-    @classmethod
-    def exact(cls, value: float) -> Interval:
-        """Create the interval of a known value."""
-        return cls(value, value, value)
-
     def scaled(self, factor: float) -> Interval:
         """Return the interval multiplied by a factor above 0."""
         return Interval(self.value * factor, self.lower * factor, self.upper * factor)
@@ -76,9 +71,7 @@ class Latency:
     count: int
     mean_s: float
     p50_s: float
-    p90_s: float
     p99: Interval
-    p999_s: float
     inflation: float = 1.0
     p99_wide_s: float = math.inf
     mean_margin_s: float = math.inf
@@ -93,15 +86,12 @@ class Latency:
         if not latencies.size:
             raise ValueError("no latencies")
         answered = latencies[np.isfinite(latencies)]
-        p50, p90, p999 = (float(np.quantile(latencies, each, method="higher")) for each in (0.5, 0.9, 0.999))
         return cls(
             count=latencies.size,
             mean_s=float(answered.mean()) if answered.size else math.inf,
-            p50_s=p50,
-            p90_s=p90,
+            p50_s=float(np.quantile(latencies, 0.5, method="higher")),
             p99=quantile_bounds(latencies),
             p99_wide_s=wide_bound(latencies),
-            p999_s=p999,
             inflation=inflation(latencies),
             mean_margin_s=_mean_margin(answered),
         )
@@ -117,10 +107,8 @@ class Latency:
             count=self.count,
             mean_s=self.mean_s * factor,
             p50_s=self.p50_s * factor,
-            p90_s=self.p90_s * factor,
             p99=self.p99.scaled(factor),
             p99_wide_s=self.p99_wide_s * factor,
-            p999_s=self.p999_s * factor,
             inflation=self.inflation,
             mean_margin_s=self.mean_margin_s * factor,
         )

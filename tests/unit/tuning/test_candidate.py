@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,10 +23,6 @@ from graphkiln.tuning.subject import Subject
 from graphkiln_backend.graph.precision import Precision
 
 CANDIDATE = Candidate.of({INSTANCES: 2, ENGINE: "openvino", PREFERRED: (4, 8), SPIN: False})
-
-
-def test_json_round_trip() -> None:
-    assert Candidate.from_json(json.loads(json.dumps(CANDIDATE.as_json()))) == CANDIDATE
 
 
 def test_format_of_a_candidate() -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tuned
 from simulated_server import SimulatedServer, true_rate
+from tuned import exact
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.contest import CandidateScore
@@ -16,7 +17,6 @@ from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.result import knee
 from graphkiln.tuning.search import confirm, sweep
 from graphkiln.tuning.space import Space
-from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop
 
@@ -29,7 +29,7 @@ def server() -> SimulatedServer:
 
 
 def scored(space: Space, rate: float) -> CandidateScore:
-    return CandidateScore(candidate=space.default, score=Interval.exact(rate))
+    return CandidateScore(candidate=space.default, score=exact(rate))
 
 
 Within = Callable[[SimulatedServer, float], RecordedTrials]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import tuned
 from simulated_server import SimulatedServer, true_rate
+from tuned import exact
 
 from graphkiln.tuning import contest as contest_module
 from graphkiln.tuning.candidate import INSTANCES, Candidate
@@ -27,8 +28,8 @@ TARGET = Target(p99_s=0.08)
 
 def point(load: LoadShape, p99: Interval, answered: float | None = None) -> Point:
     rate = load.rate if isinstance(load, OpenLoop) else 100.0
-    latency = Latency(count=int(rate * 10), mean_s=0.01, p50_s=0.01, p90_s=0.02, p99=p99, p999_s=0.2)
-    throughput = Interval.exact(rate if answered is None else answered)
+    latency = Latency(count=int(rate * 10), mean_s=0.01, p50_s=0.01, p99=p99)
+    throughput = exact(rate if answered is None else answered)
     return Point(load=load, measured=Measured(latency=latency, throughput=throughput, seconds=10.0))
 
 

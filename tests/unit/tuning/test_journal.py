@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tuned import exact
 
 from graphkiln.tuning.candidate import ENGINE, Candidate
 from graphkiln.tuning.journal import Journal, RecordedTrials, outcome_as_json, outcome_from_json
@@ -147,7 +148,7 @@ class Scripted:
         self.calls += 1
         if self.work:
             return self.work()
-        latency = Latency(count=seed, mean_s=1, p50_s=1, p90_s=1, p99=Interval(1, 0, float("inf")), p999_s=1)
+        latency = Latency(count=seed, mean_s=1, p50_s=1, p99=Interval(1, 0, float("inf")))
         return Measured(latency=latency, throughput=Interval(1, 1, 1), seconds=seconds, memory_bytes=None)
 
 
@@ -245,7 +246,7 @@ OUTCOMES = [
     Measured(latency=Latency.of(ENDLESS), throughput=Interval(5.0, 4.0, 6.0), seconds=3.0),
     Measured(
         latency=Latency.of(np.full(5, math.inf)),
-        throughput=Interval.exact(0.0),
+        throughput=exact(0.0),
         seconds=3.0,
         errors={"ServerError": 5},
         server_cores=1.5,

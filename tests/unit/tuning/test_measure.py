@@ -21,10 +21,10 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.measure import (
     AnswerWatch,
     Arriving,
-    Ask,
     EnergyMeter,
     Loading,
     Placed,
+    Send,
     ServedCandidate,
     ServerWatch,
     latencies_of,
@@ -90,7 +90,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ServedCandidate:
     monkeypatch.setattr(measure, "record_load", record)
     watch: Any = FakeWatch()
     return ServedCandidate(
-        candidate=CANDIDATE, model="m", client={"url": "grpc://h:1"}, asking={"url": "http://h:2"},
+        candidate=CANDIDATE, model="m", client={"url": "grpc://h:1"}, checking={"url": "http://h:2"},
         loading=Loading(questions=QUESTIONS), watch=watch,
         placed=Placed(engine="openvino", precision="fp32", device="cpu"),
     )  # fmt: skip
@@ -153,7 +153,7 @@ def answer(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
     return ANSWERS[int(feeds["X"][0, 0])]
 
 
-def watch_of(ask: Ask, first: int = 0, rate: float = 0.0) -> AnswerWatch:
+def watch_of(ask: Send, first: int = 0, rate: float = 0.0) -> AnswerWatch:
     return AnswerWatch(ask, QUESTIONS, first, rate, engine="onnxruntime", precision="fp32")
 
 
@@ -186,7 +186,7 @@ def test_checks_continue_during_the_load() -> None:
         assert ask.enough.wait(10)
     assert ask.numbers[:7] == [0, 1, 2, 0, 1, 2, 0]
     assert watch.objection() == ""
-    assert watch.judged == len(ask.numbers)
+    assert watch.checked == len(ask.numbers)
 
 
 @pytest.mark.usefixtures("hurried")

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from digits_subject import digits_subject
 from rich.console import Console
-from tuned import document, finished, measured, tuning
+from tuned import document, exact, finished, measured, tuning
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.journal import Progress
@@ -118,7 +118,7 @@ def test_printed_result_without_confirmation(subject: Subject, tmp_path: Path) -
 # Progress lines.
 
 DEFAULT = Candidate.of({"threads": 2, "engine": "a"})
-ENDLESS = replace(measured(90, 0.02), latency=replace(measured(90, 0.02).latency, p99=Interval.exact(math.inf)))
+ENDLESS = replace(measured(90, 0.02), latency=replace(measured(90, 0.02).latency, p99=exact(math.inf)))
 
 
 @pytest.mark.parametrize(

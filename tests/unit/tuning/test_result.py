@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from tuned import exact
 
 from graphkiln.tuning.candidate import ENGINE, QUEUE_DELAY_US, Candidate
 from graphkiln.tuning.contest import CandidateScore, Point
@@ -19,14 +20,14 @@ BY_LATENCY = Target(p99_s=0.05, rate=60.0, objective=Objective.LATENCY)
 
 
 def point(rate: float, p99_s: float, memory: int | None = 1) -> Point:
-    latency = Latency(count=1000, mean_s=0.01, p50_s=0.01, p90_s=0.01, p99=Interval.exact(p99_s), p999_s=1.0)
-    measured = Measured(latency=latency, throughput=Interval.exact(rate), seconds=1.0, memory_bytes=memory)
+    latency = Latency(count=1000, mean_s=0.01, p50_s=0.01, p99=exact(p99_s))
+    measured = Measured(latency=latency, throughput=exact(rate), seconds=1.0, memory_bytes=memory)
     return Point(load=OpenLoop(rate), measured=measured)
 
 
 def row(name: str, rate: float, p99_s: float, memory: int | None = 1, lost: float = 0.0) -> Row:
     scored = CandidateScore(
-        candidate=Candidate.of({ENGINE: name}), score=Interval.exact(rate), points=(point(rate, p99_s, memory),)
+        candidate=Candidate.of({ENGINE: name}), score=exact(rate), points=(point(rate, p99_s, memory),)
     )
     return Row(scored=scored, score="", limit="", accuracy_lost=lost)
 
@@ -57,8 +58,8 @@ def test_knee_of_a_queue() -> None:
     assert knee([point(10, 0.01), point(50, 0.011), point(90, 0.1), point(100, math.inf)]) == 50
 
 
-LATENCY = Latency(count=1000, mean_s=0.02, p50_s=0.015, p90_s=0.05, p99=Interval.exact(0.06), p999_s=0.1)
-MEASURED = Measured(latency=LATENCY, throughput=Interval.exact(100.0), seconds=10.0)
+LATENCY = Latency(count=1000, mean_s=0.02, p50_s=0.015, p99=exact(0.06))
+MEASURED = Measured(latency=LATENCY, throughput=exact(100.0), seconds=10.0)
 
 
 @pytest.mark.parametrize(
@@ -67,9 +68,9 @@ MEASURED = Measured(latency=LATENCY, throughput=Interval.exact(100.0), seconds=1
         (MEASURED, 0, "the queue: the median is 15 ms"),
         (MEASURED, 40_000, "the batcher: it waits up to 40 of 60 ms"),
         (replace(MEASURED, server_cores=1.95), 0, "the cores: the server uses 1.9 of 2"),
-        (replace(MEASURED, throughput=Interval.exact(60.0)), 0, "throughput: 60 of 100 requests per second"),
+        (replace(MEASURED, throughput=exact(60.0)), 0, "throughput: 60 of 100 requests per second"),
         (replace(MEASURED, errors={"Overloaded": 7}), 0, "errors: 7 requests ended with Overloaded"),
-        (replace(MEASURED, latency=replace(LATENCY, p99=Interval.exact(0.015))), 0, "the model: one sample takes"),
+        (replace(MEASURED, latency=replace(LATENCY, p99=exact(0.015))), 0, "the model: one sample takes"),
         (
             replace(MEASURED, latency=replace(LATENCY, p50_s=0.04)),
             0,
@@ -86,7 +87,7 @@ def test_bottleneck(measured: Measured, delay_us: int, words: str) -> None:
 
 
 def test_bottleneck_without_measurement_is_the_reason() -> None:
-    scored = CandidateScore(candidate=Candidate.of({}), score=Interval.exact(0.0), lost="it did not load")
+    scored = CandidateScore(candidate=Candidate.of({}), score=exact(0.0), lost="it did not load")
     assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2) == "it did not load"
 
 
