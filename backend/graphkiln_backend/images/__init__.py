@@ -1,1 +1,1 @@
-"""Bytes -> pixels -> tensor: the one implementation of preprocessing, for client, converters and server alike."""
+"""Bytes -> pixels -> tensor: the preprocessing shared by client, converters and server."""

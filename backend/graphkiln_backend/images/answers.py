@@ -1,4 +1,4 @@
-"""Answers about images, in pixels of the image: outputs of a task decoded for one sample."""
+"""Decode the outputs of a task for one sample, in pixels of the image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkiln_backend.images.masks import Mask, best_class, encode_rle, sample_
 
 @dataclass(frozen=True, slots=True)
 class Box:
-    """A box in pixels of an image, whose upper left corner is 0, 0; the edges are inside.
+    """A box in pixels of an image; the upper left corner is 0, 0.
 
     Attributes:
         x1: Left.
@@ -35,15 +35,15 @@ class Box:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detection:
-    """A thing that was found in an image.
+    """A detected object.
 
     Attributes:
-        box: Where.
-        label: Name of its class; empty where the model has no labels.
-        index: Its class, the first is 0.
+        box: Bounding box.
+        label: Class name; empty without labels.
+        index: Class index.
         score: The model's score.
-        mask: Which pixels belong to it; None where the model says nothing of it.
-        keypoints: `[keypoints, 3]`: x and y in pixels of the image, score; None likewise.
+        mask: Mask of the object, or None.
+        keypoints: `[keypoints, 3]`: x and y in pixels of the image, score; or None.
     """
 
     box: Box
@@ -54,7 +54,7 @@ class Detection:
     keypoints: npt.NDArray[np.float64] | None = field(default=None, compare=False)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `json` can write; a mask as run lengths."""
+        """Convert to JSON data; the mask becomes run lengths."""
         row: dict[str, Any] = {
             "label": self.label,
             "index": self.index,
@@ -73,9 +73,9 @@ class SegmentedImage:
     """The class of every pixel of an image.
 
     Attributes:
-        classes: `[height, width]` at the size of the image; UINT8, or INT32 where there are more than 255 classes.
-        labels: Names by class; empty where the model has none.
-        unseen: Value in `classes` outside the center crop, which the model does not see.
+        classes: `[height, width]` at the size of the image; UINT8, or INT32 with more than 255 classes.
+        labels: Names by class; empty without labels.
+        unseen: Value in `classes` outside of the model's center crop.
     """
 
     classes: npt.NDArray[np.uint8] | npt.NDArray[np.int32]
@@ -84,13 +84,13 @@ class SegmentedImage:
 
     @property
     def present(self) -> tuple[int, ...]:
-        """The classes that occur, by falling share of the image."""
+        """The classes present, by decreasing share of the image."""
         indices, counts = np.unique(self.classes, return_counts=True)
         order = np.argsort(-counts, kind="stable")
         return tuple(int(indices[place]) for place in order if indices[place] != self.unseen)
 
     def label(self, index: int) -> str:
-        """The name of a class; empty where it has none."""
+        """Name of a class; empty without labels."""
         return self.labels[index] if 0 <= index < len(self.labels) else ""
 
     def share(self, index: int) -> float:
@@ -98,11 +98,11 @@ class SegmentedImage:
         return float((self.classes == index).mean())
 
     def rle(self, index: int) -> dict[str, Any]:
-        """The pixels of a class as COCO's uncompressed run lengths."""
+        """Mask of a class as COCO's uncompressed run lengths."""
         return encode_rle(self.classes == index)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data that `json` can write; each class as run lengths."""
+        """Convert to JSON data; each class becomes run lengths."""
         rows = [
             {"label": self.label(index), "index": index, "share": self.share(index), "mask": self.rle(index)}
             for index in self.present
@@ -117,17 +117,17 @@ Sample = Mapping[str, AnyArray]
 def read_detections(
     task: tasks.Detection, sample: Sample, frame: Frame, labels: Sequence[str], threshold: float | None = None
 ) -> tuple[Detection, ...]:
-    """The detections of one sample, the best first.
+    """Decode the detections of one sample, best first.
 
     Args:
-        task: Which outputs hold them.
-        sample: Its outputs.
-        frame: Of its image.
-        labels: By class; may be shorter.
-        threshold: The least score; None for the task's own.
+        task: Names of the outputs.
+        sample: Outputs of the sample.
+        frame: Frame of its image.
+        labels: Names by class; may be shorter.
+        threshold: Minimum score; None for the task's threshold.
 
     Raises:
-        ProtocolError: The outputs are not what the task says.
+        ProtocolError: The outputs do not match the task.
     """
     count = _count(task, sample)
     boxes, classes = sample[task.boxes][:count], sample[task.classes][:count]
@@ -141,7 +141,7 @@ def read_detections(
             label=labels[index] if 0 <= index < len(labels) else "",
             index=index,
             score=float(scores[row]),
-            mask=_mask(task, sample, row, frame, whole[row]),  # of the box as the model gave it, also outside
+            mask=_mask(task, sample, row, frame, whole[row]),  # relative to the unclipped box
             keypoints=_keypoints(task, sample, row, frame),
         )
         for row, index in ((int(row), int(classes[row])) for row in kept)
@@ -149,18 +149,18 @@ def read_detections(
 
 
 def read_segmentation(task: tasks.Segmentation, sample: Sample, frame: Frame, labels: Sequence[str]) -> SegmentedImage:
-    """The class of every pixel, of one sample.
+    """Decode the segmentation of one sample.
 
-    Scores are interpolated once, from the model's own grid to the pixels of the image, before the best is chosen.
+    Scores are interpolated once, from the model's grid to the pixels of the image, before the best class is chosen.
 
     Args:
-        task: Which output holds them.
-        sample: Its outputs.
-        frame: Of its image.
-        labels: By class; may be shorter.
+        task: Name of the output.
+        sample: Outputs of the sample.
+        frame: Frame of its image.
+        labels: Names by class; may be shorter.
 
     Raises:
-        ProtocolError: The output is not what the task says.
+        ProtocolError: The output does not match the task.
     """
     grid = sample[task.scores or task.classes or ""]
     if grid.ndim != (3 if task.scores else 2) or not grid.size:
@@ -185,15 +185,15 @@ def read_segmentation(task: tasks.Segmentation, sample: Sample, frame: Frame, la
 
 
 def read_vector(task: tasks.Embedding, sample: Sample, normalize: bool | None = None) -> npt.NDArray[np.float32]:
-    """The vector of one sample, `[features]`.
+    """Decode the vector `[features]` of one sample.
 
     Args:
-        task: Which output holds it.
-        sample: Its outputs.
-        normalize: Whether it gets the length 1, unless it is all zeros; None for what the task says.
+        task: Name of the output.
+        sample: Outputs of the sample.
+        normalize: Whether to divide it by its length, unless it is zero; None for the task's setting.
 
     Raises:
-        ProtocolError: The output is no vector.
+        ProtocolError: The output is not a vector.
     """
     vector = sample[task.vectors].astype(np.float32)
     if vector.ndim != 1:

@@ -1,7 +1,7 @@
-"""Turn an image in any usual form into one sample of an input tensor, by the published preprocess spec.
+"""Convert an image into one sample of an input tensor, by the published preprocess spec.
 
-`prepare` is the way of an image: opened and decoded by Pillow, turned upright, converted to RGB or gray, resized,
-cropped or padded, normalized. Every error names the image.
+`prepare` runs all steps: decode with Pillow, apply the EXIF orientation, convert to RGB or gray, resize, crop or pad,
+normalize. Every error names the image.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from graphkiln_backend.images.formats import FORMATS, HEAD_BYTES, recognize, rec
 # A file path, an encoded image, a Pillow image, or uint8 pixels: `[height, width]` or `[height, width, 3 or 4]`.
 ImageLike = str | Path | bytes | Image.Image | npt.NDArray[np.uint8]
 
-# Number of pixels in memory -> a context held as long as they are.
+# Number of pixels -> a context that is held while they are in memory.
 PixelBudget = Callable[[int], AbstractContextManager[object]]
 
 _FILE_LIMIT = GIB
-_LONGEST_PATH = 4096  # of a longer one the beginning is shown. Source: Linux, PATH_MAX.
+_LONGEST_PATH = 4096  # longer ones are truncated in messages. Source: Linux, PATH_MAX.
 _MOST_PIXELS_OF_ARRANGING = 1 << 28
-_STRIP_PIXELS = 1 << 20  # scaled at once: in between a pixel takes 24 bytes, and an image may have 178 million
+_STRIP_PIXELS = 1 << 20  # scaled in one step: a pixel takes 24 bytes meanwhile, and an image may have 178 million
 _GRAYS = range(1 << 16)  # scaled to 8 bits, by Pillow's mode `I`
 
 _FILTERS = {
@@ -46,8 +46,8 @@ _FILTERS = {
     "lanczos": Image.Resampling.LANCZOS,
 }
 
-# Orientation -> how to turn it upright. Source: `PIL.ImageOps.exif_transpose`, which fails where other data of the EXIF
-# cannot be written back.
+# Orientation -> transposition to upright. Source: `PIL.ImageOps.exif_transpose`, which fails if other EXIF data cannot
+# be written back.
 _ROTATIONS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -58,25 +58,25 @@ _ROTATIONS = {
     8: Image.Transpose.ROTATE_90,
 }
 _SIDEWAYS = (5, 6, 7, 8)  # orientations in which rows become columns. Source: Exif 2.32, tag 0x0112.
-_METADATA = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")  # where Pillow keeps an orientation
-# Where a PNG keeps an orientation; some of these may follow the pixels, and Pillow decodes them to find it.
+_METADATA = ("exif", "Raw profile type exif", "XML:com.adobe.xmp", "xmp")  # Pillow's place of the orientation
+# Places of an orientation in a PNG; some may follow the pixels, so that Pillow must decode them.
 _PNG_METADATA = (b"eXIf", b"Raw profile type exif", b"XML:com.adobe.xmp")
 
-# Limit of libjpeg-turbo's own tools (`djpeg -maxscans`) and NVIDIA DALI. Programs write ten, careful ones some sixty.
+# Limit of libjpeg-turbo's tools (`djpeg -maxscans`) and NVIDIA DALI. Programs write ten to sixty scans.
 _MOST_SCANS = 500
-_MOST_PIXELS = 1 << 32  # of all scans together: 24 of the largest image that is decoded at all
-# Ends the data of a scan: in them, 0xff is followed by 0 or a restart marker.
+_MOST_PIXELS = 1 << 32  # total over all scans: 24 scans of the largest image
+# End of a scan's data, in which 0xff is followed by 0 or a restart marker.
 _MARKER = re.compile(rb"\xff+([^\x00\xd0-\xd7\xff])")
 _SCAN, _END = 0xDA, 0xD9
-_WITHOUT_LENGTH = (0x01, 0xD8)  # markers that no length follows. Source: ITU T.81, table B.1.
+_WITHOUT_LENGTH = (0x01, 0xD8)  # markers without a length. Source: ITU T.81, table B.1.
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A sample, and the size of the image that it was made from.
+    """A sample, and the size of its image.
 
     Attributes:
-        sample: In the spec's layout and dtype, without the batch.
+        sample: Tensor in the spec's layout and dtype, without the batch.
         height: Height of the upright image in pixels.
         width: Width of the upright image in pixels.
     """
@@ -87,7 +87,7 @@ class Prepared:
 
 
 def load_sample(image: ImageLike, spec: Preprocess, *, budget: PixelBudget = nullcontext) -> AnyArray:
-    """Turn an image into one sample (no batch dimension) of the spec's layout and dtype.
+    """Convert an image into one sample (no batch dimension) of the spec's layout and dtype.
 
     Args:
         image: The image.
@@ -101,13 +101,13 @@ def load_sample(image: ImageLike, spec: Preprocess, *, budget: PixelBudget = nul
 
 
 def prepare(image: ImageLike, spec: Preprocess, *, name: str = "", budget: PixelBudget = nullcontext) -> Prepared:
-    """Turn an image into one sample, and keep the size that answers about it are brought back to.
+    """Convert an image into one sample, and keep the size of the image.
 
     Args:
         image: The image.
         spec: Preprocessing.
-        name: Name of the image in errors, by default as `describe` gives it.
-        budget: Holds the pixels of an encoded image while it is decoded and resized, see `images.encoded`.
+        name: Name of the image in errors; default: from `describe`.
+        budget: Limits the pixels in memory during decoding and resizing, see `images.encoded`.
 
     Raises:
         InvalidInput: The image cannot be read.
@@ -119,13 +119,13 @@ def prepare(image: ImageLike, spec: Preprocess, *, name: str = "", budget: Pixel
             held.enter_context(budget(max(width * height, resized_width * resized_height)))
 
         name = name or describe(image)
-        with _telling(name):  # a rare kind of pixels may have no way to gray
+        with _telling(name):  # rare modes have no conversion to gray
             decoded = to_color(_open(image, claim), spec.color)
         return Prepared(arrange(decoded, spec, name), decoded.height, decoded.width)
 
 
 def describe(image: ImageLike) -> str:
-    """Name an image in messages and results: its path, or its kind and size."""
+    """Describe an image for messages and results: its path, or its kind and size."""
     if isinstance(image, str | Path):
         text = str(image)
         return text if len(text) <= _LONGEST_PATH else f"{text[:40]}... ({len(text)} characters)"
@@ -136,10 +136,10 @@ def describe(image: ImageLike) -> str:
 
 
 def open_image(image: ImageLike) -> Image.Image:
-    """Decode an image and turn it upright by its EXIF orientation; of several, the first.
+    """Decode an image (of several frames, the first) and apply its EXIF orientation.
 
     Raises:
-        InvalidInput: Not an image, in another format, damaged, missing or too large; the message names it.
+        InvalidInput: The file is not an image of a known format, damaged, missing or too large.
     """
     with _telling(describe(image)):
         return _open(image)
@@ -150,7 +150,7 @@ def _claim_nothing(width: int, height: int, /) -> None:
 
 
 def _open(image: ImageLike, claim: Callable[[int, int], None] = _claim_nothing) -> Image.Image:
-    """Decode as `open_image` does, with the decoder's own errors; `claim` gets width and height before decoding."""
+    """Decode like `open_image`, with the decoder's errors; `claim` gets width and height before decoding."""
     if isinstance(image, str | Path):
         with open_regular(image, _FILE_LIMIT) as file:
             return _decode(file, claim)
@@ -165,11 +165,11 @@ def _open(image: ImageLike, claim: Callable[[int, int], None] = _claim_nothing) 
             "several images with classify_many and its like",
         )
     upright = _upright(image)
-    return upright.copy() if upright is image else upright  # the caller may go on to draw in it
+    return upright.copy() if upright is image else upright  # the caller may modify it
 
 
 def _decode(file: BinaryIO, claim: Callable[[int, int], None]) -> Image.Image:
-    """Decode upright; the pixels stay when the file is closed, so that up to 700 MB need no copy."""
+    """Decode upright, without a copy of the pixels (up to 700 MB) when the file is closed."""
     with _opened(file) as image:
         check_scans(image, file)
         claim(image.width, image.height)
@@ -178,10 +178,10 @@ def _decode(file: BinaryIO, claim: Callable[[int, int], None]) -> Image.Image:
 
 @contextmanager
 def _opened(file: BinaryIO) -> Iterator[Image.Image]:
-    """Open an image and read its header only.
+    """Open an image and read its header.
 
     Raises:
-        _UnknownFormat: It is of another format, or its header is damaged.
+        _UnknownFormat: The format is unknown, or the header is damaged.
     """
     try:
         image = Image.open(file, formats=FORMATS)
@@ -193,8 +193,8 @@ def _opened(file: BinaryIO) -> Iterator[Image.Image]:
 
 
 def _upright(image: Image.Image) -> Image.Image:
-    """Turn an image by its orientation; return itself where it needs no turn."""
-    if image.format == "EPS":  # a program, not pixels: never run it
+    """Apply the orientation of an image."""
+    if image.format == "EPS":  # a program, which must not be run
         raise _UnknownFormat(b"%!PS")
     image.load()
     _check_range(image)
@@ -202,24 +202,24 @@ def _upright(image: Image.Image) -> Image.Image:
     if turn is None:
         return image
     turned = image.transpose(turn)
-    for key in _METADATA:  # or the next reader turns it again
+    for key in _METADATA:  # otherwise the next reader would apply it again
         turned.info.pop(key, None)
     return turned
 
 
 def _check_range(image: Image.Image) -> None:
-    """Raise a `ValueError` for pixels of unknown range: scaled by a guess, most would turn black or white."""
+    """Raise `ValueError` for pixels of unknown range, which cannot be scaled."""
     if image.mode == "F" or (image.mode == "I" and not _has_16_bits(image)):
         raise ValueError("nothing says which of its 32-bit pixels are white; save it with 8 or 16 bits a channel")
 
 
 def _has_16_bits(image: Image.Image) -> bool:
-    """Return true where 32-bit pixels hold 16-bit values, as older Pillow reads PNGs; TIFFs have other ranges."""
+    """True if 32-bit pixels have 16-bit values, as in PNGs read by older Pillow; TIFFs have other ranges."""
     return image.format != "TIFF" and all(each in _GRAYS for each in image.getextrema())
 
 
 def _orientation(image: Image.Image) -> int:
-    """Read the EXIF orientation; 1, which is upright, where the data are damaged, as other programs do."""
+    """Read the EXIF orientation; 1 (upright) for damaged data, like other programs."""
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
     except Exception:  # noqa: BLE001 - damaged data make Pillow fail in any way
@@ -227,14 +227,14 @@ def _orientation(image: Image.Image) -> int:
 
 
 class _UnknownFormat(Exception):
-    """Content of no known format, or of one that is never read; `head` is its beginning."""
+    """Content of an unknown or unsupported format; `head` is its beginning."""
 
     def __init__(self, head: bytes) -> None:
         super().__init__()
         self.head = head
 
     def describe(self, name: str) -> InvalidInput:
-        """Name the format where it is recognized, and a way to convert it."""
+        """Name the format, if it is recognized, and how to convert it."""
         message, known = f"{name} is not an image in a known format", f"known are {', '.join(FORMATS)}"
         found = recognize(self.head)
         if found is None:
@@ -258,12 +258,12 @@ def _telling(name: str) -> Iterator[None]:
     except Image.DecompressionBombError as error:
         hint = "make it smaller first: magick FILE -resize 8000x8000 OUT.jpg"
         raise InvalidInput(f"{name} is too large to decode safely: {error}", hint=hint) from error
-    except Exception as error:  # damaged files make Pillow's decoders fail in any way
+    except Exception as error:  # Pillow's decoders raise any exception for damaged files
         raise InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}") from error
 
 
 def _refuse_path(name: str, error: OSError) -> InvalidInput:
-    """Build the error for a file that cannot be read, or for an image that was given as text instead of a path."""
+    """Make the error for an unreadable file, or for image data given as text."""
     if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
         return InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}")
     if found := recognize_text(name.encode("utf-8", "replace")):
@@ -272,7 +272,7 @@ def _refuse_path(name: str, error: OSError) -> InvalidInput:
 
 
 def _check_pixels(pixels: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.uint8]:
-    """Return uint8 pixels `[height, width]` or `[height, width, 3 or 4]` as they are.
+    """Check that pixels are uint8 `[height, width]` or `[height, width, 3 or 4]`.
 
     Raises:
         InvalidInput: They have another shape or type.
@@ -284,13 +284,13 @@ def _check_pixels(pixels: npt.NDArray[np.uint8], name: str) -> npt.NDArray[np.ui
 
 
 def check_scans(image: Image.Image, file: BinaryIO) -> None:
-    """Refuse a progressive JPEG whose many scans would take any decoder minutes to hours.
+    """Refuse a progressive JPEG with too many scans, which could take minutes to hours to decode.
 
-    Such a file repeats all of its pixels in hundreds of scans, and Pillow sets no limit.
+    Pillow has no limit.
 
     Args:
-        image: Image of which the header was read.
-        file: Its file; the position is kept.
+        image: Image whose header was read.
+        file: Its file; the position is restored.
 
     Raises:
         ValueError: It has too many scans.
@@ -310,7 +310,7 @@ def check_scans(image: Image.Image, file: BinaryIO) -> None:
 
 
 def count_scans(jpeg: bytes) -> int:
-    """Count the scans of the first image of a file; of a damaged one, those before its end."""
+    """Count the scans of the first image of a file, up to the end of a damaged one."""
     scans = place = 0
     while found := _MARKER.search(jpeg, place):
         place, marker = found.end(), found[1][0]
@@ -323,44 +323,44 @@ def count_scans(jpeg: bytes) -> int:
 
 
 def upright_size(content: bytes) -> tuple[int, int]:
-    """Height and width of the image that `open_image` gives, by the header: no pixels are decoded if that can be.
+    """Height and width of an upright image, from its header if possible.
 
     Args:
         content: An encoded image.
 
     Raises:
-        InvalidInput: As `open_image`; damage behind the header is not seen.
+        InvalidInput: As for `open_image`; damage after the header is not detected.
     """
     with _telling(describe(content)), _opened(io.BytesIO(content)) as image:
         return (image.width, image.height) if _is_sideways(image, content) else (image.height, image.width)
 
 
 def _is_sideways(image: Image.Image, content: bytes) -> bool:
-    """Return true where the size before decoding is that of an image on its side."""
+    """True if the orientation swaps height and width."""
     if image.format == "TIFF" or (image.format == "PNG" and not any(map(content.__contains__, _PNG_METADATA))):
-        return False  # Pillow turns the size of TIFFs by itself
+        return False  # Pillow swaps the size of TIFFs itself
     return _orientation(image) in _SIDEWAYS
 
 
 def count_pixels(content: bytes) -> int:
-    """Count the pixels of an encoded image by its header, without decoding; 0 for what `open_image` refuses."""
-    with suppress(Exception), Image.open(io.BytesIO(content), formats=FORMATS) as image:  # it may fail in any way
+    """Count the pixels of an encoded image from its header; 0 if `open_image` would refuse it."""
+    with suppress(Exception), Image.open(io.BytesIO(content), formats=FORMATS) as image:  # any exception is possible
         return image.width * image.height
     return 0
 
 
 def to_color(image: Image.Image, color: str) -> Image.Image:
-    """Convert to `RGB` (also for `BGR`), or gray for `L`; 16 bits are scaled, alpha is left out."""
+    """Convert to `RGB` (also for `BGR`), or gray for `L`; 16 bits are scaled, alpha is dropped."""
     mode = "L" if color == "L" else "RGB"
     if image.mode.startswith("I;16") or image.mode in ("I", "F"):
         image = _scale(image)
     if image.mode == "P" and "transparency" in image.info:
-        image = image.convert("RGBA")  # the same colors in the end; without it Pillow warns
+        image = image.convert("RGBA")  # same colors; avoids a warning of Pillow
     return image if image.mode == mode else image.convert(mode)
 
 
 def _scale(image: Image.Image) -> Image.Image:
-    """Scale gray of 16 bits to 8. Pillow clips instead: nearly all pixels would turn white."""
+    """Scale 16-bit gray to 8 bits; Pillow would clip nearly all pixels to white."""
     pixels, rows = np.asarray(image), max(1, _STRIP_PIXELS // image.width)
     strips = [_round(pixels[top : top + rows]) for top in range(0, image.height, rows)]
     return Image.fromarray(np.concatenate(strips))
@@ -375,15 +375,15 @@ def arrange(image: Image.Image, spec: Preprocess, name: str) -> AnyArray:
     """Resize, crop or pad and normalize to one sample (no batch dimension) of the spec's layout and dtype.
 
     Args:
-        image: Upright, in the spec's mode: RGB, or L.
+        image: Upright image in the spec's mode: RGB, or L.
         spec: Preprocessing.
         name: Name of the image in messages.
 
     Raises:
-        InvalidInput: It would become too large on its way.
+        InvalidInput: The resized image would be too large.
     """
     height, width = spec.resized(image.height, image.width)
-    if height * width > _MOST_PIXELS_OF_ARRANGING:  # an image of one row can be resized to any width
+    if height * width > _MOST_PIXELS_OF_ARRANGING:  # an image of one row may be resized to any width
         raise InvalidInput(f"{name} is too long and narrow: it would be resized to {width}x{height}")
     if (height, width) != (image.height, image.width):
         image = image.resize((width, height), _FILTERS[spec.interpolation])

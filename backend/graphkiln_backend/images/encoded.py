@@ -1,12 +1,12 @@
-"""Decoding of encoded images of several requests in threads: for each request, its samples or an error.
+"""Decode the images of several requests in threads: samples or an error for each request.
 
-Pillow decodes and resizes without Python's lock, and numpy computes without it: threads of one process use as many
-cores. The rules are those of `images.decoding`, which the client uses: the same bytes give the same sample.
+Pillow and numpy release Python's lock, so that threads use several cores. Decoding is that of `images.decoding`, like
+in the client: the same bytes give the same sample.
 
-The calling thread decodes, too, and alone where there is one image: where sessions keep all cores busy, handing a job
-to another thread would wait for a core twice.
+The calling thread decodes, too, and a single image alone: if sessions keep all cores busy, handing over to another
+thread would wait for a core twice.
 
-All pixels in memory together are limited to about a gigabyte: large images wait for each other.
+The pixels in memory are limited to about a gigabyte: large images wait for each other.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ from graphkiln_backend.images.decoding import load_sample
 from graphkiln_backend.system.closing import Closeable
 
 _MOST_NAMED = 3  # faults in one message
-_MOST_TIMES = 1 << 16  # decoding times kept until they are read
-# 5 photographs of 24 megapixels. An image takes 4 to 8 bytes a pixel; the largest, of 178 megapixels, 1.4 GB, and a
-# file of half a megabyte may hold it: as many at once as there are threads would be more than a machine has.
+_MOST_TIMES = 1 << 16  # maximum number of unread decoding times
+# 5 photographs of 24 megapixels. An image takes 4 to 8 bytes per pixel; the largest, of 178 megapixels, 1.4 GB, and its
+# file may be half a megabyte: one per thread could exceed the machine's memory.
 _PIXELS_AT_ONCE = 1 << 27
 
-# The samples `[images, ...]` of a request, or why there are none.
+# Samples `[images, ...]` of a request, or its error.
 Samples: TypeAlias = "AnyArray | InvalidInput"
 
 _Decoded: TypeAlias = "AnyArray | Exception"
 
 
 class PixelBudget:
-    """Limit the pixels that are in memory at once. Thread-safe.
+    """Limit the pixels in memory. Thread-safe.
 
-    An image that has more waits until it is the only one.
+    An image above the limit waits until it is the only one.
     """
 
     def __init__(self, pixels: int) -> None:
@@ -51,7 +51,7 @@ class PixelBudget:
 
     @contextmanager
     def take(self, pixels: int) -> Iterator[None]:
-        """Wait until there is room for an image, and hold it."""
+        """Wait until the budget allows an image, and hold it."""
         taken = min(pixels, self._pixels)
         with self._changed:
             self._changed.wait_for(lambda: taken <= self._free)
@@ -68,11 +68,11 @@ class Decoder(Closeable):
     """Decode images by one spec. Thread-safe.
 
     Args:
-        spec: How an image becomes a sample.
-        threads: How many images are decoded at the same time, one of them by the calling thread.
+        spec: Preprocessing.
+        threads: Number of images decoded in parallel, including the calling thread.
 
     Attributes:
-        seconds: The processor's time for each image, damaged ones too, the latest last; readers remove them.
+        seconds: Processor time of each image, including damaged ones, latest last; removed by readers.
     """
 
     def __init__(self, spec: Preprocess, *, threads: int) -> None:
@@ -86,13 +86,13 @@ class Decoder(Closeable):
         """Decode the images of requests.
 
         Args:
-            requests: The encoded images of each.
+            requests: Encoded images of each request.
 
         Returns:
-            One for each request, in order: an image that cannot be decoded fails its own request only.
+            Result of each request, in order: an image that cannot be decoded fails only its own request.
 
         Raises:
-            Exception: What is no fault of an image.
+            Exception: An error that is not caused by an image.
         """
         decoded = iter(self._decode_all([image for images in requests for image in images]))
         return [_gather([next(decoded) for _ in images]) for images in requests]
@@ -102,9 +102,9 @@ class Decoder(Closeable):
         self._pool.shutdown()
 
     def _decode_all(self, images: Sequence[bytes]) -> list[_Decoded]:
-        """The samples of images, or what became of them, in order."""
+        """Decode images; return samples or errors, in order."""
         decoded: dict[int, _Decoded] = {}
-        left = enumerate(images)  # of several threads that ask for the next one, each gets another
+        left = enumerate(images)  # shared by all threads: each takes the next image
 
         def work() -> None:
             for index, image in left:
@@ -113,7 +113,7 @@ class Decoder(Closeable):
         helpers = [self._pool.submit(work) for _ in range(min(self._helpers, len(images) - 1))]
         work()
         for helper in helpers:
-            if not helper.cancel():  # it has begun
+            if not helper.cancel():  # already started
                 helper.result()
         return [decoded[index] for index in range(len(images))]
 
@@ -128,10 +128,10 @@ class Decoder(Closeable):
 
 
 def _gather(decoded: Sequence[_Decoded]) -> Samples:
-    """Stack the samples of a request, or describe the images of it that could not be decoded.
+    """Stack the samples of a request, or describe its undecodable images.
 
     Raises:
-        Exception: What is no fault of an image.
+        Exception: An error that is not caused by an image.
     """
     faults = []
     for index, error in enumerate(decoded):

@@ -1,4 +1,4 @@
-"""Image formats: endings that are listed, formats that are decoded, and names for what is neither."""
+"""Image formats: suffixes, supported formats, and names of unsupported ones."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ HEAD_BYTES = 512
 
 @dataclass(frozen=True, slots=True)
 class OtherFormat:
-    """A format that is not decoded here.
+    """An unsupported format.
 
     Attributes:
-        name: For messages: "it is NAME".
-        way_out: What to do; empty where there is nothing.
+        name: Name for messages: "it is NAME".
+        way_out: Advice; may be empty.
     """
 
     name: str
@@ -34,7 +34,7 @@ _HEIC = OtherFormat("HEIC", "convert it: heif-convert FILE OUT.jpg")
 _HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 _SVG = OtherFormat("SVG, a drawing without pixels", "draw it: rsvg-convert FILE -o OUT.png")
 _BASE64 = OtherFormat("base64 text", "decode it first: base64 -d FILE, in Python base64.b64decode(TEXT)")
-# How JPEG, PNG, GIF, WebP and TIFF begin in base64.
+# Beginnings of JPEG, PNG, GIF, WebP and TIFF in base64.
 _BASE64_BEGINS = (b"/9j/", b"iVBORw0KGgo", b"R0lGOD", b"UklGR", b"SUkqA", b"TU0AK")
 _NO_IMAGE = "look into it: the server that was asked for an image sent this instead"
 
@@ -72,7 +72,7 @@ _TEXTS = (
 
 
 def recognize(head: bytes) -> OtherFormat | None:
-    """Recognize a format that is not decoded here, or None.
+    """Recognize an unsupported format, or return None.
 
     Args:
         head: The first `HEAD_BYTES` of the file, or all of it.
@@ -90,7 +90,7 @@ def recognize(head: bytes) -> OtherFormat | None:
 
 
 def recognize_text(head: bytes) -> OtherFormat | None:
-    """Recognize text that was given in place of an image, or None for anything else."""
+    """Recognize text given instead of an image, or return None."""
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text.startswith(_BASE64_BEGINS):
         return _BASE64
@@ -100,13 +100,13 @@ def recognize_text(head: bytes) -> OtherFormat | None:
     return next((OtherFormat(name, way_out) for begin, name, way_out in _TEXTS if text.startswith(begin)), None)
 
 
-# Endings of image files, in lower case.
+# Suffixes of image files, in lower case.
 SUFFIXES = frozenset({".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".png", ".tif", ".tiff", ".webp"})
 
-# What is decoded, by Pillow's names, whatever a file's ending says. It knows sixty more; one starts Ghostscript.
+# Supported formats, by Pillow's names, independent of suffixes. Pillow has sixty more; one of them runs Ghostscript.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 
-# Endings of images that are not decoded here, in lower case: `list_images` reports them.
+# Suffixes of unsupported images, in lower case: reported by `list_images`.
 OTHER_SUFFIXES = frozenset(
     {
         ".arw", ".avif", ".cr2", ".cr3", ".dng", ".eps", ".heic", ".heif", ".hif", ".ico", ".j2k", ".jp2", ".jxl",
@@ -118,27 +118,26 @@ _ENDINGS = f"known endings: {' '.join(sorted(SUFFIXES))}"
 
 
 def image_files(folder: Path, suffixes: frozenset[str] = SUFFIXES) -> list[Path]:
-    """The images below a folder, sorted by path; as for `score`, linked folders are followed, hidden names left out.
+    """List the images below a folder, sorted by path; like in `score`, links are followed and hidden names skipped.
 
-    Those are thumbnails, and what macOS keeps of an image beside it (`._NAME`, AppleDouble, RFC 1740).
-
-    Dangling links are among them: opening one reports it.
+    Hidden names are thumbnails and AppleDouble files (`._NAME`, RFC 1740). Dangling links are included: opening them
+    reports the error.
 
     Args:
-        folder: Where to look, at any depth.
-        suffixes: Endings that count, in lower case.
+        folder: The folder, searched at any depth.
+        suffixes: Accepted suffixes, in lower case.
 
     Raises:
-        InvalidInput: A folder there may not be looked into.
+        InvalidInput: A folder cannot be read.
     """
     return sorted(file for file in _files(folder, ()) if file.suffix.lower() in suffixes)
 
 
 def list_images(folder: Path) -> tuple[list[Path], str]:
-    """The images below a folder, sorted by path, and what to say of others there that are not decoded; empty for none.
+    """List the images below a folder, sorted by path, and describe unsupported ones.
 
     Raises:
-        InvalidInput: There are none, or as `image_files`.
+        InvalidInput: There are no images, or as for `image_files`.
     """
     files = image_files(folder, SUFFIXES | OTHER_SUFFIXES)
     others = [file for file in files if file.suffix.lower() in OTHER_SUFFIXES]

@@ -1,8 +1,7 @@
-"""From pixels of a model's input back to pixels of the image that it was made from: resize, crop and letterbox undone.
+"""Map pixels of a model's input back to the image: invert resize, crop and letterbox.
 
-A resize maps edges to edges: pixel `i` of `n` covers `i / n` to `(i + 1) / n` of the image. So coordinates are those of
-edges, in which the first pixel reaches from 0 to 1 and its center is 0.5, and the way back is a scale and a shift per
-axis, exactly.
+A resize maps edges to edges: pixel `i` of `n` covers `i / n` to `(i + 1) / n` of the image. So coordinates refer to
+edges: the first pixel spans 0 to 1 and its center is 0.5, and the inverse is exactly a scale and a shift per axis.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ class Frame:
     """Affine map between the pixels of a sample and those of its upright image (EXIF orientation applied).
 
     Attributes:
-        width: Of the image, in pixels.
-        height: Likewise.
-        input_width: Of the sample, in pixels.
-        input_height: Likewise.
+        width: Width of the image in pixels.
+        height: Height of the image in pixels.
+        input_width: Width of the sample in pixels.
+        input_height: Height of the sample in pixels.
         scale_x: Pixels of the image per pixel of the sample.
-        scale_y: Likewise.
-        left: The column of the sample where the image begins; below 0 where it is cropped.
-        top: The row, likewise.
+        scale_y: The same for rows.
+        left: Column of the sample where the image begins; negative if it is cropped.
+        top: The same for rows.
     """
 
     width: int
@@ -47,7 +46,7 @@ class Frame:
         """Map points of the sample into the image; nothing is clipped.
 
         Args:
-            points: `[..., 2 * n]`: x and y in turn, in pixels of the sample.
+            points: `[..., 2 * n]`: alternating x and y, in pixels of the sample.
 
         Returns:
             The same shape, in pixels of the image.
@@ -79,10 +78,10 @@ class Frame:
 
 
 def frame_of(preprocess: Preprocess, image_size: Sequence[int]) -> Frame:
-    """The frame of an image's sample.
+    """Frame of an image's sample.
 
     Args:
-        preprocess: How the sample is made.
+        preprocess: Preprocessing.
         image_size: `(height, width)` of the upright image, in pixels.
     """
     height, width = image_size

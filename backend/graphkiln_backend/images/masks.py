@@ -1,7 +1,7 @@
-"""Masks: from what a model returns to pixels of the image, and run lengths as COCO counts them.
+"""Masks in pixels of the image, and COCO run lengths.
 
-A mask is kept as small as it came and computed when it is looked at: three hundred masks of a large image would fill
-the memory.
+A mask keeps the model's resolution and is resized on access: three hundred masks of a large image would fill the
+memory.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ Pixels = npt.NDArray[np.bool_]
 ClassMap = npt.NDArray[np.uint8] | npt.NDArray[np.int32]
 _T = TypeVar("_T", bound=np.generic)
 
-_MOST_VALUES = 1 << 24  # of one strip of rows: all classes of a large image would fill the memory
-_FARTHEST = 1 << 24  # pixels that float32 counts one by one; a box that reaches further is nowhere
+_MOST_VALUES = 1 << 24  # for one strip of rows: all classes of a large image would fill the memory
+_FARTHEST = 1 << 24  # limit of exact pixel coordinates in float32; boxes beyond are ignored
 
 
 def sample_bilinear(grid: Floats, rows: Places, columns: Places) -> Floats:
-    """Sample a grid at every crossing of rows and columns; beyond its edge the outermost cells go on.
+    """Sample a grid bilinearly at all combinations of rows and columns; values beyond its edges are those of the edge.
 
     Args:
         grid: FP32 `[n, grid_rows, grid_columns]`.
-        rows: Where to sample, in cells: the first reaches from 0 to 1.
-        columns: Likewise.
+        rows: Positions in cells: the first cell spans 0 to 1.
+        columns: Positions in cells.
 
     Returns:
         `[n, len(rows), len(columns)]`.
@@ -48,15 +48,15 @@ def sample_bilinear(grid: Floats, rows: Places, columns: Places) -> Floats:
 
 
 def best_class(scores: Floats, rows: Places, columns: Places) -> ClassMap:
-    """The class with the highest score, at every crossing of rows and columns.
+    """Class with the highest score at all combinations of rows and columns.
 
     Args:
         scores: FP32 `[classes, grid_rows, grid_columns]`.
         rows: As for `sample_bilinear`.
-        columns: Likewise.
+        columns: As for `sample_bilinear`.
 
     Returns:
-        `[len(rows), len(columns)]`; UINT8 where that holds them, for there may be a hundred million.
+        `[len(rows), len(columns)]`; UINT8 if possible, because there may be a hundred million pixels.
     """
     kind = np.uint8 if len(scores) <= 256 else np.int32
     step = max(1, _MOST_VALUES // max(1, len(scores) * len(columns)))
@@ -67,7 +67,7 @@ def best_class(scores: Floats, rows: Places, columns: Places) -> ClassMap:
 
 
 def sample_nearest(grid: npt.NDArray[_T], rows: Places, columns: Places) -> npt.NDArray[_T]:
-    """Sample a grid `[grid_rows, grid_columns]` by nearest neighbor at every crossing of rows and columns."""
+    """Sample a grid `[grid_rows, grid_columns]` by nearest neighbor at all combinations of rows and columns."""
     row = np.clip(np.floor(rows).astype(np.int64), 0, grid.shape[0] - 1)
     column = np.clip(np.floor(columns).astype(np.int64), 0, grid.shape[1] - 1)
     cells: npt.NDArray[_T] = grid[row[:, np.newaxis], column]
@@ -75,7 +75,7 @@ def sample_nearest(grid: npt.NDArray[_T], rows: Places, columns: Places) -> npt.
 
 
 def _neighbors(places: Places, size: int) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Floats]:
-    """The cells before and after each place, and how far it is from the center of the first to that of the second."""
+    """Neighboring cells of each position, and its relative distance from the center of the first."""
     centered = np.clip(places - 0.5, 0, size - 1)
     first = np.floor(centered).astype(np.int64)
     return first, np.minimum(first + 1, size - 1), (centered - first).astype(np.float32)
@@ -87,8 +87,8 @@ class Mask:
 
     Attributes:
         probabilities: `[mask_height, mask_width]`, from 0 to 1.
-        frame: Of the image.
-        box: What the probabilities cover, x1, y1, x2, y2 in pixels of the image; None for the model's whole input.
+        frame: Frame of the image.
+        box: Area of the probabilities, x1, y1, x2, y2 in pixels of the image; None for the model's whole input.
     """
 
     probabilities: AnyArray
@@ -96,7 +96,7 @@ class Mask:
     box: tuple[float, float, float, float] | None = None
 
     def pixels(self, threshold: float = 0.5) -> Pixels:
-        """The mask at the size of the image, `[height, width]`: where the probability is above the threshold."""
+        """The mask at the size of the image, `[height, width]`: true where the probability exceeds the threshold."""
         if self.box is not None:
             return _paste(self.probabilities, self.box, self.frame, threshold)
         probabilities = self.probabilities.astype(np.float32)[np.newaxis]
@@ -108,7 +108,7 @@ class Mask:
 
 
 def encode_rle(pixels: Pixels) -> dict[str, Any]:
-    """Run lengths of a mask, column after column, the first of them of zeros.
+    """Run lengths of a mask in column-major order, beginning with zeros.
 
     Args:
         pixels: `[height, width]`.
@@ -122,10 +122,10 @@ def encode_rle(pixels: Pixels) -> dict[str, Any]:
 
 
 def decode_rle(rle: dict[str, Any]) -> Pixels:
-    """The mask `[height, width]` of run lengths; `encode_rle` is its inverse.
+    """Decode run lengths to a mask `[height, width]`; inverse of `encode_rle`.
 
     Raises:
-        ValueError: The counts are not those of such a mask.
+        ValueError: The counts do not match the size.
     """
     height, width = rle["size"]
     counts: Sequence[int] = rle["counts"]
@@ -134,7 +134,7 @@ def decode_rle(rle: dict[str, Any]) -> Pixels:
 
 
 def _on_grid(grid: AnyArray, frame: Frame) -> tuple[Coordinates, Coordinates]:
-    """Rows and columns of the image, in cells of a grid `[n, rows, columns]` that covers the model's input."""
+    """Rows and columns of the image in cells of a grid `[n, rows, columns]` that covers the model's input."""
     return (
         frame.rows() * (grid.shape[1] / frame.input_height),
         frame.columns() * (grid.shape[2] / frame.input_width),
@@ -142,11 +142,11 @@ def _on_grid(grid: AnyArray, frame: Frame) -> tuple[Coordinates, Coordinates]:
 
 
 def _paste(probabilities: AnyArray, box: Sequence[float], frame: Frame, threshold: float) -> Pixels:
-    """A mask of a box, resized to it.
+    """Resize the mask of a box to the box.
 
     Source: `torchvision.models.detection.roi_heads.paste_masks_in_image`: a border of one cell, whole pixels.
     """
-    if not (np.abs(box) < _FARTHEST).all():  # also where a corner is NaN, of a graph whose numbers overflow
+    if not (np.abs(box) < _FARTHEST).all():  # also if a corner is NaN after an overflow
         return np.zeros((frame.height, frame.width), bool)
     padded = np.pad(probabilities.astype(np.float32), 1)
     left, top, right, bottom = _expanded(box, probabilities.shape)

@@ -1,10 +1,10 @@
 """Addresses of remote stores: `s3://`, `gs://`, `as://`, `hf://`, `oci://`.
 
-Triton's own notation is understood: `s3://BUCKET/PATH`, and for servers other than Amazon's `s3://HOST:PORT/BUCKET/PATH`
-(HTTP) and `s3://https://HOST:PORT/BUCKET/PATH`; `gs://BUCKET/PATH`; `as://ACCOUNT/CONTAINER/PATH`. Beside them,
+Triton's notation: `s3://BUCKET/PATH`, and for other servers than Amazon's `s3://HOST:PORT/BUCKET/PATH` (HTTP) and
+`s3://https://HOST:PORT/BUCKET/PATH`; `gs://BUCKET/PATH`; `as://ACCOUNT/CONTAINER/PATH`. In addition
 `hf://OWNER/REPOSITORY[@REVISION]/PATH`, and `oci://HOST/REPOSITORY:TAG` for an artifact in a container registry, which
-is asked over HTTP where it is on this machine, or as `oci://http://HOST/...`. Credentials stand in no address: the
-services' own clients find them.
+is accessed over HTTP if it is on this machine or written as `oci://http://HOST/...`. Addresses contain no credentials:
+the services' clients find them.
 Source: "Model Repository" in Triton's user guide.
 """
 
@@ -44,7 +44,7 @@ class RemoteStoreError(RepositoryError):
     Args:
         message: What happened.
         hint: What to do.
-        passing: True for faults that may pass: of the network, or the service itself.
+        passing: True for temporary faults of the network or the service.
     """
 
     def __init__(self, message: str, *, hint: str = "", passing: bool = False) -> None:
@@ -58,9 +58,9 @@ class RemoteAddress:
 
     Attributes:
         scheme: `s3`, `gs`, `as`, `hf` or `oci`.
-        root: The folder as the service's client names it, without slashes at its ends.
-        options: What the client must know beside it.
-        text: As the user wrote it, without slashes at the end.
+        root: Folder in the notation of the service's client, without slashes at its ends.
+        options: Further options of the client.
+        text: The user's text, without slashes at the end.
     """
 
     scheme: str
@@ -70,10 +70,10 @@ class RemoteAddress:
 
     @classmethod
     def parse(cls, text: str) -> RemoteAddress | None:
-        """Read an address; None for the path of a folder.
+        """Parse an address; return None for the path of a folder.
 
         Raises:
-            RepositoryError: It is an address, but none that is known.
+            RepositoryError: The address is of an unknown service.
         """
         found = _ADDRESS.fullmatch(text)
         if not found:
@@ -92,10 +92,10 @@ class RemoteAddress:
         return _PARSERS[scheme](f"{scheme}://{rest}", rest)
 
     def split(self) -> tuple[RemoteAddress, str]:
-        """The folder above, and the name of this one in it.
+        """Return the parent folder and the name of this folder.
 
         Raises:
-            RepositoryError: It is a whole store.
+            RepositoryError: It has no parent.
         """
         root, slash, name = self.root.rpartition("/")
         if not slash:
@@ -115,10 +115,10 @@ def is_remote(text: str) -> bool:
 
 
 def parse_store(text: str) -> Path | RemoteAddress:
-    """A model store as a user names it.
+    """Parse a model store: a path or an address.
 
     Raises:
-        RepositoryError: It is an address, but none that is known.
+        RepositoryError: The address is of an unknown service.
     """
     return RemoteAddress.parse(text) or Path(text)
 

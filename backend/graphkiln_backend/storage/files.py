@@ -1,7 +1,7 @@
-"""Remote folders over fsspec: credentials, errors of the services' libraries, listing and fetching.
+"""Remote folders over fsspec: credentials, translation of errors, listing and fetching.
 
-The errors of five services' libraries are translated here. Their classes are recognized by name, so that no unused
-library is imported; the cause of an error counts, too, since some libraries wrap errors.
+Errors of the libraries of five services are translated here. Their classes are recognized by name, so that unused
+libraries are not imported; causes of errors count, too, because some libraries wrap errors.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from graphkiln_backend.storage.oci import OciFileSystem
 _log = logging.getLogger("graphkiln.repository")
 _Item = TypeVar("_Item")
 
-# Names a JSON document with credentials of all services. Source: "Cloud Storage with Credential file" in Triton's user
-# guide.
+# Path of a JSON document with credentials of all services. Source: "Cloud Storage with Credential file" in Triton's
+# user guide.
 VARIABLE = "TRITON_CLOUD_CREDENTIAL_PATH"
 _LIMIT = 1 << 20
 _EXAMPLE = 'for example {"s3": {"": {"key_id": "...", "secret_key": "...", "region": "..."}}}'
@@ -36,23 +36,23 @@ _OPTIONS = {
     "s3": {"key_id": "key", "secret_key": "secret", "session_token": "token", "profile": "profile", "region": ""},
     "as": {"account_str": "account_name", "account_key": "account_key"},
 }
-# Triton's own variables, which Azure's client for Python does not know.
+# Triton's variables, which Azure's Python client does not read.
 _KEY, _ACCOUNT = "AZURE_STORAGE_KEY", "AZURE_STORAGE_ACCOUNT"
 
 
 def client_options(address: RemoteAddress, environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
-    """Options with credentials for a service's client; empty where it finds its own.
+    """Credentials for a service's client; empty to let the client find them.
 
-    In Triton's file, the entry with the longest name that the address begins with counts. Messages contain no secrets.
+    In Triton's file, the longest entry that is a prefix of the address applies. Messages contain no secrets.
 
     Args:
         address: The store.
-        environment: Variables.
+        environment: Environment variables.
 
     Raises:
-        RemoteStoreError: The file that the environment names cannot be used.
+        RemoteStoreError: The file of credentials cannot be used.
     """
-    if address.scheme in {"hf", "oci"}:  # not Triton's
+    if address.scheme in {"hf", "oci"}:  # not in Triton's format
         return {}
     if path := environment.get(VARIABLE):
         credential = _read_credential(address, path)
@@ -110,7 +110,7 @@ def _unusable(path: str, message: str, hint: str = _EXAMPLE) -> RemoteStoreError
 
 
 _TIMEOUTS = {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}
-# Keys of ETags or their like in listings: S3, Azure and Google, Hugging Face, Google.
+# Keys of ETags in listings: S3, Azure and Google, Hugging Face, Google.
 _STAMP_KEYS = ("ETag", "etag", "blob_id", "md5Hash", "generation")
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, AWS_PROFILE, TRITON_CLOUD_CREDENTIAL_PATH, or a role",
@@ -135,7 +135,7 @@ _ABSENT = {
     "RevisionNotFoundError",
     "ResourceNotFoundError",
 }
-# Names that a client refuses before it asks the service.
+# Errors of clients for invalid names.
 _INVALID = {"ParamValidationError"}
 _UNREACHABLE = {
     "ConnectionError", "HTTPClientError", "ConnectTimeoutError", "ReadTimeoutError", "EndpointConnectionError",
@@ -144,7 +144,7 @@ _UNREACHABLE = {
     "ChunkedEncodingError", "ClientPayloadError", "ResponseStreamingError",
 }  # fmt: skip
 _DISTRUST = re.compile(r"certificate verify failed: (.*?) ?(?:\(_ssl|['\"\])]|$)")
-# Variables that name trusted certificate authorities; SSL_CERT_FILE for the others.
+# Variables for trusted certificate authorities; SSL_CERT_FILE for the others.
 _AUTHORITIES = {"s3": "AWS_CA_BUNDLE", "oci": "REQUESTS_CA_BUNDLE"}
 _WORDS = 200
 _AT_ONCE = 4
@@ -152,11 +152,11 @@ _AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """A file as a service lists it.
+    """A listed file.
 
     Attributes:
-        stamp: Changes with the content: its ETag, or what the service has instead.
-        size: In bytes.
+        stamp: ETag or its equivalent, which changes with the content.
+        size: Size in bytes.
     """
 
     stamp: str
@@ -178,7 +178,7 @@ class RemoteFiles:
         """List visible files by their paths below the folder.
 
         Raises:
-            RemoteStoreError: The folder cannot be listed, which does not mean that it is empty.
+            RemoteStoreError: The folder cannot be listed.
         """
         try:
             system = self._opened()
@@ -189,11 +189,11 @@ class RemoteFiles:
         return dict(self._described(found))
 
     def fetch(self, path: str, target: Path) -> None:
-        """Copy a file to a path of this machine.
+        """Download a file.
 
         Raises:
-            RemoteStoreError: It cannot be read.
-            OSError: It cannot be written.
+            RemoteStoreError: The file cannot be read.
+            OSError: The copy cannot be written.
         """
         try:
             self._opened().get_file(f"{self.address.root}/{path}", str(target))
@@ -205,16 +205,16 @@ class RemoteFiles:
     def fetch_all(
         self, wanted: Mapping[str, RemoteFile], folder: Path, whole: Callable[[str], object] = lambda _: None
     ) -> None:
-        """Copy files into a folder, some at a time, and check their sizes.
+        """Download files into a folder, several at a time, and check their sizes.
 
         Args:
-            wanted: Files by their paths, here and there.
-            folder: Where they go; folders in it are made.
-            whole: Called with the path of each that is whole, by many threads.
+            wanted: Files by path, relative to both folders.
+            folder: Target folder; missing folders are created.
+            whole: Called with the path of each complete file, from several threads.
 
         Raises:
-            RemoteStoreError: One cannot be read, or is another one now.
-            OSError: One cannot be written.
+            RemoteStoreError: A file cannot be read, or was replaced.
+            OSError: A copy cannot be written.
         """
 
         def fetch(path: str) -> None:
@@ -241,11 +241,11 @@ class RemoteFiles:
 
 
 def open_file_system(address: RemoteAddress) -> Any:
-    """The fsspec file system of an address, or what is used like one, without any cache of listings.
+    """Open the file system of an address (fsspec or compatible), without a cache of listings.
 
     Raises:
         ImportError: Its package is not installed.
-        RemoteStoreError: The file of credentials that the environment names cannot be used.
+        RemoteStoreError: The file of credentials cannot be used.
     """
     if address.scheme == "oci":
         return OciFileSystem(address.options["protocol"])
@@ -257,12 +257,12 @@ def open_file_system(address: RemoteAddress) -> Any:
         style = {"s3": {"addressing_style": "path"}} if "endpoint_url" in options else {}
         options["config_kwargs"] = _TIMEOUTS | style
     if address.scheme == "gs" and logging.getLogger("gcsfs").level == logging.NOTSET:
-        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs stack traces of errors that it raises
+        logging.getLogger("gcsfs").setLevel(logging.CRITICAL)  # it logs a traceback for each error that it raises
     return fsspec.filesystem(protocol, use_listings_cache=False, skip_instance_cache=True, **options)
 
 
 def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
-    """Translate a library's error for the user who named the store."""
+    """Translate an error of a library into a `RemoteStoreError`."""
     if isinstance(error, RemoteStoreError):
         return error
     if isinstance(error, ImportError):
@@ -293,7 +293,7 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
 
 
 def _names(error: BaseException) -> Iterator[str]:
-    """The classes of an error and of what caused it."""
+    """Class names of an error and its causes."""
     seen: BaseException | None = error
     while seen is not None:
         yield from (kind.__name__ for kind in type(seen).__mro__)
@@ -301,7 +301,7 @@ def _names(error: BaseException) -> Iterator[str]:
 
 
 def _status(error: Exception) -> int | None:
-    """The HTTP status that an error carries, as these libraries call it."""
+    """HTTP status of an error of these libraries."""
     for source in (error, getattr(error, "response", None)):
         for name in ("status_code", "status", "code"):
             value = getattr(source, name, None)
@@ -311,7 +311,7 @@ def _status(error: Exception) -> int | None:
 
 
 def _is_local(error: OSError) -> bool:
-    """Return true for errors of this machine's disk; remote errors carry no such code."""
+    """True for errors of the local disk; remote errors have no such code."""
     return error.errno in {errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EMFILE, errno.EACCES} and (
         error.filename is not None or error.errno in {errno.ENOSPC, errno.EDQUOT}
     )
@@ -326,10 +326,10 @@ def _stamp_of(details: Mapping[str, Any]) -> str:
 
 
 def _is_wanted(path: str) -> bool:
-    """Return false for hidden names and for those that would leave the folder."""
+    """False for hidden names and for paths that leave the folder."""
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\\" in part or not part.isprintable() for part in parts):
-        if not path.endswith("/"):  # which is how some services keep empty folders
+        if not path.endswith("/"):  # placeholders of empty folders
             _log.warning("%r is not copied: its name is no path", path)
         return False
     return not any(part.startswith(".") for part in parts)
@@ -338,8 +338,8 @@ def _is_wanted(path: str) -> bool:
 def call_each(call: Callable[[_Item], object], items: Iterable[_Item], at_once: int) -> None:
     """Call a function with each item, in daemon threads.
 
-    Python joins the threads of `concurrent.futures` at exit, after all that is queued: a server that is stopped while
-    it copies a store would wait for the last file, and be killed for it.
+    `concurrent.futures` would wait at the exit of Python for all queued calls: a server that is stopped while it copies
+    a store would be killed before.
 
     Args:
         call: The function.
@@ -347,8 +347,8 @@ def call_each(call: Callable[[_Item], object], items: Iterable[_Item], at_once: 
         at_once: Number of threads.
 
     Raises:
-        BaseException: The error of the first call that failed, after running calls have ended; no other call begins.
-            An exception of a signal handler ends the wait at once.
+        BaseException: The first error of a call, after running calls have ended; no further calls start. Exceptions of
+            signal handlers end the wait at once.
     """
     waiting: SimpleQueue[_Item] = SimpleQueue()
     for item in items:

@@ -1,7 +1,7 @@
-"""Objects of a bucket: listed in pages, read whole or in part, and only as long as they are those that were listed.
+"""Objects of a bucket for data sets: paged listing, and reads that fail if an object was replaced.
 
-For data sets: their listing may not fit into memory, and objects may be replaced while they are read. S3 and Google
-Cloud Storage support both; other services do not.
+Listings may not fit into memory, and objects may be replaced while they are read. S3 and Google Cloud Storage support
+paging and conditional reads; other services do not.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ _BLOCK = 4 << 20
 
 
 class ObjectChanged(RemoteStoreError):
-    """An object is no longer the one that was listed."""
+    """An object was replaced since it was listed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RemoteObject:
-    """An object as its service describes it.
+    """A listed object.
 
     Attributes:
-        path: Bucket and key, or the key below the prefix that was listed.
-        size: In bytes.
-        stamp: Its ETag on S3, its generation on Google Cloud Storage.
+        path: Bucket and key, or the key below the listed prefix.
+        size: Size in bytes.
+        stamp: ETag on S3, generation on Google Cloud Storage.
     """
 
     path: str
@@ -43,13 +43,13 @@ class RemoteObject:
 
 
 class RemoteObjects:
-    """The objects of a service. Opens no connection before it is asked; its methods may be called by many threads.
+    """The objects of a service. Thread-safe; connects when it is used.
 
     Args:
-        address: Any address of the service; its credentials are used for all.
+        address: An address of the service, whose credentials are used for all objects.
 
     Raises:
-        RepositoryError: The service cannot be listed in pages.
+        RepositoryError: The service has no paged listing.
     """
 
     def __init__(self, address: RemoteAddress) -> None:
@@ -61,13 +61,13 @@ class RemoteObjects:
         self._opened: _Client | None = None
 
     def list(self, path: str) -> Iterator[RemoteObject]:
-        """The objects whose keys begin with a prefix, in the order of their keys, a page at a time.
+        """Yield the objects with a key prefix in the order of their keys, page by page.
 
         Args:
-            path: Bucket and prefix, with a slash at its end for a folder.
+            path: Bucket and prefix; ends with a slash for a folder.
 
         Raises:
-            RemoteStoreError: They cannot be listed.
+            RemoteStoreError: The objects cannot be listed.
         """
         bucket, _, prefix = path.partition("/")
         try:
@@ -77,10 +77,10 @@ class RemoteObjects:
             raise self._translated(error, path) from error
 
     def describe(self, path: str) -> RemoteObject | None:
-        """Describe an object, or return None.
+        """Look up an object; return None if there is none.
 
         Raises:
-            RemoteStoreError: The service does not say.
+            RemoteStoreError: The service does not answer.
         """
         try:
             return replace(self._client.describe(*_split(path)), path=path)
@@ -94,15 +94,15 @@ class RemoteObjects:
 
         Args:
             path: Bucket and key.
-            limit_bytes: Largest size.
-            stamp: What it must still be; empty for whatever it is.
-            part: Offset and size of what is read of it; None for all.
+            limit_bytes: Maximum size.
+            stamp: Expected stamp; empty to accept any.
+            part: Offset and size of the part to read; None for all.
 
         Raises:
             FileNotFoundError: There is no such object.
-            ObjectChanged: It is another one now.
-            UnusableFile: It is larger.
-            RemoteStoreError: It cannot be read.
+            ObjectChanged: The object was replaced.
+            UnusableFile: The object is larger than the limit.
+            RemoteStoreError: The object cannot be read.
         """
         try:
             return self._client.read(*_split(path), limit_bytes, stamp, part)
@@ -112,11 +112,11 @@ class RemoteObjects:
             raise self._translated(error, path) from error
 
     def open(self, path: str) -> BinaryIO:
-        """A seekable file that reads ahead; it fails where the object is replaced while it is read.
+        """Open a seekable file with read-ahead; reads fail if the object is replaced.
 
         Raises:
             FileNotFoundError: There is no such object.
-            RemoteStoreError: It cannot be opened.
+            RemoteStoreError: The object cannot be opened.
         """
         try:
             opened = self._client.system.open(path, "rb", block_size=_BLOCK, cache_type="readahead")
@@ -127,7 +127,7 @@ class RemoteObjects:
             raise self._translated(error, path) from error
 
     def translate(self, error: Exception, path: str) -> RemoteStoreError:
-        """Translate an error that a file of `open` raised."""
+        """Translate an error of a file returned by `open`."""
         return self._translated(error, path)
 
     @property
@@ -185,7 +185,7 @@ class _S3(_Client):
         return content
 
     async def _read(self, bucket: str, key: str, limit_bytes: int, options: dict[str, str]) -> bytes:
-        # s3fs knows no condition for a whole object; this is its own call, with one.
+        # s3fs has no conditional read of a whole object; this is its call with a condition.
         response = await self.system._call_s3("get_object", Bucket=bucket, Key=key, **options)  # noqa: SLF001
         async with response["Body"] as body:
             _check_size(response["ContentLength"], limit_bytes)

@@ -1,10 +1,10 @@
 """Model stores as OCI artifacts in a container registry: each file is a layer, whose title is its path in the store.
 
-Reading follows fsspec's interface as `storage.files` uses it: a listing with each layer's digest as its ETag, and
-files, each checked against that digest. A tag may move between the two: the listed content is fetched.
+Reading has the part of fsspec's interface that `storage.files` uses: a listing with the layers' digests as ETags, and
+files that are checked against their digest. If a tag moves in between, the listed content is fetched.
 
-oras-py speaks the registry's protocol, with tokens and Docker's credentials. Its retries are bypassed: they wait two
-minutes without an answer, and a server that follows a store asks again anyway.
+oras-py implements the protocol, with tokens and Docker's credentials. Its retries are bypassed, because they wait two
+minutes without an answer; a server polls its stores anyway.
 
 Source: OCI Image Format, "Image Manifest Specification" and "Pre-Defined Annotation Keys"; OCI Distribution, "API".
 """
@@ -35,7 +35,7 @@ _BLOCK = 1 << 20
 class OciRegistry:
     """Requests to the registry of an artifact. The first request opens a connection.
 
-    Besides `RemoteStoreError`, methods raise whatever oras and requests raise: see `storage.files.translate`.
+    Methods also raise errors of oras and requests: see `storage.files.translate`.
 
     Args:
         artifact: `HOST/REPOSITORY:TAG` or `HOST/REPOSITORY@sha256:...`.
@@ -49,7 +49,7 @@ class OciRegistry:
         from oras.container import Container
         from oras.provider import Registry
 
-        # oras takes a host without a dot or a port for a part of the repository's name, and asks Docker Hub.
+        # oras treats a host without a dot or port as part of the repository's name, and uses Docker Hub.
         host, _, name = artifact.partition("/")
         self.container: Any = Container(f"localhost:0/{name}")
         self.container.registry = host
@@ -59,7 +59,7 @@ class OciRegistry:
         self._registry.do_request = self._request
         auth = self._registry.auth
         auth.authenticate_request = partial(_authenticate, auth, auth.authenticate_request)
-        folder = os.environ.get("DOCKER_CONFIG")  # oras knows the file in the home folder only
+        folder = os.environ.get("DOCKER_CONFIG")  # oras reads the file in the home folder only
         auth.load_configs(self.container, [str(Path(folder) / "config.json")] if folder else [])
 
     def manifest(self) -> bytes:
@@ -79,8 +79,8 @@ class OciRegistry:
         """Fetch a blob and check its digest.
 
         Raises:
-            RemoteStoreError: Other bytes came, or the blob is missing.
-            OSError: It cannot be written.
+            RemoteStoreError: The digest does not match, or the blob is missing.
+            OSError: The blob cannot be written.
         """
         with self._request(self._url(self.container.get_blob_url(digest)), stream=True) as response:
             if response.status_code == 404:
@@ -99,11 +99,11 @@ class OciRegistry:
             raise RemoteStoreError(f"{self.container}: the registry sent other bytes than {digest}", passing=True)
 
     def upload(self, path: Path, digest: str, size: int) -> None:
-        """Upload a blob unless the registry has it."""
+        """Upload a blob if the registry does not have it."""
         self._registry.upload_blob(str(path), self.container, {"digest": digest, "size": size}).raise_for_status()
 
     def publish(self, manifest: bytes) -> None:
-        """Give a manifest, whose blobs are uploaded, the artifact's tag."""
+        """Upload a manifest under the artifact's tag, after its blobs."""
         url, headers = self._url(self.container.manifest_url()), {"Content-Type": MANIFEST_TYPE}
         self._request(url, method="PUT", data=manifest, headers=headers).raise_for_status()
 
@@ -113,7 +113,7 @@ class OciRegistry:
     def _request(self, *arguments: Any, **options: Any) -> Any:
         try:
             response = self._once(*arguments, **options)
-        except ValueError as error:  # oras has no credentials that the registry would take
+        except ValueError as error:  # oras has no valid credentials
             if "authentication" in str(error):
                 raise PermissionError(str(error)) from error
             raise
@@ -123,9 +123,9 @@ class OciRegistry:
 
 
 def _authenticate(auth: Any, by_token: Any, response: Any, headers: dict[str, str], refresh: bool = False) -> Any:
-    """Answer a registry's challenge: headers, and true where they answer it.
+    """Answer a registry's challenge; return headers, and whether they are an answer.
 
-    oras supports tokens only; registries may ask for basic authentication (RFC 7617).
+    oras supports tokens only; registries may use basic authentication (RFC 7617).
     """
     if not response.headers.get("Www-Authenticate", "").lower().startswith("basic"):
         return by_token(response, headers, refresh)
@@ -146,17 +146,17 @@ class OciFileSystem:
         self._digests: dict[str, str] = {}
 
     def invalidate_cache(self) -> None:
-        """Do nothing: each listing asks the registry."""
+        """Do nothing: listings are not cached."""
 
     def find(self, root: str, *, detail: bool = True) -> dict[str, Mapping[str, Any]]:
         """List the files below an artifact, or below a folder of it.
 
         Args:
             root: `HOST/REPOSITORY:TAG`, and a path in it.
-            detail: As in fsspec; sizes and digests are always given.
+            detail: As in fsspec; sizes and digests are always included.
 
         Raises:
-            RemoteStoreError: It is no artifact of files, or not the pinned one.
+            RemoteStoreError: It is not an artifact of files, or not the pinned one.
         """
         del detail
         artifact, path = split_root(root)
@@ -176,7 +176,7 @@ class OciFileSystem:
         }
 
     def get_file(self, name: str, target: str) -> None:
-        """Fetch a file as it was listed.
+        """Fetch a listed file.
 
         Raises:
             FileNotFoundError: There is no such file.
@@ -199,10 +199,10 @@ def read_layers(content: bytes, artifact: str) -> Iterator[tuple[str, Mapping[st
 
     Args:
         content: The manifest.
-        artifact: For messages.
+        artifact: Name for messages.
 
     Raises:
-        RemoteStoreError: It is no manifest, or none of files.
+        RemoteStoreError: It is not a manifest of files.
     """
     try:
         layers = json.loads(content)["layers"]
@@ -223,7 +223,7 @@ def split_root(root: str) -> tuple[str, str]:
     """Split a root into the artifact and the path in it.
 
     Raises:
-        RemoteStoreError: It names no artifact.
+        RemoteStoreError: It does not name an artifact.
     """
     found = OCI_REFERENCE.fullmatch(root)
     if not found:
@@ -232,14 +232,14 @@ def split_root(root: str) -> tuple[str, str]:
 
 
 def digest_of(content: bytes) -> str:
-    """Digest of content as registries write it."""
+    """Digest of bytes in registry notation."""
     return f"sha256:{hashlib.sha256(content).hexdigest()}"
 
 
 def digest_of_file(path: Path) -> str:
-    """Digest of a file as registries write it.
+    """Digest of a file in registry notation.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     return f"sha256:{sha256_of(path)}"
