@@ -1,4 +1,4 @@
-"""Choice of the artifact cache: the user's folder, another one, or one that vanishes with the server."""
+"""Choice of the artifact cache: the user's folder, another one, or a temporary one."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from graphkiln_backend.graph.errors import CacheError
 _log = logging.getLogger("graphkiln.cache")
 
 _PROBE_BYTES = 1 << 16
-_WAY_OUT = "choose another folder (--cache DIR), or do without (--cache off); in a pod, see docs/deploying.md"
+_HINT = "choose another folder (--cache DIR), or use no cache (--cache off); in a pod, see docs/deploying.md"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CacheSettings:
-    """The artifact cache that is requested.
+    """Requested artifact cache.
 
     Attributes:
-        folder: Its folder; None for one that vanishes.
+        folder: Folder of the cache, or None for a temporary one.
         limit_bytes: Limit of its size.
     """
 
@@ -31,10 +31,10 @@ class CacheSettings:
     limit_bytes: int = DEFAULT_LIMIT_BYTES
 
     def open(self, vanishing: Path) -> ArtifactCache:
-        """Open it for serving: artifacts are built even where the folder fails.
+        """Open the cache for serving; artifacts are built in a temporary cache if the folder fails.
 
         Args:
-            vanishing: Folder of a cache that vanishes; the caller removes it.
+            vanishing: Folder of the temporary cache, removed by the caller.
         """
         temporary = ArtifactCache(vanishing, limit_bytes=self.limit_bytes, lasting=False)
         if self.folder is None:
@@ -45,35 +45,35 @@ class CacheSettings:
         return ArtifactCache(self.folder, limit_bytes=self.limit_bytes, spare=temporary)
 
     def open_to_fill(self) -> ArtifactCache:
-        """Open it for filling: an artifact that cannot be kept there is an error.
+        """Open the cache for filling; an artifact that cannot be written is an error.
 
         Raises:
-            CacheError: It is not trusted or cannot be used, or there is none.
+            CacheError: The folder is not trusted, cannot be used, or is not set.
         """
         if self.folder is None:
             raise CacheError("there is no artifact cache to fill", hint="name its folder: --cache DIR")
         if reason := find_unusable(self.folder):
-            raise CacheError(f"the artifact cache cannot be filled: {reason}", hint=_WAY_OUT)
+            raise CacheError(f"the artifact cache cannot be filled: {reason}", hint=_HINT)
         return ArtifactCache(self.folder, limit_bytes=self.limit_bytes)
 
     def remove_unfinished(self) -> None:
-        """Remove what dead builds left in it, as far as possible."""
+        """Remove the remains of dead builds, as far as possible."""
         if self.folder:
             ArtifactCache(self.folder).remove_unfinished()
 
     def checked(self) -> CacheSettings:
-        """Return the same where the folder can be used; else log why not, and return a cache that vanishes."""
+        """Return these settings if the folder can be used; otherwise log the reason and use a temporary cache."""
         reason = find_unusable(self.folder) if self.folder else None
         if reason is None:
             return self
-        _log.warning("no artifact cache: %s; models are lowered again at each start (%s)", reason, _WAY_OUT)
+        _log.warning("no artifact cache: %s; models are lowered again at each start (%s)", reason, _HINT)
         return replace(self, folder=None)
 
 
 def find_unusable(folder: Path) -> str | None:
-    """Find the reason why a folder is of no use as an artifact cache, or None. Make it when it is missing.
+    """Return the reason why a folder cannot be used as an artifact cache, or None. Create it if it is missing.
 
-    A folder that cannot be written is of use where it was filled ahead of time.
+    A read-only folder can be used if it has entries.
     """
     if reason := find_cache_distrust(folder):
         return reason
@@ -87,7 +87,7 @@ def find_unusable(folder: Path) -> str | None:
 
 
 def find_cache_distrust(folder: Path) -> str | None:
-    """Find the reason why a folder must not be trusted as an artifact cache, or None."""
+    """Return the reason why a folder must not be trusted as an artifact cache, or None."""
     reasons = (find_distrust(folder / name) for name in ("", "entries", "locks", "partial"))
     if reason := next(filter(None, reasons), None):
         return f"{folder} is not trusted, because {reason}: compiled models are code"
@@ -102,7 +102,7 @@ def _holds_entries(folder: Path) -> bool:
 
 
 def user_cache_folder(name: str = "graphkiln") -> Path:
-    """Return a folder below the user's cache folder, by default that of the artifact cache; not made here.
+    """Return a folder in the user's cache folder, by default that of the artifact cache.
 
     Raises:
         CacheError: The user has no home folder.
@@ -115,6 +115,6 @@ def user_cache_folder(name: str = "graphkiln") -> Path:
         return Path.home() / ".cache" / name
     except RuntimeError as error:
         raise CacheError(
-            "this user has no home folder, where the cache would be",
+            "this user has no home folder for the cache",
             hint="set HOME or XDG_CACHE_HOME, or name a folder: --cache DIR",
         ) from error

@@ -1,18 +1,17 @@
-"""Compiled artifacts in one content-addressed folder, so that the next start builds nothing.
+"""Content-addressed cache of compiled artifacts, so that the next start builds nothing.
 
 An entry is a folder named by the SHA-256 of its key: everything that the artifact depends on (graph and weights,
-engine, library versions, device, options, shapes). It holds the artifact's files and `entry.json`: the key itself, and
-size and SHA-256 of each file. It appears by one rename, so that it is whole or not there, whatever is killed.
+engine, library versions, device, options, shapes). It has the artifact's files and `entry.json` with the key and the
+size and SHA-256 of each file. It is created by one rename, so that a killed process never leaves half an entry.
 
     FOLDER/entries/KEY/{entry.json, ...}     FOLDER/locks/KEY     FOLDER/partial/KEY
 
-A process that looks for an entry or builds it holds its lock file for that time; the file's time is that of the last
-use. A process that uses an entry holds a shared lock on its `entry.json`, which keeps it from being pruned. An entry is
-never trusted: its key and checksums are compared at each use, and a damaged or foreign one is discarded and built
-again.
+A process holds the lock file of an entry while it looks it up or builds it; the modification time of the lock file is
+the time of the last use. A shared lock on `entry.json` protects an entry in use from pruning. Entries are never
+trusted: key and checksums are verified at each use, and damaged or foreign entries are discarded and rebuilt.
 
-A cache is a convenience: where it cannot be used (a full or failing disk, a read-only folder that lacks an entry), a
-server uses its spare one in the temporary folder instead, and logs that once.
+If the cache cannot be used (a full or failing disk, a read-only folder without the entry), a server uses a spare cache
+in its temporary folder, and logs that once.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import lock, lock_shared, locked, try_lock
 
-# One entry of the artifact cache: its name, `entry.json`, the check of its files, and how it is written.
-
 ENTRY_FILE = "entry.json"
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PROBE_BYTES = 1 << 20
@@ -56,24 +53,24 @@ class FileRecord:
 
     @classmethod
     def of(cls, path: Path) -> FileRecord:
-        """Read a file.
+        """Compute the record of a file.
 
         Raises:
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         return cls(bytes=path.stat().st_size, sha256=sha256_of(path))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Entry:
-    """The content of `entry.json`.
+    """Content of `entry.json`.
 
     Attributes:
         kind: Kind of the artifact: `graph`, `onnxruntime`, `openvino`, ...
-        model: For people: the model.
-        key: Everything that it depends on.
-        files: The artifact's files by name.
-        seconds: Time that building it took.
+        model: Name of the model, for people.
+        key: Everything that the artifact depends on.
+        files: Files of the artifact by name.
+        seconds: Build time.
     """
 
     kind: str
@@ -89,26 +86,26 @@ class Entry:
 
     @property
     def name(self) -> str:
-        """The name of its folder."""
+        """Name of its folder."""
         return entry_name(self.kind, self.key)
 
     def write(self, folder: Path) -> None:
         """Write `entry.json` into a folder.
 
         Raises:
-            OSError: It cannot be written.
+            OSError: The file cannot be written.
         """
         (folder / ENTRY_FILE).write_text(json.dumps(encode(self), indent=2) + "\n")
 
 
 def entry_name(kind: str, key: Key) -> str:
-    """Return the name of an entry's folder: its kind, for people, and the digest of kind and key."""
+    """Return the folder name of an entry: its kind and a digest of kind and key."""
     text = json.dumps({"kind": kind, **key}, sort_keys=True)
     return f"{kind}-{hashlib.sha256(text.encode()).hexdigest()[:40]}"
 
 
 def read_entry(folder: Path) -> Entry | None:
-    """Read `entry.json` of an entry's folder; None where it cannot be read, or is just being removed."""
+    """Read `entry.json` of an entry's folder, or return None if it is unreadable or being removed."""
     try:
         return decode(Entry, json.loads((folder / ENTRY_FILE).read_bytes()))
     except (OSError, ValueError, ManifestError):
@@ -116,28 +113,28 @@ def read_entry(folder: Path) -> Entry | None:
 
 
 def find_fault(folder: Path, key: Key | None = None) -> str | None:
-    """Check an entry, and return its fault, or None.
+    """Verify an entry, and return its fault or None.
 
     Args:
         folder: The entry's folder.
-        key: The key that it must have been built for; None for that of its name.
+        key: Expected key; None to check only that the key fits the folder name.
     """
     entry = read_entry(folder)
     if entry is None:
         return f"{ENTRY_FILE} cannot be read"
     if folder.name != entry.name or (key is not None and entry.key != key):
-        return "it was made for something else"
+        return "its key does not match"
     try:
         distrust = find_distrust_inside(folder)
     except OSError as error:
-        distrust = f"it cannot be read: {error.strerror}"
+        distrust = f"the entry cannot be read: {error.strerror}"
     return distrust or _find_damage(folder, entry)
 
 
 def _find_damage(folder: Path, entry: Entry) -> str | None:
     for name, expected in entry.files.items():
         if Path(name).name != name:
-            return f"'{name}' leads out of it"
+            return f"'{name}' is outside of the entry"
         try:
             found = sha256_of(folder / name)
         except OSError as error:
@@ -148,12 +145,12 @@ def _find_damage(folder: Path, entry: Entry) -> str | None:
 
 
 class Reservation:
-    """An entry whose lock is held: no other process looks for it or builds it meanwhile. See `ArtifactCache.reserve`.
+    """An entry whose lock is held, so that no other process looks it up or builds it. See `ArtifactCache.reserve`.
 
     Args:
-        cache: The cache's folder.
-        entry: The entry; its folder need not be there.
-        path: The entry's folder, or None where it is not there.
+        cache: Folder of the cache.
+        entry: The entry.
+        path: Folder of the entry, or None if it does not exist yet.
     """
 
     def __init__(self, cache: Path, entry: Entry, path: Path | None) -> None:
@@ -164,28 +161,28 @@ class Reservation:
 
     @property
     def path(self) -> Path | None:
-        """The entry's folder, or None as long as it is not there. Stays until the cache is closed."""
+        """Folder of the entry, or None until it exists. Protected from pruning until the cache is closed."""
         return self._path
 
     @contextmanager
     def write(self) -> Iterator[Path]:
-        """Make an empty folder, whose files at the end of the block are the entry, unless the block fails.
+        """Yield an empty folder, which becomes the entry at the end of the block unless the block fails.
 
         Raises:
             CacheError: The entry cannot be written.
         """
         partial = self._cache / "partial" / self._entry.name
         with explained_errors(self._cache):
-            shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it built
+            shutil.rmtree(partial, ignore_errors=True)  # left by a process that died during the build
             partial.mkdir()
             try:
                 yield partial
                 self._path = self._keep(partial)
             except GraphkilnError:
-                _check_writable(partial)  # a runtime that cannot write fails with its own error
+                _check_writable(partial)  # an engine that cannot write fails with its own error
                 raise
             finally:
-                shutil.rmtree(partial, ignore_errors=True)  # renamed where all went well
+                shutil.rmtree(partial, ignore_errors=True)  # already renamed after success
 
     def _keep(self, partial: Path) -> Path:
         entry = Entry(
@@ -202,16 +199,16 @@ class Reservation:
 
 @contextmanager
 def explained_errors(folder: Path) -> Iterator[None]:
-    """Turn an error of the file system into a `CacheError` of this folder that says what to do."""
+    """Turn file system errors into a `CacheError` with a hint."""
     try:
         yield
     except OSError as error:
         if error.errno in _FULL:
-            hint = "make room (graphkiln cache prune), or choose another folder: serve --cache DIR"
+            hint = "free disk space (graphkiln cache prune), or choose another folder: serve --cache DIR"
             raise CacheError(f"the artifact cache {folder} is full: {error.strerror}", hint=hint) from error
         hint = (
-            "choose a folder that can be written (serve --cache DIR), or fill this one ahead of time "
-            "(graphkiln lower), or do without (--cache off)"
+            "choose a writable folder (serve --cache DIR), fill this one ahead of time (graphkiln lower), or use no "
+            "cache (--cache off)"
         )
         raise CacheError(
             f"the artifact cache {folder} cannot be written: {error.strerror or error}", hint=hint
@@ -219,7 +216,7 @@ def explained_errors(folder: Path) -> Iterator[None]:
 
 
 def _check_writable(folder: Path) -> None:
-    """Write a little into a folder; an OSError says that it is full, over a quota, or gone."""
+    """Write a probe file; raises OSError if the disk is full, over quota, or the folder is gone."""
     if os.statvfs(folder).f_bavail == 0:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
@@ -229,13 +226,13 @@ _log = logging.getLogger("graphkiln.cache")
 
 GIB = 1 << 30
 DEFAULT_LIMIT_BYTES = 20 * GIB
-_LONG_S = 10.0  # of waiting for a lock; loading a small model takes less
+_LONG_S = 10.0  # wait for a lock after which it is logged; loading a small model takes less
 _MAKE = os.O_RDWR | os.O_CREAT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StoredEntry:
-    """An entry as `graphkiln cache list` shows it, with the time of its last use in epoch seconds."""
+    """An entry for `graphkiln cache list`, with the time of its last use in epoch seconds."""
 
     path: Path
     entry: Entry
@@ -243,13 +240,13 @@ class StoredEntry:
 
 
 class ArtifactCache(Closeable):
-    """The cache, as one process uses it. Entries that it returned stay until it is closed. Not thread-safe.
+    """Artifact cache of one process. Returned entries are protected until it is closed. Not thread-safe.
 
     Args:
-        folder: Its folder; made when missing.
-        limit_bytes: Least recently used entries go when all are larger together.
-        lasting: Whether it outlives the server that uses it.
-        spare: A cache that vanishes, for what this one cannot hold; closed with it. None where that is an error.
+        folder: Folder of the cache; created if missing.
+        limit_bytes: Total size above which the least recently used entries are removed.
+        lasting: False for a cache that is deleted with the server.
+        spare: Temporary cache to use when this one fails; closed with it. None to raise the error.
     """
 
     def __init__(
@@ -267,20 +264,20 @@ class ArtifactCache(Closeable):
         self._locks = folder / "locks"
         self._partial = folder / "partial"
         self._limit_bytes = limit_bytes
-        self._in_use = ExitStack()  # shared locks of the entries that were returned, until the cache is closed
+        self._in_use = ExitStack()  # shared locks of returned entries
         self._paths: dict[str, Path] = {}
 
     def get(self, kind: str, model: str, key: Key, build: Callable[[Path], None]) -> Path:
-        """Return the folder of an artifact, built when it is not there yet.
+        """Return the folder of an artifact, and build it if it is missing.
 
         Args:
             kind: Kind of the artifact.
-            model: For people: the model.
-            key: Everything that it depends on.
+            model: Name of the model, for people.
+            key: Everything that the artifact depends on.
             build: Writes its files into an empty folder.
 
         Raises:
-            CacheError: It is not there, and cannot be written.
+            CacheError: The artifact is missing and cannot be written.
         """
         try:
             return self._get(kind, model, key, build)
@@ -288,10 +285,10 @@ class ArtifactCache(Closeable):
             return self._use_spare(error).get(kind, model, key, build)
 
     def get_lasting(self, kind: str, model: str, key: Key, build: Callable[[Path], None]) -> Path | None:
-        """As `get`, but None where the artifact would not last and is not worth building.
+        """Like `get`, but return None instead of building the artifact in a temporary cache.
 
         Raises:
-            CacheError: It is not there, cannot be written, and there is no spare cache.
+            CacheError: The artifact is missing and cannot be written, and there is no spare cache.
         """
         if not self.lasting:
             return None
@@ -309,17 +306,17 @@ class ArtifactCache(Closeable):
         return self._paths[entry_name(kind, key)]
 
     def _use_spare(self, error: CacheError) -> ArtifactCache:
-        """Return the spare cache, and log once in a run why it is used.
+        """Return the spare cache, and log the reason once per run.
 
         Raises:
-            CacheError: There is none.
+            CacheError: There is no spare cache.
         """
         if self._spare is None:
             raise error
         try:
             make_private(self._spare.folder)
             (self._spare.folder / "said").touch(exist_ok=False)
-        except FileExistsError:  # by another instance of the run, or earlier
+        except FileExistsError:  # already logged, by this or another instance
             return self._spare
         except OSError:
             pass
@@ -328,15 +325,15 @@ class ArtifactCache(Closeable):
 
     @contextmanager
     def reserve(self, kind: str, model: str, key: Key) -> Iterator[Reservation]:
-        """Look for an artifact, and hold its lock until the end of the block, so that only one process builds it.
+        """Look up an artifact, and hold its lock for the block, so that only one process builds it.
 
         Args:
             kind: Kind of the artifact.
-            model: For people: the model.
-            key: Everything that it depends on.
+            model: Name of the model, for people.
+            key: Everything that the artifact depends on.
 
         Raises:
-            CacheError: It is not there, and cannot be written.
+            CacheError: The artifact is missing and cannot be written.
         """
         with ExitStack() as building:
             try:
@@ -346,7 +343,7 @@ class ArtifactCache(Closeable):
             yield reservation
 
     def without_spare(self) -> ArtifactCache:
-        """The same folder, for facts that need not be kept; closed by the caller."""
+        """Open the same folder without the spare cache, for facts that need not be cached; closed by the caller."""
         return ArtifactCache(self.folder, limit_bytes=self._limit_bytes, lasting=self.lasting)
 
     @contextmanager
@@ -359,26 +356,26 @@ class ArtifactCache(Closeable):
             with explained_errors(self.folder):
                 found = self._find(entry, building)
             reservation = Reservation(self.folder, entry, found)
-            yield reservation  # the caller may write here, which sets `path`
+            yield reservation  # the caller may write the entry, which sets `path`
             if reservation.path:
                 with explained_errors(self.folder):
                     self._keep_in_use(reservation.path)
         if reservation.path and not found:
             try:
                 self._prune(self._limit_bytes)
-            except OSError as error:  # the entry is there: that others cannot be removed is no reason not to serve it
+            except OSError as error:  # the new entry can be used all the same
                 _log.warning("cannot prune %s: %s", self.folder, error)
 
     def _find(self, entry: Entry, building: ExitStack) -> Path | None:
-        """The folder of an entry, or None where there is none; its build lock is kept until `building` is left."""
+        """Return the folder of an entry, or None if it is missing; `building` keeps its lock."""
         path = self._entries / entry.name
         try:
             self._make_folders()
             file = building.enter_context((self._locks / entry.name).open("a"))
-            holder = f"another process, or container, builds '{entry.name}' of the artifact cache"
-            wait_for_lock(file, f"{entry.model} waits: {holder}")
+            holder = f"another process or container that builds '{entry.name}' of the artifact cache"
+            wait_for_lock(file, f"{entry.model} waits for {holder}")
         except OSError:
-            if self._is_whole(path, entry):  # mounted read-only, and filled ahead of time
+            if self._is_whole(path, entry):  # a read-only mount that was filled ahead of time
                 return path
             raise
         if not path.exists():
@@ -391,7 +388,7 @@ class ArtifactCache(Closeable):
         return path
 
     def _is_whole(self, path: Path, entry: Entry) -> bool:
-        """Check an entry without its build lock; keep it from being pruned where it can be used."""
+        """Verify an entry without its build lock, and protect it from pruning if possible."""
         with suppress(OSError):  # a file system without locks
             self._keep_in_use(path)
         if find_fault(path, entry.key) is not None:
@@ -401,24 +398,24 @@ class ArtifactCache(Closeable):
         return True
 
     def _keep_in_use(self, path: Path) -> None:
-        """Keep an entry from being pruned until the cache is closed."""
+        """Protect an entry from pruning until the cache is closed."""
         if path.name in self._paths:
             return
         used = self._in_use.enter_context((path / ENTRY_FILE).open("rb"))
         lock_shared(used)
-        with suppress(OSError):  # the time of use matters to pruning alone
+        with suppress(OSError):  # the time of use matters only to pruning
             os.utime(self._locks / path.name)
         self._paths[path.name] = path
 
     def _discard(self, path: Path) -> None:
-        """Take an entry away at once; processes that have it open keep their files."""
+        """Remove an entry atomically; processes with open files keep them."""
         away = self._partial / f"{path.name}.discarded"
         shutil.rmtree(away, ignore_errors=True)
         path.rename(away)
         shutil.rmtree(away, ignore_errors=True)
 
     def entries(self) -> list[StoredEntry]:
-        """List every entry that can be read, the least recently used first."""
+        """List all readable entries, the least recently used first."""
         found = []
         for path in self._entries.glob("*"):
             entry = read_entry(path)
@@ -434,14 +431,14 @@ class ArtifactCache(Closeable):
             return path.stat().st_mtime
 
     def faults(self) -> dict[Path, str]:
-        """Check all entries, and return the fault of each damaged one by its folder."""
+        """Verify all entries, and return the faults of damaged ones by folder."""
         paths = sorted(self._entries.glob("*"))
         return {path: fault for path in paths if (fault := find_fault(path))}
 
     def prune(self, limit_bytes: int) -> list[Path]:
-        """Remove the least recently used entries until the rest is no larger than a limit, and what dead builds left.
+        """Remove the least recently used entries until the rest fits a limit, and the remains of dead builds.
 
-        Entries in use stay.
+        Entries in use are kept.
 
         Returns:
             Removed folders.
@@ -466,7 +463,7 @@ class ArtifactCache(Closeable):
         return removed
 
     def remove_unfinished(self) -> None:
-        """Remove what dead builds left, as far as it can be; running builds keep theirs."""
+        """Remove the remains of dead builds, as far as possible; running builds are not touched."""
         with suppress(OSError):
             if self.folder.is_dir():
                 self._remove_unfinished()
@@ -479,7 +476,7 @@ class ArtifactCache(Closeable):
                     shutil.rmtree(left, ignore_errors=True)
 
     def _remove(self, path: Path) -> bool:
-        """Remove an entry unless it is in use; return whether it is gone."""
+        """Remove an entry unless it is in use; return true if it was removed."""
         try:
             with (
                 locked(self._locks / path.name, _MAKE) as found,
@@ -504,7 +501,7 @@ class ArtifactCache(Closeable):
 
 
 def _is_left_over(folder: Path) -> bool:
-    """Return true for what a dead build or a damaged disk left; entries of other releases may have unknown fields."""
+    """Return true for a folder without a valid entry; entries of other releases may have unknown fields."""
     try:
         document = json.loads((folder / ENTRY_FILE).read_bytes())
     except (OSError, ValueError):
@@ -513,16 +510,15 @@ def _is_left_over(folder: Path) -> bool:
 
 
 def wait_for_lock(file: IO[str], complaint: str, long_s: float = _LONG_S) -> None:
-    """Lock a file; as long as another process holds it, wait.
+    """Lock a file, waiting for other processes.
 
     Args:
-        file: Open for writing.
-        complaint: Logged once where it takes long: a process that was stopped, or a container that was paused, keeps
-            its locks.
-        long_s: Seconds after which it is logged.
+        file: File, open for writing.
+        complaint: Message to log after a long wait: a stopped process or paused container keeps its locks.
+        long_s: Seconds after which to log it.
 
     Raises:
-        OSError: Its file system has no locks.
+        OSError: The file system does not support locks.
     """
     if try_lock(file):
         return

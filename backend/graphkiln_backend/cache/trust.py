@@ -1,11 +1,11 @@
-"""Trust in a folder that holds code which this process will execute.
+"""Checks of folders whose files this process will execute.
 
-Compiled artifacts are code. Checksums beside them prove nothing against an attacker who can write both, so a folder is
-trusted only where this user and root alone could have put anything into it: as ssh treats its files (sshd_config(5),
-StrictModes). A folder above it may have the sticky bit, such as /tmp: in it, others cannot rename files of this user.
+Compiled artifacts are code. Checksums beside them do not help against an attacker who can write both, so a folder is
+trusted only if no one except this user and root can write to it, like ssh's files (sshd_config(5), StrictModes).
+Parent folders may have the sticky bit, like /tmp: others cannot rename this user's files there.
 
-The volumes of a pod are another matter: Kubernetes makes them writable by all (2777), and only the pod reaches them.
-`GRAPHKILN_TRUSTED_VOLUME` names the one that may be trusted for that reason.
+Volumes of a Kubernetes pod are world-writable (2777) but only reachable from the pod. `GRAPHKILN_TRUSTED_VOLUME` names
+the volume to trust for that reason.
 """
 
 from __future__ import annotations
@@ -17,17 +17,16 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-# The environment variable that names a volume of this container alone, whatever its mode says.
-TRUSTED_VOLUME = "GRAPHKILN_TRUSTED_VOLUME"
+TRUSTED_VOLUME = "GRAPHKILN_TRUSTED_VOLUME"  # environment variable
 _ROOT = 0
 _WRITABLE_BY_OTHERS = stat.S_IWGRP | stat.S_IWOTH
-_MAX_LINKS = 40  # as many as Linux follows. Source: path_resolution(7).
+_MAX_LINKS = 40  # the limit of Linux. Source: path_resolution(7).
 
 
 def find_distrust(folder: Path) -> str | None:
-    """Find the reason why a folder must not be trusted, or None; a folder that is not there yet is.
+    """Return the reason why a folder must not be trusted, or None. A folder that does not exist is trusted.
 
-    Every folder above it counts, and every link on the way: an attacker who can replace one replaces all below.
+    All parent folders and links on the way are checked: an attacker who can replace one controls everything below.
     """
     try:
         places = list(_places(folder.absolute()))
@@ -42,10 +41,10 @@ def find_distrust(folder: Path) -> str | None:
 
 
 def find_distrust_inside(folder: Path) -> str | None:
-    """Find the reason why files below a trusted folder must not be trusted, or None.
+    """Return the reason why files in a trusted folder must not be trusted, or None.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: The folder cannot be read.
     """
     for place in (folder, *sorted(folder.rglob("*"))):
         status = place.lstat()
@@ -57,7 +56,7 @@ def find_distrust_inside(folder: Path) -> str | None:
 
 
 def close_to_others(folder: Path) -> None:
-    """Take from others the permission to write files in a folder of this user, whatever the umask is."""
+    """Remove the write permission of group and others from a folder and its files."""
     for place in (folder, *folder.rglob("*")):
         with suppress(OSError):  # a file system without permissions
             if not place.is_symlink():
@@ -65,10 +64,10 @@ def close_to_others(folder: Path) -> None:
 
 
 def make_private(folder: Path) -> None:
-    """Make a folder, and those above it, writable by this user alone, whatever the umask is.
+    """Create a folder and its parents, writable only by this user regardless of the umask.
 
     Raises:
-        OSError: It cannot be made, or is not a folder.
+        OSError: The folder cannot be created, or is not a folder.
     """
     if not folder.parent.exists():
         make_private(folder.parent)
@@ -86,15 +85,12 @@ def _distrust(place: Path, status: os.stat_result, *, is_above: bool) -> str | N
 
 
 def _is_own_volume(place: Path) -> bool:
-    """Return true for a volume that the user has named as trusted: Kubernetes mounts those of a pod with mode 2777.
-
-    Source: Kubernetes, "Configure a Security Context", fsGroup.
-    """
+    """Return true for the trusted volume. Source: Kubernetes, "Configure a Security Context", fsGroup (mode 2777)."""
     return str(place) == os.environ.get(TRUSTED_VOLUME)
 
 
 def _places(path: Path) -> Iterator[Path]:
-    """Every folder and link that the kernel passes on its way to a path, which comes last.
+    """Yield all folders and links that the kernel resolves for a path, ending with the path.
 
     Raises:
         OSError: There are too many links, or one cannot be read.

@@ -15,7 +15,6 @@ from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.task import Ranking, Reading, is_classification
 from graphkiln_backend.proof.policy import ROUNDINGS, Limits, rounding_of
-from graphkiln_backend.proof.ranks import score_indices
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -24,25 +23,26 @@ if TYPE_CHECKING:
     from graphkiln_backend.proof.decision import Decision, TaskDecision
     from graphkiln_backend.proof.tasks import TaskTargets
 else:
-    decision = LazyModule("graphkiln_backend.proof.decision")  # what converts asks for these two, and few instances
+    decision = LazyModule("graphkiln_backend.proof.decision")  # these two are needed by conversions, not by instances
     tasks = LazyModule("graphkiln_backend.proof.tasks")
 
-# The negative control is perturbed by this many times the limit: far enough that a working check must fail it.
-_CONTROL_SCALE = 3.0
+Arrays = Mapping[str, AnyArray]
+
+_CONTROL_SCALE = 3.0  # the negative control is perturbed by this many times the limit
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputError:
-    """Error of one output beside its reference.
+    """Error of one output relative to its reference.
 
     Attributes:
-        name: The output.
-        relative_l2: `|y - r| / |r|`; infinite when shape, dtype, or NaN and Inf differ.
+        name: Name of the output.
+        relative_l2: `|y - r| / |r|`; infinite if shape, dtype, or the positions of NaN and Inf differ.
         worst_element: `max |y - r| / (|r| + RMS(r))`.
-        disagreement: For outputs that are not floating-point (classes, indices, text): the share of elements that
-            differ. Their two errors above are 0.
-        fault: Why the two cannot be compared, or empty.
-        rounding: Unit roundoff of the output's type.
+        disagreement: Share of elements that differ, for outputs that are not floating-point (classes, indices, text);
+            their numeric errors are 0.
+        fault: Reason why the two cannot be compared, or empty.
+        rounding: Unit roundoff of the output's dtype.
     """
 
     name: str
@@ -53,11 +53,11 @@ class OutputError:
     rounding: float = 0.0
 
     def limits(self, row: Limits) -> Limits:
-        """A row of the policy for this output: nothing is held to less than its type can tell apart."""
+        """Return the row, loosened to the precision of the output's dtype."""
         return row.at_least(ROUNDINGS * self.rounding)
 
     def within(self, row: Limits) -> bool:
-        """Return true for an error inside the limits."""
+        """Return true if the error is within the limits."""
         limits = self.limits(row)
         worst_fits = limits.worst_element is None or self.worst_element <= limits.worst_element
         agrees = self.disagreement <= 1 - limits.top1_agreement
@@ -71,20 +71,20 @@ class OutputError:
         return f"{self.name}: relative L2 {self.relative_l2:.2g}, worst element {self.worst_element:.2g}"
 
 
-def compare(reference: Mapping[str, AnyArray], outputs: Mapping[str, AnyArray]) -> tuple[OutputError, ...]:
+def compare(reference: Arrays, outputs: Arrays) -> tuple[OutputError, ...]:
     """Measure every output of the reference.
 
     Args:
         reference: Trusted outputs by name.
-        outputs: Outputs to judge, by name; a missing one is a fault, and so is a surplus one.
+        outputs: Outputs to judge, by name; missing and surplus outputs are faults.
     """
     surplus = [_fault(name, "is not in the reference") for name in outputs if name not in reference]
     return (*(_compare_output(name, reference[name], outputs.get(name)) for name in reference), *surplus)
 
 
 def prove(
-    reference: Mapping[str, AnyArray],
-    outputs: Mapping[str, AnyArray],
+    reference: Arrays,
+    outputs: Arrays,
     limits: Limits,
     *,
     batch_sizes: tuple[int, ...],
@@ -98,21 +98,21 @@ def prove(
     Args:
         reference: Trusted outputs by name, `[samples, ...]` each.
         outputs: Outputs to judge.
-        limits: Row of the policy.
-        batch_sizes: Batch sizes at which the outputs were computed; recorded.
-        noise: Largest difference of a score that fp32 itself makes; judges the decisions of score outputs, too.
-        targets: What is on the samples, where it is known: true classes, `[samples]`, or what the task takes.
-        reading: What users read from the outputs, judged beside the numbers: indices of a ranking by their scores.
-        samples: How many samples there are; None for as many as the first output has rows.
+        limits: Policy row.
+        batch_sizes: Batch sizes at which the outputs were computed, for the record.
+        noise: Largest score difference caused by fp32 itself; None to leave top-1 decisions out.
+        targets: Labels of the samples: true classes, `[samples]`, or targets of the task.
+        reading: Interpretation of the outputs by users, judged in addition to the numbers.
+        samples: Number of samples; None for the number of rows of the first output.
 
     Raises:
-        VerificationError: An output is outside its limits, a perturbed copy would have passed, or the reference of an
-            output is NaN alone.
+        VerificationError: An output is outside its limits, a perturbed copy would have passed, or a reference output
+            is NaN everywhere.
     """
     ranking = reading if isinstance(reading, Ranking) else None
     task = None if isinstance(reading, Ranking) else reading
     if ranking and not {ranking.scores, ranking.indices} <= reference.keys() & outputs.keys():
-        ranking = None  # of a part of the outputs
+        ranking = None  # only some of the outputs were computed
     judged = outputs
     decisions: list[Decision | TaskDecision] = []
     if reads_task := not is_classification(task):
@@ -150,14 +150,14 @@ def _record(
     passed: bool,
     alike: bool,
 ) -> Verification:
-    """The figures that were measured, beside their limits."""
+    """Record the measured figures and their limits."""
     worst = max(errors, key=lambda error: error.relative_l2 / error.limits(limits).relative_l2)
     relative_l2, limit = worst.relative_l2, worst.limits(limits).relative_l2
     figures = (
         f"error {relative_l2:.2g} of signal (limit {limit:.0e})",
         *map(str, decisions),
         f"{samples} samples",
-        *(["the same outputs for each: they decide little, give samples that differ"] if alike else []),
+        *(["all with the same outputs: give samples that differ"] if alike else []),
         f"batch sizes {', '.join(map(str, batch_sizes))}" if batch_sizes else "whole inputs",
     )
     return Verification(
@@ -185,7 +185,7 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
     computed = output.astype(np.float64)
     finite = np.isfinite(expected) & np.isfinite(computed)
     if not np.array_equal(expected[~finite], computed[~finite], equal_nan=True):
-        return _fault(name, "has NaN or Inf where the reference has none or another, or the reverse")
+        return _fault(name, "has NaN or Inf in other places than the reference")
     expected, computed = _near_one(expected[finite], computed[finite])
     difference, magnitude = np.abs(computed - expected), np.abs(expected)
     rms = float(np.sqrt(np.mean(magnitude**2))) if magnitude.size else 0.0
@@ -204,9 +204,9 @@ def _compare_output(name: str, reference: AnyArray, output: AnyArray | None) -> 
 def _near_one(
     expected: npt.NDArray[np.float64], computed: npt.NDArray[np.float64]
 ) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.float64]]:
-    """Both by the power of two that brings the largest reference near 1: the squares of others may leave fp64."""
+    """Scale both by the power of two that brings the largest reference near 1, so that squares stay within fp64."""
     exponent = int(np.frexp(np.max(np.abs(expected), initial=0.0))[1])
-    with np.errstate(over="ignore"):  # what becomes infinite is far from its reference
+    with np.errstate(over="ignore"):  # infinite values are far from the reference, too
         return np.ldexp(expected, -exponent), np.ldexp(computed, -exponent)
 
 
@@ -218,19 +218,50 @@ def _fault(name: str, fault: str) -> OutputError:
     return OutputError(name=name, relative_l2=np.inf, worst_element=np.inf, fault=fault)
 
 
-def _check_says_something(reference: Mapping[str, AnyArray]) -> None:
-    """Refuse a reference without any number: every graph that fails as it does would equal it."""
+def score_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> tuple[Arrays, Arrays]:
+    """Replace the class indices of a top-k on both sides by the reference's scores of these classes.
+
+    Two graphs that differ by rounding order near ties differently, so a class in another place is only as wrong as its
+    score differs. A class outside the reference's top k gets the lowest score of the top k.
+
+    Args:
+        reference: Trusted outputs by name, among them scores and indices, `[samples, k]`.
+        outputs: Outputs to judge.
+        ranking: Names of scores and indices.
+
+    Returns:
+        Reference and outputs; unchanged if the indices cannot be compared, so that the comparison reports them.
+    """
+    if not _are_indices(reference, outputs, ranking):
+        return reference, outputs
+    best, scores = reference[ranking.indices], reference[ranking.scores]
+    chosen = outputs[ranking.indices]
+    matches = chosen[..., :, np.newaxis] == best[..., np.newaxis, :]
+    matched = np.take_along_axis(scores, matches.argmax(axis=-1), axis=-1)
+    chosen_scores = np.where(matches.any(axis=-1), matched, scores[..., -1:])
+    return {**reference, ranking.indices: scores}, {**outputs, ranking.indices: chosen_scores.astype(scores.dtype)}
+
+
+def _are_indices(reference: Arrays, outputs: Arrays, ranking: Ranking) -> bool:
+    """Return true if the outputs have a class index for each score of the reference."""
+    expected, judged = reference[ranking.indices], outputs[ranking.indices]
+    alike = expected.shape == judged.shape == reference[ranking.scores].shape and expected.dtype == judged.dtype
+    return alike and bool(expected.size) and int(judged.min()) >= 0
+
+
+def _check_says_something(reference: Arrays) -> None:
+    """Refuse a reference of NaN only, which would equal every graph that fails in the same way."""
     for name, array in reference.items():
         if _is_float(array) and array.size and np.isnan(array.astype(np.float64)).all():
             raise VerificationError(
                 "the samples prove nothing",
                 report=f"{name} is NaN for each of them",
-                hint="give samples of which the source makes numbers: --samples",
+                hint="give valid samples: --samples",
             )
 
 
-def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -> None:
-    """Perturb a copy beyond the limit and require that the same check refuses it."""
+def _check_negative_control(reference: Arrays, limits: Limits) -> None:
+    """Require that the check refuses a copy that is perturbed beyond the limit."""
     reference = {name: array for name, array in reference.items() if _can_be_perturbed(array)}
     perturbed = {name: _perturb(array, limits) for name, array in reference.items()}
     passed = [error.name for error in compare(reference, perturbed) if error.within(limits)]
@@ -243,7 +274,7 @@ def _check_negative_control(reference: Mapping[str, AnyArray], limits: Limits) -
 
 
 def _can_be_perturbed(array: AnyArray) -> bool:
-    """Return true where there is an element to perturb: of floats, one that is neither zero nor infinite nor NaN."""
+    """Return true if an element can be perturbed: for floats, one that is finite and not zero."""
     if not _is_float(array):
         return array.size > 0
     exact = array.astype(np.float64)
@@ -251,32 +282,32 @@ def _can_be_perturbed(array: AnyArray) -> bool:
 
 
 def _perturb(array: AnyArray, limits: Limits) -> AnyArray:
-    """A copy beyond the limit, away from zero; by one step of its type at least, where that is more."""
+    """Return a copy beyond the limit, away from zero, by at least one step of its dtype."""
     if not _is_float(array):
         return _exchange(array, limits)
     row = limits.at_least(ROUNDINGS * rounding_of(DType.from_numpy(array.dtype)))
     exact = array.astype(np.float64)
-    with np.errstate(over="ignore"):  # what becomes infinite is refused as well
+    with np.errstate(over="ignore"):  # infinite values are refused as well
         scaled: AnyArray = (exact * (1 + _CONTROL_SCALE * row.relative_l2)).astype(array.dtype)
         next_away = np.nextafter(array, np.copysign(np.inf, exact).astype(array.dtype))
     return np.where((scaled == array) & (exact != 0), next_away, scaled)
 
 
 def _exchange(array: AnyArray, limits: Limits) -> AnyArray:
-    """A copy of classes, indices or text in which more elements differ than the limit allows."""
+    """Return a copy of classes, indices or text with more differences than the limit allows."""
     flat = as_text(array).ravel().copy()
     differing = min(flat.size, int(_CONTROL_SCALE * (1 - limits.top1_agreement) * flat.size) + 1)
     if flat.dtype.kind in "OSU":
         flat = flat.astype(np.object_)
         flat[:differing] = [f"{text}." for text in flat[:differing]]
     else:
-        # The last bit: another class, the other truth.
+        # Flip the last bit: another class, or the opposite boolean.
         flat[:differing] = np.bitwise_xor(flat[:differing], np.ones(differing, flat.dtype))
     return flat.reshape(array.shape)
 
 
-def _all_alike(reference: Mapping[str, AnyArray]) -> bool:
-    """Return true for outputs without floats that are the same for several samples: they decide nothing."""
+def _all_alike(reference: Arrays) -> bool:
+    """Return true if no output is floating-point and all samples have the same outputs, which proves nothing."""
     arrays = [as_text(array) for array in reference.values()]
     if any(_is_float(array) or array.ndim == 0 or len(array) < 2 for array in arrays):
         return False

@@ -1,4 +1,4 @@
-"""Agreement of two sets of scores: top-1 agreement, with its confidence interval."""
+"""Decisions on scores and task results: agreement of two graphs, with its confidence interval."""
 
 from __future__ import annotations
 
@@ -12,17 +12,11 @@ import numpy.typing as npt
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.task import Ranking
 from graphkiln_backend.proof.policy import Limits
-from graphkiln_backend.proof.ranks import scatter_scores
 
-# Whether two rankings of classes are equally good: an embedded top-k, judged by the scores of its classes.
-#
-# Two graphs that differ by rounding order near ties differently. A class in another place is as wrong as its score is
-# far from the one that belongs there.
-
-
-# What a proof says of a task: how much of what was detected, segmented or embedded stayed the same.
-
-"""Of a difference of two shares."""
+_EXACT_UNTIL = 10_000  # for more results the share itself is as good as its bound; pixels are not independent anyway
+_CONFIDENCE = 0.95
+_CONCLUSIVE = 3.0  # samples are conclusive if their median margin is this many times the allowed error
+_ROUNDING = 1e-9  # of a difference of two shares
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,8 +25,8 @@ class Metric:
 
     Attributes:
         name: mAP, mIoU, recall@1.
-        before: Of the reference, 0..1.
-        after: Of what is judged.
+        before: Value of the reference, 0..1.
+        after: Value of the judged graph.
     """
 
     name: str
@@ -45,17 +39,17 @@ class Metric:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskDecision:
-    """Agreement of two graphs on the results that users read.
+    """Agreement of two graphs on task results.
 
     Attributes:
-        what: What was counted, and by which rule.
-        agreeing: How many are the same.
-        total: How many were compared.
-        least: Share of them that must agree.
-        detail: A figure beside it, or empty.
-        near_ties: How many of those that differ are decided by less than the limits can tell; they count as the same.
-        metric: With labels: how good both are.
-        inconclusive: Why agreement means nothing on these samples, or empty.
+        what: Counted results and the rule.
+        agreeing: Number of equal results.
+        total: Number of compared results.
+        least: Required share of equal results.
+        detail: Another figure, or empty.
+        near_ties: Number of results that differ within the limits; they count as equal.
+        metric: Metric of both on labeled samples, or None.
+        inconclusive: Reason why agreement means nothing on these samples, or empty.
     """
 
     what: str
@@ -68,7 +62,7 @@ class TaskDecision:
     inconclusive: str = ""
 
     def within(self, limits: Limits) -> bool:
-        """Return true where enough agree and no metric fell; where labels may decide, the metric alone decides."""
+        """Return true if enough results agree and no metric fell; the metric alone decides if the row allows it."""
         if self.metric:
             if self.metric.before - self.metric.after > limits.tasks.metric_drop + _ROUNDING:
                 return False
@@ -89,25 +83,16 @@ class TaskDecision:
         return f"{self.what}: {self.agreeing}/{self.total}{bound}{ties}{detail}{metric}"
 
 
-_EXACT_UNTIL = 10_000  # of more, the share itself is as good as its bound; pixels are not independent anyway
-
-
-_CONFIDENCE = 0.95
-# Samples are conclusive when their median margin is this many times the error that the policy allows.
-_CONCLUSIVE = 3.0
-_ROUNDING = 1e-9  # of a difference of two shares
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Decision:
     """Agreement of two graphs on the top-1 class.
 
     Attributes:
-        samples: How many samples were compared.
-        agreeing: How many kept their top-1 class; one whose margin is below the noise of fp32 counts as kept.
-        interval: Least and largest share of agreeing samples, with 95% confidence.
-        accuracy: Of the reference and of what is judged; None where the true classes are not known.
-        inconclusive: Why agreement means nothing on these samples, or empty.
+        samples: Number of samples.
+        agreeing: Samples with the same top-1 class, or with a margin below the noise of fp32.
+        interval: 95% confidence interval of the share of agreeing samples.
+        accuracy: Accuracy of the reference and the judged graph, or None without labels.
+        inconclusive: Reason why agreement means nothing on these samples, or empty.
     """
 
     samples: int
@@ -117,7 +102,7 @@ class Decision:
     inconclusive: str = ""
 
     def within(self, limits: Limits) -> bool:
-        """Return true where enough samples agree, an accuracy that could fall did not, or samples are inconclusive."""
+        """Return true if enough samples agree, the accuracy held, or the samples are inconclusive."""
         if self.inconclusive or self.agreeing >= limits.top1_agreement * self.samples:
             return True
         if self.accuracy is None or limits.metric_drop is None:
@@ -144,15 +129,15 @@ def decide_outputs(
     targets: npt.NDArray[np.int64] | None,
     ranking: Ranking | None,
 ) -> list[Decision]:
-    """A decision for each score output (floating-point, `[samples, classes]`); a ranked one counts for all classes.
+    """Decide each score output (floating-point, `[samples, classes]`); ranked scores are expanded to all classes.
 
     Args:
         reference: Trusted outputs by name, `[samples, ...]` each.
         outputs: Outputs to judge.
-        limits: Row of the policy.
+        limits: Policy row.
         noise: As for `decide`.
         targets: As for `decide`.
-        ranking: Which outputs the graph ranks, or None.
+        ranking: Outputs of a top-k in the graph, or None.
     """
     if ranking and reference[ranking.scores].ndim == 2:
         classes = 1 + max(int(arrays[ranking.indices].max()) for arrays in (reference, outputs))
@@ -165,6 +150,22 @@ def decide_outputs(
         for name, array in reference.items()
         if name in outputs and _are_scores(array)
     ]
+
+
+def scatter_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArray:
+    """Expand the top-k scores to all classes; every other class gets the lowest of them.
+
+    Args:
+        scores: Scores in descending order, `[samples, k]`.
+        indices: Their classes, `[samples, k]`.
+        classes: Number of classes.
+
+    Returns:
+        A new array `[samples, classes]`.
+    """
+    scattered = np.repeat(scores[:, -1:], classes, axis=1)
+    np.put_along_axis(scattered, indices.astype(np.int64), scores, axis=1)
+    return scattered
 
 
 def _are_scores(array: AnyArray) -> bool:
@@ -182,11 +183,11 @@ def decide(
     """Compare the top-1 classes of two sets of scores.
 
     Args:
-        reference: Trusted scores `[samples, classes]`, two classes at least.
+        reference: Trusted scores `[samples, classes]`, at least two classes.
         scores: Scores to judge.
-        limits: Row of the policy.
-        noise: Largest difference of a score that fp32 itself makes, measured on the same samples.
-        targets: The true classes, `[samples]`, where they are known.
+        limits: Policy row.
+        noise: Largest score difference caused by fp32 itself, measured on the same samples.
+        targets: True classes, `[samples]`, or None.
     """
     expected = reference.astype(np.float64)
     top2 = np.sort(expected, axis=1)[:, -2:]
@@ -244,7 +245,7 @@ def _inconclusive(expected: npt.NDArray[np.float64], margin: npt.NDArray[np.floa
     median = float(np.median(margin))
     if median <= _CONCLUSIVE * limits.relative_l2 * rms:
         return (
-            f"half of the samples are decided by less than {median:.2g}, which an allowed error can turn; "
+            f"half of the samples have a margin below {median:.2g}, within the allowed error; "
             "give samples and weights that decide"
         )
     if len(np.unique(expected.argmax(axis=1))) == 1 and len(expected) > 1:

@@ -1,8 +1,8 @@
-"""Agreement of two graphs on detections: matched in any order, and then compared.
+"""Agreement of two graphs on detections: matched in any order, then compared.
 
-Detections that fp32 can hardly tell apart change places, and one that is about as good as the last of a full list may
-leave it. So rows are brought into the order of the reference first; what has no partner there is a difference, unless
-its score is so near the end of the list that nothing decides it: a near tie.
+Rounding swaps detections of nearly equal score, and may push one off the end of a full list. So rows are first brought
+into the order of the reference. A detection without a partner counts as a difference, unless its score is so near the
+end of the list that it is a near tie.
 """
 
 from __future__ import annotations
@@ -18,16 +18,18 @@ from graphkiln_backend.graph.task import Detection, output_names
 from graphkiln_backend.proof.decision import Metric, TaskDecision
 from graphkiln_backend.proof.policy import Limits, TaskLimits
 
-# Which detection of one list is which of another: both found the same things, perhaps in another order.
-
+Arrays = Mapping[str, AnyArray]
 Floats = npt.NDArray[np.float64]
-_MASK_LEVEL = 0.5  # A pixel belongs to an object from this probability
-_MOST_TIED = 0.25  # of the keypoints of a thing: what moves more of them is no tie
+
+_MASK_LEVEL = 0.5  # probability from which a pixel belongs to an object
+_MOST_TIED = 0.25  # share of an object's keypoints that may be near ties
+_DECIDING = "give samples and weights that decide"
+_CONTROL_SCALE = 3.0  # a control is moved by this many times the allowed distance, if the row allows more than a pixel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Found:
-    """The detections of one image, the best first.
+    """Detections of one image, by descending score.
 
     Attributes:
         boxes: x1, y1, x2, y2 in pixels, `[detections, 4]`.
@@ -48,7 +50,7 @@ class Found:
 
 
 def pairwise_iou(boxes: Floats, others: Floats) -> Floats:
-    """Intersection over union of each box with each other, `[boxes, others]`; 1 for two equal boxes without an area."""
+    """Compute the IoU of each pair of boxes, `[boxes, others]`; 1 for two equal boxes without area."""
     low = np.maximum(boxes[:, None, :2], others[None, :, :2])
     high = np.minimum(boxes[:, None, 2:], others[None, :, 2:])
     shared = np.prod(np.clip(high - low, 0, None), axis=-1)
@@ -58,10 +60,10 @@ def pairwise_iou(boxes: Floats, others: Floats) -> Floats:
 
 
 def match(reference: Found, judged: Found, limits: TaskLimits) -> npt.NDArray[np.int64]:
-    """Pair detections, the best first, with that of the same class that overlaps most within the limits.
+    """Pair each detection, by descending score, with the one of the same class that overlaps most within the limits.
 
     Returns:
-        For each detection of the reference the row of its partner, or -1; `[detections]`.
+        Row of the partner for each detection of the reference, or -1; `[detections]`.
     """
     partners = np.full(len(reference), -1, np.int64)
     if not len(reference) or not len(judged):
@@ -86,17 +88,17 @@ def match(reference: Found, judged: Found, limits: TaskLimits) -> npt.NDArray[np
 
 
 def score_tolerance(reference: Found, limits: TaskLimits) -> float:
-    """Most that two scores of one thing may differ on an image."""
+    """Return the allowed score difference on an image."""
     return limits.score * float(np.max(np.abs(reference.scores), initial=0.0))
 
 
 def tied_points(reference: Found, judged: Found, row: int, partner: int, limits: TaskLimits) -> npt.NDArray[np.bool_]:
-    """The keypoints of a pair that stand elsewhere, where their score is the same: nothing decides which it is.
+    """Find the keypoints of a pair that moved but have the same score.
 
     A keypoint is the highest pixel of a map, and two pixels may be equally high.
 
     Returns:
-        `[keypoints]`; all False where there are none.
+        Mask `[keypoints]`, of length 0 without keypoints.
     """
     if reference.keypoints is None or judged.keypoints is None:
         return np.zeros(0, np.bool_)
@@ -107,14 +109,14 @@ def tied_points(reference: Found, judged: Found, row: int, partner: int, limits:
 
 
 def points_tolerance(box: Floats, limits: TaskLimits) -> float:
-    """Return the pixels that a keypoint may move in a box: as far as its corners may."""
+    """Return the allowed movement of a keypoint in pixels, which is that of the corners of its box."""
     if limits.box_pixels is not None:
         return limits.box_pixels
     return (1 - limits.box_iou) * float(max(box[2] - box[0], box[3] - box[1], 1.0))
 
 
 def _visible(boxes: Floats) -> Floats:
-    """Select boxes of at least a pixel in width and height: one cut to a line at the border overlaps nothing."""
+    """Enlarge boxes to at least a pixel in each direction: a box that is clipped to a line overlaps nothing."""
     lacking = np.clip(1 - (boxes[:, 2:] - boxes[:, :2]), 0, None) / 2
     return np.concatenate([boxes[:, :2] - lacking, boxes[:, 2:] + lacking], axis=1)
 
@@ -124,7 +126,7 @@ def _areas(boxes: Floats) -> Floats:
 
 
 def _alike(reference: Found, judged: Found, row: int, partner: int, limits: TaskLimits) -> bool:
-    """Return true where masks and keypoints are those of the same thing, too."""
+    """Return true if masks and keypoints match as well."""
     if reference.masks is not None and judged.masks is not None:
         overlap = _mask_iou(reference.masks[row], judged.masks[partner], limits.score)
         if overlap < limits.box_iou:
@@ -142,21 +144,16 @@ def _have_moved(points: Floats, others: Floats, allowed: float) -> npt.NDArray[n
 
 
 def _mask_iou(reference: Floats, judged: Floats, noise: float) -> float:
-    """Compute the IoU of the pixels above one half; one that noise can turn counts as the same."""
+    """Compute the IoU of two masks; pixels within noise of the threshold count as equal."""
     inside = reference >= _MASK_LEVEL
     other = np.where(np.abs(reference - _MASK_LEVEL) <= noise, inside, judged >= _MASK_LEVEL)
     union = int(np.sum(inside | other))
     return float(np.sum(inside & other)) / union if union else 1.0
 
 
-Arrays = Mapping[str, AnyArray]
-_DECIDING = "give samples and weights that decide"
-_CONTROL_SCALE = 3.0  # A control is moved by this many times what the limits allow, where they allow more than a pixel
-
-
 @dataclass(kw_only=True, slots=True)
 class _Alignment:
-    """Outputs in the order of the reference, and what was counted on all images."""
+    """Outputs in the order of the reference, and counts over all images."""
 
     task: Detection
     reference: Arrays
@@ -194,7 +191,7 @@ class _Alignment:
         self._settle_points(image, expected, judged, partners)
 
     def _settle_points(self, image: int, expected: Found, judged: Found, partners: npt.NDArray[np.int64]) -> None:
-        """For the numbers, a keypoint that nothing decides is where the reference has it; it is counted."""
+        """Replace keypoints that are near ties by those of the reference, and count them."""
         name = self.task.keypoints
         if name is None:
             return
@@ -205,7 +202,7 @@ class _Alignment:
 
 
 def can_match(task: Detection, reference: Arrays, outputs: Arrays) -> bool:
-    """Return true where both hold detections as the task describes them; else compare their numbers."""
+    """Return true if both have valid detections of the task; otherwise only their numbers can be compared."""
     names = output_names(task)
     if not all(name in arrays for name in names for arrays in (reference, outputs)):
         return False
@@ -220,18 +217,18 @@ def can_match(task: Detection, reference: Arrays, outputs: Arrays) -> bool:
 def match_detections(
     task: Detection, reference: Arrays, outputs: Arrays, limits: Limits, metric: Metric | None = None
 ) -> tuple[dict[str, AnyArray], TaskDecision]:
-    """Bring detections into the order of the reference.
+    """Bring detections into the order of the reference, and count the matches.
 
     Args:
-        task: Which outputs they are.
+        task: The detection task.
         reference: Trusted outputs by name, `[samples, detections, ...]`.
         outputs: Outputs to judge, for which `can_match` holds.
-        limits: Row of the policy.
-        metric: How good both are, where that is known.
+        limits: Policy row.
+        metric: Metric of both, or None.
 
     Returns:
-        The outputs in the reference's order, in which what has no partner is as in the reference: how many those are
-        is what the decision says, how far the others are off is for the comparison of numbers.
+        Outputs in the reference's order, for the comparison of numbers, and the decision. Rows without a partner are
+        copied from the reference; the decision counts them.
     """
     aligned = {name: np.array(array) for name, array in outputs.items()}
     counts = _Alignment(task=task, reference=reference, outputs=outputs, limits=limits, aligned=aligned)
@@ -251,10 +248,10 @@ def match_detections(
 
 
 def why_undecided(task: Detection, reference: Arrays, limits: Limits) -> str:
-    """Explain why detections cannot tell a right graph from a wrong one; empty where they can.
+    """Return the reason why detections cannot reveal a wrong graph, or empty.
 
-    Nothing was found; or half of the images have full lists of nearly equal scores, as random weights give, and which
-    of the many candidates are on such a list is chance.
+    Either nothing is detected, or half of the images have full lists of nearly equal scores, as with random weights;
+    which candidates are on such a list is arbitrary.
     """
     images = [found_on(task, reference, image).scores for image in range(len(reference[task.counts]))]
     if not any(map(len, images)):
@@ -267,7 +264,7 @@ def why_undecided(task: Detection, reference: Arrays, limits: Limits) -> str:
 
 
 def found_on(task: Detection, outputs: Arrays, image: int) -> Found:
-    """The detections of one image that count."""
+    """Return the valid detections of one image."""
     count = int(outputs[task.counts][image])
 
     def rows(name: str | None) -> npt.NDArray[np.float64] | None:
@@ -283,10 +280,10 @@ def found_on(task: Detection, outputs: Arrays, image: int) -> Found:
 
 
 def detection_controls(task: Detection, reference: Arrays, limits: Limits) -> Iterator[tuple[str, dict[str, AnyArray]]]:
-    """Make copies of the reference that a working check refuses, each with a description of its change.
+    """Yield negative controls, each with a description of its change.
 
-    The best detection of every image that has one is changed: its box moved by a pixel (or by more where the row allows
-    a pixel), its class swapped, its mask or its keypoints moved, it left out.
+    The best detection of every image is changed: its box moved by a pixel (more if the row allows a pixel), its class
+    swapped, its mask or keypoints moved, or the detection left out.
     """
     images = [image for image, count in enumerate(reference[task.counts]) if count]
     best = [image for image in images if reference[task.scores][image, 0] >= task.score_threshold]
@@ -308,17 +305,17 @@ def detection_controls(task: Detection, reference: Arrays, limits: Limits) -> It
 def _undecided(
     scores: npt.NDArray[np.float64], task: Detection, limits: Limits, tolerance: float
 ) -> npt.NDArray[np.bool_]:
-    """Detections that a difference within the limits can push out of their list, or below the threshold."""
+    """Find the detections that an allowed difference can push out of the list, or below the threshold."""
     if not len(scores):
         return np.zeros(0, np.bool_)
     if not limits.tasks.faint:
         return np.asarray(scores <= max(float(scores.min()), task.score_threshold) + tolerance)
-    # A list of nearly equal scores has no end that could tell: its best stays decided.
+    # In a list of nearly equal scores all would be near ties, so the best one never is.
     return np.asarray((scores <= scores.min() + tolerance) & (scores < scores.max()))
 
 
 def _is_exact(limits: Limits) -> bool:
-    """Return true for limits of 0: such rows judge detections that decide nothing, too."""
+    """Return true for rows that require full agreement: they judge inconclusive detections, too."""
     return limits.top1_agreement == 1.0
 
 

@@ -1,7 +1,6 @@
-"""The limits that a saved or lowered graph is held to before it is served.
+"""Numeric policy: the limits for a saved or lowered graph before it is served.
 
-Source: the project's numeric policy; each limit leaves room above what was measured on trained models, and none is set
-to whatever error was observed.
+Each limit leaves room above the errors measured on trained models; none is set to an observed error.
 """
 
 from __future__ import annotations
@@ -12,26 +11,26 @@ from dataclasses import dataclass, replace
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.precision import Precision
 
-# Two computations of one value, each rounded once, are a rounding apart where they fall on two sides of its middle; an
-# output may be this many unit roundoffs from its reference, whatever the row.
+# Two correctly rounded computations of a value can differ by one rounding. Every row allows at least this many unit
+# roundoffs between an output and its reference.
 ROUNDINGS = 4.0
 _ROUNDING = {DType.FP64: 2.0**-53, DType.FP32: 2.0**-24, DType.FP16: 2.0**-11, DType.BF16: 2.0**-8}
-_WORST_ROUNDINGS = 4.0  # A single element may be this many times as far off as all of them together
+_WORST_ROUNDINGS = 4.0  # allowed ratio of the worst element's error to the relative L2
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TaskLimits:
-    """Limits of the results that users read from the outputs of a task, beside those of the numbers.
+    """Limits for task results, in addition to the numeric limits.
 
     Attributes:
-        box_iou: Two detections are the same one from this intersection over union of their boxes, and of their masks.
-        box_pixels: Most that a corner of the box, or a keypoint, may move; None where only the overlap counts, and a
-            keypoint may move by what is missing from box_iou to 1, as a share of the longer side of the box.
-        score: Most that the score of a detection may differ, as a share of the highest one on the image.
-        faint: Whether detections below the task's score threshold, which clients leave out, are held to it, too.
-        equal_pixels: Least share of pixels of the same class.
-        cosine: Least cosine of a vector and its reference.
-        metric_drop: With labels: most that mAP, mIoU or recall@1 may fall.
+        box_iou: Minimum IoU of the boxes, and of the masks, of a matched pair of detections.
+        box_pixels: Maximum movement of a box corner or keypoint in pixels. None to use the overlap only; a keypoint may
+            then move by `1 - box_iou` of the longer side of its box.
+        score: Maximum score difference of a detection, as a share of the highest score on the image.
+        faint: Whether the limits apply to detections below the task's score threshold, which clients discard.
+        equal_pixels: Minimum share of pixels of the same class.
+        cosine: Minimum cosine of a vector and its reference.
+        metric_drop: With labels: maximum drop of mAP, mIoU or recall@1.
     """
 
     box_iou: float
@@ -43,10 +42,10 @@ class TaskLimits:
     metric_drop: float = 0.01
 
 
-# In fp32 a detection stays the same within a tenth of a pixel, which no person sees; in fp16, whose numbers are half a
-# pixel apart at a coordinate of 1,000, within less than one. bf16 and int8 move boxes: a mAP over IoU 0.5 to 0.95 loses
-# its strictest steps only. A cosine is 1 - e^2 / 2 where the error is e of the signal: rows follow their relative L2.
-# Pixels on the border of two classes turn where scores are nearly equal: about as many as are on borders of objects.
+# fp32 keeps detections within 0.1 pixels, fp16 within one: its spacing is half a pixel at a coordinate of 1,000.
+# bf16 and int8 move boxes, which costs a mAP over IoU 0.5 to 0.95 only its strictest steps. An error of e of the signal
+# gives a cosine of 1 - e^2 / 2, so these limits follow the relative L2. Pixels at the border of two classes flip, so
+# the allowed share is about that of object borders.
 FP32_TASKS = TaskLimits(box_iou=0.99, box_pixels=0.1, score=1e-3, faint=True, equal_pixels=0.9999, cosine=1 - 1e-8)
 FP16_TASKS = TaskLimits(box_iou=0.99, box_pixels=0.9, score=2e-2, faint=True, equal_pixels=0.995, cosine=1 - 1e-4)
 BF16_TASKS = TaskLimits(box_iou=0.9, box_pixels=None, score=1e-1, faint=False, equal_pixels=0.98, cosine=0.995)
@@ -58,13 +57,13 @@ class Limits:
     """One row of the policy.
 
     Attributes:
-        name: What changed between the reference and the graph; a manifest records it as `step`.
-        relative_l2: Most that `|y - r| / |r|` may be.
-        worst_element: Most that `max |y - r| / (|r| + RMS(r))` may be; None for no limit.
-        top1_agreement: Least share of equal decisions, on decisive samples.
-        metric_drop: Where the true classes are known: most that the accuracy may fall, which then counts instead of the
-            agreement. None where agreement always counts.
-        tasks: Limits of what is detected, segmented and embedded.
+        name: Change between the reference and the graph; the `step` of a manifest.
+        relative_l2: Maximum of `|y - r| / |r|`.
+        worst_element: Maximum of `max |y - r| / (|r| + RMS(r))`; None for no limit.
+        top1_agreement: Minimum share of equal decisions, on conclusive samples.
+        metric_drop: With labels: maximum drop of the accuracy, which then replaces the agreement. None if the agreement
+            always counts.
+        tasks: Limits for detections, segmentations and embeddings.
     """
 
     name: str
@@ -75,7 +74,7 @@ class Limits:
     tasks: TaskLimits = FP32_TASKS
 
     def at_least(self, relative_l2: float) -> Limits:
-        """Return this row, or a looser one where it is tighter than the precision of an output's type."""
+        """Return this row, loosened if it is tighter than the precision of an output's dtype."""
         if relative_l2 <= self.relative_l2:
             return self
         worst = self.worst_element and max(self.worst_element, _WORST_ROUNDINGS * relative_l2)
@@ -98,11 +97,10 @@ BY_PRECISION: dict[Precision, Limits] = {
     Precision.INT8: INT8,
 }
 
-GRADIENT_FACTOR = 5.0  # gradients may be off by this many times the row of their precision
+GRADIENT_FACTOR = 5.0  # limits of gradients relative to the row of their precision
+NOISE_FACTOR = 2.0  # allowed error of an export against fp64, relative to the error of its source
 
-NOISE_FACTOR = 2.0  # beside fp64, an export may be off by this many times what its source is off
-
-# A session beside the saved graph's own golden outputs: tight even where the graph itself is coarse.
+# A session compared with the saved graph's own golden outputs: tight even for graphs of low precision.
 REPLAY: dict[Precision, Limits] = {
     Precision.FP32: OTHER_ENGINE,
     Precision.FP16: replace(FP16, name="replay-fp16"),
@@ -112,19 +110,19 @@ REPLAY: dict[Precision, Limits] = {
 
 
 def rounding_of(dtype: DType) -> float:
-    """The unit roundoff of a floating-point type: the largest relative error of rounding to it; 0 for other types."""
+    """Return the unit roundoff of a floating-point dtype, or 0 for other dtypes."""
     return _ROUNDING.get(dtype, 0.0)
 
 
 def export_limits(precision: Precision, depth: int) -> Limits:
-    """The row of a saved graph beside its source, where the source itself computes in 16 bits.
+    """Return the row for an export of a source that computes in 16 bits.
 
-    Both round what each node computes. Independent roundings add up as their root mean square: by the root of the
-    number of nodes in a row, and never to more than the precision's own row allows.
+    Both round the result of each node. Independent rounding errors grow with the square root of the number of
+    successive nodes; the precision's own row is the upper bound.
 
     Args:
-        precision: What the source computes in.
-        depth: Most nodes in a row that round to it.
+        precision: Precision of the source.
+        depth: Length of the longest chain of nodes that round to it.
 
     Source: N. J. Higham and T. Mary, "A New Approach to Probabilistic Rounding Error Analysis", 2019.
     """
@@ -136,15 +134,15 @@ def export_limits(precision: Precision, depth: int) -> Limits:
 
 
 def limits_beside_fp64(limits: Limits, source_error: float) -> Limits | None:
-    """The row of an export whose reference is its source computed in fp64; None where fp32 means little for the source.
+    """Return the row of an export compared with its source in fp64, or None if fp64 cannot help.
 
-    Two computations in fp32 differ by more than the row allows where the source's own roundings grow (many layers,
-    weights that nobody trained). Which of them is off, fp64 tells: the export may be little further from it than the
-    source's own fp32, and both must stay within what another engine may be off.
+    Two fp32 computations differ by more than the row if rounding errors grow in the source itself (many layers,
+    untrained weights). fp64 shows which of them is wrong: the export may be only slightly further from it than the
+    source's own fp32, and both must stay within the limit of another engine.
 
     Args:
-        limits: The row beside the source in fp32.
-        source_error: How far the source's own fp32 is from its fp64, relative L2.
+        limits: Row for the comparison with the source in fp32.
+        source_error: Relative L2 between the source in fp32 and in fp64.
     """
     allowed = NOISE_FACTOR * source_error
     if not limits.relative_l2 < allowed <= OTHER_ENGINE.relative_l2:
@@ -157,21 +155,21 @@ def limits_beside_fp64(limits: Limits, source_error: float) -> Limits | None:
 
 
 def fp64_may_tell(relative_l2: float) -> bool:
-    """Return true where fp64 may find an export right that is that far from its source in fp32.
+    """Return true if a comparison with fp64 can accept an export with this error against its source in fp32.
 
-    Each of them may be off by what another engine may be off, and no more: two that are further apart are not both near
-    fp64, and computing it takes minutes for a large model.
+    Both must be within the limit of another engine. If they are further apart, the comparison, which takes minutes for
+    a large model, cannot succeed.
     """
     return relative_l2 <= 2 * OTHER_ENGINE.relative_l2
 
 
 def gradient_limits(limits: Limits, noise: float) -> Limits:
-    """The row for gradients: five times that of the outputs.
+    """Return the row for gradients: five times that of the outputs.
 
     Args:
-        limits: The row of the precision.
-        noise: How much fp32 itself changes the gradient, as a share of its length. Where that is more than the row
-            allows, five times the noise is the limit.
+        limits: Row of the precision.
+        noise: Change of the gradient by fp32 itself, relative L2. If it exceeds the row, the limit is five times the
+            noise.
     """
     name, relative_l2 = f"{limits.name} gradient", limits.relative_l2 * GRADIENT_FACTOR
     if noise > limits.relative_l2:

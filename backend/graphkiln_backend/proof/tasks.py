@@ -1,4 +1,4 @@
-"""Judgment of the results that users read from outputs: detections, class maps, vectors."""
+"""Comparison of task results: detections, class maps, embeddings; and their metrics on labeled images."""
 
 from __future__ import annotations
 
@@ -20,18 +20,17 @@ from graphkiln_backend.proof.decision import Metric, TaskDecision
 from graphkiln_backend.proof.detections import Found, can_match, detection_controls, found_on, match_detections
 from graphkiln_backend.proof.policy import OTHER_ENGINE, Limits
 
-# Agreement of two graphs on the class of each pixel.
-
+Arrays = Mapping[str, AnyArray]
 _Classes = npt.NDArray[np.int64]
 
 
 def output_of(task: Segmentation) -> str:
-    """The output that says the classes."""
+    """Return the name of the output with the classes."""
     return task.scores or task.classes or ""
 
 
 def class_map(task: Segmentation, outputs: Arrays) -> _Classes:
-    """The class of each pixel, `[samples, height, width]`."""
+    """Return the class of each pixel, `[samples, height, width]`."""
     array = outputs[output_of(task)]
     return np.asarray(array.argmax(axis=1) if task.scores else array, np.int64)
 
@@ -47,16 +46,16 @@ def decide_pixels(
 ) -> TaskDecision:
     """Compare the classes of all pixels.
 
-    A pixel that differs is a near tie where the reference scores its two classes no further apart than the noise is:
-    that of fp32 where it is given, or what fp32 was seen to change here, as far as the row lets the numbers differ.
+    A pixel that differs is a near tie if the reference's scores of its two classes differ by no more than the noise:
+    the measured noise of fp32, or the score differences observed here, up to the numeric limit of the row.
 
     Args:
-        task: Which output says them.
+        task: The segmentation.
         reference: Trusted outputs by name.
         outputs: Outputs to judge, of the same shapes.
-        limits: Row of the policy.
-        noise: Largest difference of a score that fp32 itself makes, where it was measured.
-        metric: How good both are, where that is known.
+        limits: Policy row.
+        noise: Largest score difference caused by fp32 itself; 0 if unknown.
+        metric: Metric of both, or None.
     """
     before, after = class_map(task, reference), class_map(task, outputs)
     margins = _margins(task, reference, before != after, after)
@@ -75,9 +74,9 @@ def decide_pixels(
 
 
 def pixel_controls(task: Segmentation, reference: Arrays, limits: Limits) -> Iterator[tuple[str, dict[str, AnyArray]]]:
-    """Make copies of the reference that a working check refuses: the map moved, two classes swapped.
+    """Yield negative controls: the map shifted, two classes swapped.
 
-    The map moves by a pixel, or as far as it takes to change more pixels than the row allows.
+    The shift is one pixel, or more until it changes more pixels than the row allows.
     """
     name, classes = output_of(task), class_map(task, reference)
     if len(np.unique(classes)) < 2:
@@ -109,23 +108,23 @@ def _swap(task: Segmentation, array: AnyArray, first: int, second: int) -> AnyAr
 def _margins(
     task: Segmentation, reference: Arrays, differ: npt.NDArray[np.bool_], after: _Classes
 ) -> npt.NDArray[np.float64]:
-    """Return the margin of the reference's own class over the other one, for each pixel that differs.
+    """Return the reference's margin between its own class and the other one, for each pixel that differs.
 
-    A map of classes alone does not tell: as far as can be.
+    Infinite for a map of classes without scores.
     """
     if not task.scores:
         return np.full(int(differ.sum()), np.inf)
     scores = np.moveaxis(reference[task.scores], 1, -1)[differ].astype(np.float64)
     chosen = np.take_along_axis(scores, after[differ][:, np.newaxis], axis=-1)
-    with np.errstate(invalid="ignore"):  # of two that are infinite; no number decides nothing
+    with np.errstate(invalid="ignore"):  # two infinite scores give NaN, which is not a near tie
         return np.asarray(scores.max(axis=-1, initial=-np.inf) - chosen[:, 0])
 
 
 def _observed_noise(task: Segmentation, reference: Arrays, outputs: Arrays, limits: Limits) -> float:
-    """The largest difference of a score, and no more of it than a row of fp32 allows of the signal.
+    """Return the largest observed score difference, capped at what an fp32 row allows.
 
-    A fault may make any difference, which then would excuse what it does: what numbers may be off is the bound. Rows of
-    lower precisions have none of it: their share of equal pixels leaves room for ties.
+    Without the cap the difference caused by a fault would excuse it. Rows of lower precisions need no noise, since
+    their share of equal pixels leaves room for ties.
     """
     if not task.scores or limits.relative_l2 > OTHER_ENGINE.relative_l2:
         return 0.0
@@ -136,7 +135,7 @@ def _observed_noise(task: Segmentation, reference: Arrays, outputs: Arrays, limi
 
 
 def _measure(expected: AnyArray, found: AnyArray) -> tuple[float, float]:
-    """The largest difference of one sample's scores, and the mean of their squares; of what is finite in both."""
+    """Return the largest score difference of one sample and the mean square of its scores, where both are finite."""
     exact = expected.astype(np.float64)
     with np.errstate(invalid="ignore"):
         difference = np.abs(found.astype(np.float64) - exact)
@@ -153,7 +152,7 @@ def _inconclusive(classes: _Classes, limits: Limits) -> str:
 
 # Metrics on labeled images: COCO mAP, mIoU, recall@1.
 
-UNKNOWN = -1  # the class of pixels that are not counted, because nobody knows theirs
+UNKNOWN = -1  # class of unlabeled pixels, which do not count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -169,13 +168,13 @@ class Objects:
     classes: npt.NDArray[np.int64]
 
 
-# Of a detection the objects of each sample; of a segmentation its class maps, `[samples, height, width]` over the
-# model's input, `UNKNOWN` where nothing is known; of an embedding the class of each sample, `[samples]`.
+# Labels. Detection: objects of each sample. Segmentation: class maps over the model's input, `[samples, height, width]`,
+# with `UNKNOWN` for unlabeled pixels. Embedding: class of each sample, `[samples]`.
 TaskTargets = Sequence[Objects] | npt.NDArray[np.int64]
 
 
 def measure(task: Task | None, reference: Arrays, outputs: Arrays, targets: TaskTargets) -> Metric | None:
-    """The metric of a task, of the reference and of what is judged; None where the targets are not of that kind."""
+    """Compute the metric of a task for both outputs; return None if the targets do not fit the task."""
     if isinstance(task, Detection) and not isinstance(targets, np.ndarray):
         before, after = (detection_map(task, arrays, targets) for arrays in (reference, outputs))
         return Metric(name="mAP", before=before, after=after)
@@ -194,10 +193,10 @@ def detection_map(task: Detection, outputs: Arrays, targets: Sequence[Objects], 
     """COCO's mean average precision, 0..1.
 
     Args:
-        task: Which outputs the detections are.
-        outputs: By name, `[samples, detections, ...]`.
-        targets: The objects of each sample.
-        iou: From which overlap a detection counts as right; None for COCO's mean over 0.5, 0.55, ... 0.95.
+        task: The detection task.
+        outputs: Outputs by name, `[samples, detections, ...]`.
+        targets: Objects of each sample.
+        iou: IoU threshold; None for COCO's mean over 0.5, 0.55, ... 0.95.
 
     Raises:
         VerificationError: No sample has an object.
@@ -208,14 +207,14 @@ def detection_map(task: Detection, outputs: Arrays, targets: Sequence[Objects], 
     from pycocotools.cocoeval import COCOeval
 
     if not any(len(objects.classes) for objects in targets):
-        raise VerificationError("the labels prove nothing", report="no sample has an object")
+        raise VerificationError("the labels prove nothing", report="no sample has a labeled object")
     found = [_coco_results(image, found_on(task, outputs, image)) for image in range(len(targets))]
     results = [result for results in found for result in results]
     if not results:
         return 0.0
     truth = COCO()
     truth.dataset = _coco_dataset(targets, {int(result["category_id"]) for result in results})
-    with contextlib.redirect_stdout(io.StringIO()):  # it reports its progress
+    with contextlib.redirect_stdout(io.StringIO()):  # it prints its progress
         truth.createIndex()
         evaluation = COCOeval(truth, truth.loadRes(results), "bbox")
         if iou is not None:
@@ -227,14 +226,14 @@ def detection_map(task: Detection, outputs: Arrays, targets: Sequence[Objects], 
 
 
 def mean_iou(classes: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> float:
-    """Mean over the classes of intersection over union, each over all samples, 0..1.
+    """Mean over classes of the intersection over union over all samples, 0..1.
 
     Args:
-        classes: Of each pixel, `[samples, height, width]`.
-        targets: The right ones, at any size: taken at the middle of each pixel of `classes`; `UNKNOWN` counts nowhere.
+        classes: Class of each pixel, `[samples, height, width]`.
+        targets: Class maps of any size, sampled at the center of each pixel of `classes`; `UNKNOWN` does not count.
 
     Raises:
-        VerificationError: Nothing is known of any pixel.
+        VerificationError: No pixel is labeled.
     """
     rows, columns = (
         ((np.arange(size) + 0.5) * full / size).astype(np.int64)
@@ -252,11 +251,11 @@ def mean_iou(classes: npt.NDArray[np.int64], targets: npt.NDArray[np.int64]) -> 
 
 
 def recall_at_1(vectors: AnyArray, targets: npt.NDArray[np.int64]) -> float:
-    """Share of samples whose nearest other sample, by cosine, is of the same class, 0..1.
+    """Share of samples whose nearest other sample by cosine has the same class, 0..1.
 
     Args:
-        vectors: `[samples, features]`; two samples at least.
-        targets: Class of each, `[samples]`.
+        vectors: `[samples, features]`, at least two samples.
+        targets: Class of each sample, `[samples]`.
     """
     exact = vectors.astype(np.float64)
     exact = exact / np.maximum(np.linalg.norm(exact, axis=1, keepdims=True), np.finfo(np.float64).tiny)
@@ -273,7 +272,7 @@ def _coco_results(image: int, found: Found) -> list[dict[str, Any]]:
 
 
 def _coco_dataset(targets: Sequence[Objects], found: set[int]) -> dict[str, Any]:
-    """The objects as COCO's format has them; a class that was found but is on no image is known, too."""
+    """Return the objects in COCO's format, with the categories of all labels and detections."""
     annotations: list[dict[str, Any]] = []
     for image, objects in enumerate(targets, 1):
         for box, value in zip(objects.boxes, objects.classes, strict=True):
@@ -301,13 +300,11 @@ def _coco_box(box: npt.NDArray[np.float64]) -> list[float]:
     return [float(box[0]), float(box[1]), float(box[2] - box[0]), float(box[3] - box[1])]
 
 
-# Whether two graphs embed the same samples alike: by the cosine of each vector with its reference.
-
-_CONTROL_SCALE = 3.0  # A control is turned by this many times the angle that the row allows
+_CONTROL_SCALE = 3.0  # a control is turned by this many times the allowed angle
 
 
 def cosines(vectors: AnyArray, others: AnyArray) -> npt.NDArray[np.float64]:
-    """Compute the cosines of vectors of the same row, `[samples]`; 1 for two that are zero, 0 for one."""
+    """Compute the cosine of each pair of rows, `[samples]`; 1 for two zero vectors, 0 for one."""
     left, right = vectors.astype(np.float64), others.astype(np.float64)
     lengths = np.linalg.norm(left, axis=1) * np.linalg.norm(right, axis=1)
     alike = np.all(left == right, axis=1).astype(np.float64)
@@ -317,14 +314,14 @@ def cosines(vectors: AnyArray, others: AnyArray) -> npt.NDArray[np.float64]:
 def decide_vectors(
     task: Embedding, reference: Arrays, outputs: Arrays, limits: Limits, metric: Metric | None = None
 ) -> TaskDecision:
-    """Compare the directions of vectors by sample: the error of a batch hides a single vector that turned.
+    """Compare vectors sample by sample, since the error of a batch can hide a single wrong vector.
 
     Args:
-        task: Which output holds them.
+        task: The embedding.
         reference: Trusted outputs by name, `[samples, features]`.
         outputs: Outputs to judge, of the same shape.
-        limits: Row of the policy.
-        metric: How good both are, where that is known.
+        limits: Policy row.
+        metric: Metric of both, or None.
     """
     found = cosines(reference[task.vectors], outputs[task.vectors])
     return TaskDecision(
@@ -338,7 +335,7 @@ def decide_vectors(
 
 
 def vector_controls(task: Embedding, reference: Arrays, limits: Limits) -> Iterator[tuple[str, dict[str, AnyArray]]]:
-    """A copy of the reference that no working check lets pass: the longest vector, turned beyond the row's angle."""
+    """Yield a negative control: the longest vector, rotated by more than the allowed angle."""
     vectors = reference[task.vectors]
     lengths = np.linalg.norm(vectors.astype(np.float64), axis=1)
     if vectors.shape[1] < 2 or not lengths.any():
@@ -351,14 +348,11 @@ def vector_controls(task: Embedding, reference: Arrays, limits: Limits) -> Itera
 
 
 def _turn(vector: npt.NDArray[np.float64], angle: float) -> npt.NDArray[np.float64]:
-    """The vector, turned by an angle in radians towards the axis that it has least of."""
+    """Rotate a vector by an angle in radians towards the axis of its smallest component."""
     across = np.zeros_like(vector)
     across[np.abs(vector).argmin()] = 1.0
     across -= vector * (across @ vector) / (vector @ vector)
     return np.asarray(np.cos(angle) * vector + np.sin(angle) * np.linalg.norm(vector) * across / np.linalg.norm(across))
-
-
-Arrays = Mapping[str, AnyArray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -366,8 +360,8 @@ class Judgment:
     """Decision on the outputs of a task.
 
     Attributes:
-        outputs: Those to judge, in the order of the reference: for the comparison of numbers.
-        decisions: One, or none where the outputs cannot be read at all: the comparison of numbers says why.
+        outputs: Outputs to compare numerically, in the order of the reference.
+        decisions: One decision, or none if the outputs cannot be interpreted; the numeric comparison then reports why.
     """
 
     outputs: Arrays
@@ -383,15 +377,15 @@ def judge(
     noise: float = 0.0,
     targets: TaskTargets | None = None,
 ) -> Judgment:
-    """Compare the results that users read.
+    """Compare task results.
 
     Args:
-        task: What the version answers; None, and a classification, are judged elsewhere.
+        task: Task of the version; None and classifications are judged by `decision`.
         reference: Trusted outputs by name, `[samples, ...]` each.
         outputs: Outputs to judge.
-        limits: Row of the policy.
-        noise: Largest difference of a score that fp32 itself makes.
-        targets: What is on the images, where it is known.
+        limits: Policy row.
+        noise: Largest score difference caused by fp32 itself.
+        targets: Labels of the samples, or None.
     """
     if not is_judged(task) or not _readable(task, reference, outputs):
         return Judgment(outputs=outputs)
@@ -410,22 +404,22 @@ def judge(
 
 
 def why_undecided(task: Task | None, reference: Arrays, limits: Limits) -> str:
-    """Explain why a reference of detections cannot tell a right graph from a wrong one; empty where it can."""
+    """Return the reason why a reference of detections cannot reveal a wrong graph, or empty."""
     if not isinstance(task, Detection) or not can_match(task, reference, reference):
         return ""
     return detections.why_undecided(task, reference, limits)
 
 
 def is_judged(task: Task | None) -> bool:
-    """Return true for a task whose results are judged here."""
+    """Return true for a detection, segmentation or embedding."""
     return isinstance(task, Detection | Segmentation | Embedding)
 
 
 def check_controls(task: Task | None, reference: Arrays, limits: Limits) -> tuple[str, ...]:
-    """Change copies of the reference visibly, and require that the same judgment refuses them.
+    """Require that the judgment refuses changed copies of the reference (negative controls).
 
     Returns:
-        What was done to each; none where the samples hold nothing that could be changed.
+        Descriptions of the changes; empty if the samples contain nothing to change.
 
     Raises:
         VerificationError: A changed copy passed.
@@ -458,7 +452,7 @@ def _controls(task: Task | None, reference: Arrays, limits: Limits) -> Iterator[
 
 
 def _readable(task: Task | None, reference: Arrays, outputs: Arrays) -> bool:
-    """Return true where both hold the outputs that the task names, in the same shapes, and at least one sample."""
+    """Return true if both have the outputs of the task, in the same shapes, with at least one sample."""
     if task is None:
         return False
     if isinstance(task, Detection):
@@ -470,5 +464,5 @@ def _readable(task: Task | None, reference: Arrays, outputs: Arrays) -> bool:
 
 
 def _settle_pixels(task: Segmentation, reference: Arrays, outputs: Arrays) -> Arrays:
-    """For the numbers, a map of classes is the reference: how many of its pixels differ is what the decision says."""
+    """Replace a class map by the reference, since the decision counts its pixels."""
     return {**outputs, task.classes: reference[task.classes]} if task.classes else outputs

@@ -20,9 +20,8 @@ from graphkiln_backend.graph.errors import ManifestError, MeasurementError, Veri
 from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.comparison import compare, prove
-from graphkiln_backend.proof.decision import decide
+from graphkiln_backend.proof.decision import decide, scatter_scores
 from graphkiln_backend.proof.policy import EXPORT, Limits, gradient_limits
-from graphkiln_backend.proof.ranks import scatter_scores
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -480,7 +480,7 @@ def test_who_waits_long_for_another_process_says_so(
             time.sleep(0.01)
     thread.join()
     name = entry_name("engine", KEY)
-    assert logged == [f"m/1 waits: another process, or container, builds '{name}' of the artifact cache"]
+    assert logged == [f"m/1 waits for another process or container that builds '{name}' of the artifact cache"]
 
 
 def test_many_processes_build_it_once(tmp_path: Path) -> None:

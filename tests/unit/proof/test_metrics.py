@@ -27,7 +27,7 @@ def test_no_detection_is_worth_nothing_and_no_object_proves_nothing() -> None:
     none = {**DETECTOR, "counts": np.zeros_like(DETECTOR["counts"])}
     assert detection_map(DETECTION, none, OBJECTS) == 0
     empty = [Objects(boxes=np.zeros((0, 4)), classes=np.zeros(0, np.int64))] * 3
-    with pytest.raises(VerificationError, match="no sample has an object"):
+    with pytest.raises(VerificationError, match="no sample has a labeled object"):
         detection_map(DETECTION, DETECTOR, empty)
 
 

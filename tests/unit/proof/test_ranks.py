@@ -8,9 +8,9 @@ import pytest
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.task import Ranking
-from graphkiln_backend.proof.comparison import prove
+from graphkiln_backend.proof.comparison import prove, score_indices
+from graphkiln_backend.proof.decision import scatter_scores
 from graphkiln_backend.proof.policy import INT8, OTHER_ENGINE
-from graphkiln_backend.proof.ranks import scatter_scores, score_indices
 
 RANKING = Ranking(scores="s", indices="i", labels=("a", "b", "c", "d"))
 
