@@ -1,7 +1,7 @@
-"""The interface of engines.
+"""Interface of engines.
 
-An engine checks whether it can run on a device (`probe`), then turns a graph file into a session (`build`). A session
-computes outputs (`run`), and reports what really ran where (`placement`), so that no configuration has to be believed.
+An engine checks whether it can run on a device (`probe`), and builds a session from a graph file (`build`). A session
+computes outputs (`run`), and reports which kernels actually ran (`placement`).
 """
 
 from __future__ import annotations
@@ -17,28 +17,28 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 
-# Set where a session is run by another thread than the one that serves its requests, never beside it: what a runtime
-# keeps by thread, such as CUDA graphs, is then left alone.
+# True in a thread other than the one that serves requests (never concurrently with it): state that a runtime keeps by
+# thread, such as CUDA graphs, is then not used.
 PLAIN_RUNS: ContextVar[bool] = ContextVar("PLAIN_RUNS", default=False)
 GraphLevel = Literal["all", "extended", "basic", "off"]  # how far a runtime may rewrite a graph while it loads it
-# What a kernel computes in: a precision, or what no precision names.
+# Arithmetic type of a kernel: a precision, or a type without one.
 KernelType = Precision | Literal["fp64", "integer", "unknown"]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionTuning:
-    """Options of a runtime; none of them changes an output.
+    """Options of a runtime that do not change outputs.
 
-    The text of this class is part of the keys of caches that exist: its name and its fields stay as they are.
+    The `str` of this class is part of existing cache keys: keep its name and fields.
 
     Attributes:
         graph_level: Graph optimizations at load.
-        parallel: Whether independent operators run at the same time.
-        inter_threads: Threads for that; 0 for the runtime's default.
-        memory_arena: Whether freed memory is kept for the next run.
-        memory_pattern: Whether allocations are planned from earlier runs of the same shapes. ONNX Runtime
-            (1.32) then keeps a block of memory for each batch size: with batches of 1 and 8, 15 of 43 MB for
-            MobileNetV3-small and 65 of 245 MB for ResNet-50, and runs are not faster.
+        parallel: Whether independent operators run in parallel.
+        inter_threads: Threads for parallel operators; 0 for the runtime's default.
+        memory_arena: Whether to keep freed memory for the next run.
+        memory_pattern: Whether to plan allocations from earlier runs of the same shapes. ONNX Runtime (1.32) then keeps
+            a block of memory for each batch size: with batches of 1 and 8, 15 of 43 MB for MobileNetV3-small and 65 of
+            245 MB for ResNet-50, and runs are not faster.
         arena_shrinkage: Devices whose arenas shrink after each run, such as `cpu:0`; empty for none.
         config_entries: The runtime's own `session.*` entries.
     """
@@ -54,26 +54,26 @@ class SessionTuning:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SessionConfig:
-    """Everything that an engine needs to know beside the graph.
+    """Configuration of a session.
 
     Attributes:
-        engine: Name in the registry.
-        device: Device that it runs on.
+        engine: Name of the engine.
+        device: Device of the session.
         threads: Threads inside one operator.
-        spin: Whether idle threads spin (low latency) or sleep (cores are shared).
-        reason: Why the plan holds this configuration.
-        precision: Precision that products must be computed in; None leaves it to the graph and proves nothing.
+        spin: Whether idle threads spin (low latency) or sleep (shared cores).
+        reason: Reason why the plan has this configuration.
+        precision: Required precision of products; None leaves it to the graph and checks nothing.
         layout: `nchw`, `nhwc`, or empty for the engine's own choice.
         conv_search: cuDNN's search for kernels, or empty for its default.
         streams: Parts of a batch that are computed in parallel.
-        largest_batch: The largest batch that will be requested.
-        tuning: The rest of the session's options.
-        shared_folder: Folder for what instances of a model can share, or None for an only instance.
-        options: Options by the engine's own names, as config.pbtxt has them.
-        op_libraries: Libraries of custom operators, as the system's loader takes them.
-        parallel: Spread of the graph over devices; None for a graph that runs whole on one.
-        places: Place of each shard of each stage, stage by stage; empty where nothing is pinned.
-        cuts: Positions of the first node of each stage but the first.
+        largest_batch: Largest batch of requests.
+        tuning: Other session options.
+        shared_folder: Folder for files that instances of a model share, or None for a single instance.
+        options: Options by the engine's own names, from config.pbtxt.
+        op_libraries: Paths or names of custom operator libraries for the dynamic loader.
+        parallel: Spread of the graph over devices, or None.
+        places: Place of each shard of each stage, stage by stage; empty if nothing is pinned.
+        cuts: Position of the first node of each stage except the first.
     """
 
     engine: str
@@ -96,7 +96,7 @@ class SessionConfig:
 
     @property
     def splits(self) -> bool:
-        """True for a graph that is cut into stages or shards."""
+        """Whether the graph is cut into stages or shards."""
         return self.parallel is not None and self.parallel.splits
 
     def __str__(self) -> str:
@@ -106,7 +106,7 @@ class SessionConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Support:
-    """Support of a device by an engine, or the reason why there is none."""
+    """Result of a probe; `reason` explains why a device is not supported."""
 
     ok: bool
     reason: str = ""
@@ -114,13 +114,13 @@ class Support:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Placement:
-    """Kernels that really ran, read back from the runtime.
+    """Kernels that ran, read back from the runtime.
 
     Attributes:
-        nodes: Name of an execution provider or the like -> number of nodes that it executed.
+        nodes: Execution provider or device -> number of nodes that it executed.
         precision: Precision of most of the arithmetic.
         products: Precision -> number of executed convolutions and matrix products.
-        elsewhere: Products that ran on another device than the configuration's, by name.
+        elsewhere: Names of products that ran on another device than the configured one.
     """
 
     nodes: dict[str, int]
@@ -139,14 +139,14 @@ class Session(Protocol):
 
     @property
     def signature(self) -> Signature:
-        """Inputs and outputs as the runtime sees them."""
+        """Inputs and outputs as reported by the runtime."""
         ...
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Compute outputs (all when None).
 
         Args:
-            feeds: Every input by name; validated by the caller (`Signature.check`). Not changed, not kept.
+            feeds: All inputs by name, validated by the caller (`Signature.check`). Neither modified nor kept.
             outputs: Names of the outputs to compute.
 
         Returns:
@@ -159,7 +159,7 @@ class Session(Protocol):
         ...
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Run the feeds once and read back what ran where. May be called once, before serving."""
+        """Run the feeds once and read back the kernels. May be called once, before serving."""
         ...
 
     def close(self) -> None:
@@ -172,7 +172,7 @@ class Session(Protocol):
 
 
 class DeviceTensor(Protocol):
-    """A tensor on a device, as libraries hand them to each other without a copy (DLPack)."""
+    """A device tensor that libraries exchange without a copy (DLPack)."""
 
     def __dlpack__(self, *, stream: Any = None) -> Any: ...
 
@@ -181,21 +181,21 @@ class DeviceTensor(Protocol):
 
 @runtime_checkable
 class DeviceSession(Session, Protocol):
-    """A session that can leave its outputs on the device, for another one to read them there."""
+    """A session that can leave its outputs on the device for another session."""
 
     @property
     def why_not_on_device(self) -> str:
-        """Reason why this one cannot; empty where it can."""
+        """Reason why this session cannot, or empty."""
         ...
 
     def run_on_device(
         self, feeds: Mapping[str, AnyArray | DeviceTensor], outputs: Sequence[str]
     ) -> Mapping[str, DeviceTensor]:
-        """Compute outputs, which stay on the device; they are there when this returns.
+        """Compute outputs that stay on the device; they are complete when this returns.
 
         Args:
-            feeds: Every input by name: arrays, and tensors on this device.
-            outputs: Names.
+            feeds: All inputs by name: arrays, or tensors on this device.
+            outputs: Names of the outputs.
 
         Raises:
             SignatureError: The runtime refuses the feeds.
@@ -212,7 +212,7 @@ class TimedSession(Session, Protocol):
         """Run the feeds several times, and return the median seconds of each node by the runtime's name.
 
         Args:
-            feeds: Every input by name.
+            feeds: All inputs by name.
             runs: Number of runs.
 
         Raises:
@@ -229,15 +229,15 @@ class Engine(Protocol):
         ...
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
-        """Return all that a compiled artifact of this engine depends on beside the graph: versions, options, shapes.
+        """Return the cache key of a compiled artifact, without the graph: versions, options, shapes.
 
-        Empty where the engine compiles nothing that is worth keeping for such a configuration. Names and values are the
-        keys of caches that exist.
+        Empty if compiled artifacts of this configuration are not worth caching. Names and values are part of existing
+        caches.
         """
         ...
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
-        """Write into an empty folder what `build` can start from.
+        """Write a compiled artifact for `build` into an empty folder.
 
         Raises:
             LoweringError: The runtime refuses the graph.
@@ -250,7 +250,7 @@ class Engine(Protocol):
         Args:
             graph_path: The graph.
             config: How to run it.
-            compiled: The folder that `compile` wrote for the same graph and configuration, or None.
+            compiled: Folder of `compile` for the same graph and configuration, or None.
 
         Raises:
             EngineUnavailable: The runtime cannot run here.

@@ -1,7 +1,7 @@
-"""A limit on one computation of a command: a graph may hold a loop that never ends.
+"""Time limit of one computation in a command, since a graph may contain an endless loop.
 
-The server needs none: its supervisor ends an instance that computes for too long, and a version is admitted in a
-separate process. A runtime that cannot be interrupted is ended with the command.
+The server does not need it: its supervisor kills an instance that computes for too long, and versions are admitted in a
+separate process. If a runtime cannot be interrupted, the command exits.
 """
 
 from __future__ import annotations
@@ -17,22 +17,22 @@ from graphkiln_backend.graph.errors import ExecutionError
 
 DEFAULT_COMPUTE_LIMIT_S = 120.0  # for one batch: a hundred times what a large model on one slow core takes
 HINT = "does a loop of the graph ever end? If the machine is only slow: --compute-limit SECONDS"
-_GRACE_S = 5.0  # for a runtime to stop after an interruption
+_GRACE_S = 5.0  # for a runtime to stop after an interrupt
 _CHECKS = 10
 _EXIT_CODE = 1
 
 
 class ComputeLimitExceeded(Exception):
-    """A computation did not end. Not a `GraphkilnError`: after one of those, something else may be tried."""
+    """A computation exceeded the limit. Not a `GraphkilnError`, after which another attempt may follow."""
 
 
 class ComputeLimit:
-    """A watch over computations, in a thread; made by `limit_computing`.
+    """Watchdog thread for computations; made by `limit_computing`.
 
     Args:
         seconds: Limit of one computation.
-        give_up: Ends the process; called with a message when a computation cannot be interrupted.
-        grace_s: Time to end after an interruption.
+        give_up: Ends the process; called with a message if a computation cannot be interrupted.
+        grace_s: Seconds that a computation may continue after an interrupt.
     """
 
     def __init__(self, seconds: float, give_up: Callable[[str], None], grace_s: float = _GRACE_S) -> None:
@@ -46,7 +46,7 @@ class ComputeLimit:
 
     @property
     def message(self) -> str:
-        """Message for a computation that exceeds it."""
+        """Message for a computation that exceeds the limit."""
         return f"one batch was not computed within {self._seconds:g} s (--compute-limit)"
 
     @contextmanager
@@ -54,24 +54,24 @@ class ComputeLimit:
         """Watch a computation in this thread.
 
         Args:
-            interrupt: Asks the runtime to stop; called in another thread.
+            interrupt: Interrupts the runtime; called in another thread.
 
         Raises:
-            ComputeLimitExceeded: It took too long, now or an earlier time.
+            ComputeLimitExceeded: This or an earlier computation took too long.
         """
         key = threading.get_ident()
         self._check()
         self._running[key] = (time.monotonic(), interrupt)
         try:
             yield
-        except BaseException:  # whatever the runtime makes of it
+        except BaseException:  # runtimes report an interrupt as different errors
             self._check()
             raise
         finally:
             self._running.pop(key, None)
 
     def begin(self) -> None:
-        """Begin to watch."""
+        """Start the thread."""
         self._thread.start()
 
     def end(self) -> None:
@@ -98,19 +98,19 @@ _current: ComputeLimit | None = None
 
 
 def current_limit() -> ComputeLimit | None:
-    """Return the limit that is in force, if any."""
+    """Return the active limit, or None."""
     return _current
 
 
 @contextmanager
 def limit_computing(seconds: float) -> Iterator[None]:
-    """Limit every computation of sessions that are run meanwhile, in any thread.
+    """Limit every computation of sessions during the block, in all threads.
 
     Args:
         seconds: Limit of one computation.
 
     Raises:
-        ExecutionError: One took longer.
+        ExecutionError: A computation exceeded the limit.
     """
     global _current  # noqa: PLW0603 - sessions are run in many places and threads, a process has one command
     limit = ComputeLimit(seconds, _end_process)
@@ -126,7 +126,7 @@ def limit_computing(seconds: float) -> Iterator[None]:
 
 
 def _end_process(message: str) -> None:
-    """End the process at once: its main thread is inside the runtime."""
+    """Exit immediately, since the main thread is blocked in the runtime."""
     sys.stderr.write(f"graphkiln: {message}\n{HINT}\n")
     sys.stderr.flush()
     os._exit(_EXIT_CODE)

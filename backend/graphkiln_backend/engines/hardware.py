@@ -1,6 +1,6 @@
-"""The processor and the GPUs of this machine, as far as compiled artifacts depend on them.
+"""Processor and GPUs of this machine, as far as compiled artifacts depend on them.
 
-GPUs: not yet run on one; built from the documentation, and tested with a program in the place of `nvidia-smi`.
+GPUs: not yet run on one; built from the documentation, and tested with a stub of `nvidia-smi`.
 """
 
 from __future__ import annotations
@@ -21,15 +21,14 @@ from graphkiln_backend.graph.precision import Precision
 
 _CPUINFO = Path("/proc/cpuinfo")
 _GPU_FIELDS = ("uuid", "name", "compute_cap", "driver_version")
-# The environment variable that chooses the GPUs that a process sees, and numbers them anew.
-VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-# Names in /proc/cpuinfo, on x86 and Arm, of instructions that multiply in a precision; every CPU has those of fp32.
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"  # environment variable: selects and renumbers the GPUs of a process
+# Flags in /proc/cpuinfo on x86 and Arm of instructions that multiply in a precision.
 _INSTRUCTIONS = {
     Precision.BF16: ("avx512_bf16", "amx_bf16", "bf16"),
     Precision.FP16: ("avx512_fp16", "amx_fp16", "asimdhp"),
 }
 
-# Instructions that add the products of bytes in 32 bits. Without them x86 has `vpmaddubsw`: in 16 bits.
+# Instructions that add products of bytes in 32 bits. Without them x86 uses `vpmaddubsw`, which adds in 16 bits.
 _SUMS_OF_BYTES = ("avx512_vnni", "avx_vnni", "amx_int8")
 
 
@@ -46,7 +45,7 @@ class Gpu:
 
 
 def identity(device: Device) -> str:
-    """Name a device so that two with the same name run the same compiled code.
+    """Return a name of the device; devices with equal names run the same compiled code.
 
     Raises:
         EngineUnavailable: There is no such GPU.
@@ -56,7 +55,7 @@ def identity(device: Device) -> str:
 
 def cpu_name() -> str:
     """Return the processor's name."""
-    # platform.processor() starts a program, which no processor of x86 needs.
+    # platform.processor() starts a program; x86 does not need it.
     return _fields().get("model name") or platform.processor() or platform.machine()
 
 
@@ -78,7 +77,7 @@ def gpu(device: Device) -> Gpu:
 
 
 def missing_instructions(precision: Precision) -> str:
-    """Explain why this CPU computes in a precision by way of fp32; empty where it need not, or is unknown."""
+    """Return the reason why this CPU does not compute in a precision natively; empty if it does, or if unknown."""
     flags, names = _flags(), _INSTRUCTIONS.get(precision, ())
     if not flags or not names or flags.intersection(names):
         return ""
@@ -86,10 +85,10 @@ def missing_instructions(precision: Precision) -> str:
 
 
 def saturates_products_of_bytes() -> bool:
-    """Return true where the fast way to multiply int8 cuts sums off at 16 bits, as on x86 without VNNI.
+    """Return true if the fast int8 product saturates sums at 16 bits, as on x86 without VNNI.
 
-    Seen with values near the ends of their range: an error of 45% of the signal, in ONNX Runtime 1.32 (unless it is
-    configured otherwise) and OpenVINO 2026.4.
+    Observed with values near the ends of their range: an error of 45% of the signal, in ONNX Runtime 1.32 (with default
+    options) and OpenVINO 2026.4.
     """
     flags = _flags()
     return "avx2" in flags and flags.isdisjoint(_SUMS_OF_BYTES)
@@ -97,14 +96,14 @@ def saturates_products_of_bytes() -> bool:
 
 @cache
 def gpus() -> tuple[Gpu, ...]:
-    """Return the GPUs that this process sees, by their numbers; empty without a driver.
+    """Return the GPUs visible to this process, in order; empty without a driver.
 
     Source: `nvidia-smi --help-query-gpu`; CUDA C++ Programming Guide, "CUDA Environment Variables".
     """
     program = shutil.which("nvidia-smi")
     if program is None:
         return ()
-    import csv  # these two take an instance without GPUs 3 ms
+    import csv  # importing these two takes 3 ms, which instances without GPUs save
     import subprocess
 
     command = [program, f"--query-gpu={','.join(_GPU_FIELDS)}", "--format=csv,noheader"]
@@ -123,11 +122,11 @@ def gpus() -> tuple[Gpu, ...]:
 
 
 def _choose(chosen: str, found: Mapping[str, Gpu]) -> Iterator[Gpu]:
-    """The GPUs that `CUDA_VISIBLE_DEVICES` names, before the first unknown name."""
+    """Yield the GPUs of `CUDA_VISIBLE_DEVICES`, up to the first unknown name."""
     for name in map(str.strip, chosen.split(",")):
         if name.isdecimal():
             matching = [*found.values()][int(name) : int(name) + 1]
-        elif name.startswith("MIG-"):  # a part of a GPU; this list does not hold of which one
+        elif name.startswith("MIG-"):  # a part of a GPU; the list does not show of which one
             matching = [*found.values()][:1]
         else:
             matching = [gpu for uuid, gpu in found.items() if name and uuid.startswith(name)]

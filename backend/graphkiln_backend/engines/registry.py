@@ -1,7 +1,7 @@
-"""Engines by name: those of this package, and those of third parties in the entry-point group `graphkiln.engines`.
+"""Registry of engines: built-in ones, and third-party ones in the entry-point group `graphkiln.engines`.
 
-Ours are entry points like all others, for programs that list them; to load one, nothing is searched: reading what is
-installed takes 20 to 40 ms of processor time, and every instance is a process.
+Built-in engines are entry points as well, but are loaded without searching the installed packages, which takes 20 to 40
+ms of CPU time in every instance process.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.text import did_you_mean
 
 GROUP = "graphkiln.engines"
-REFERENCE_ENGINE = "onnxruntime"  # its outputs are the right ones of a saved graph
+REFERENCE_ENGINE = "onnxruntime"  # its outputs are the reference for a saved graph
 
 # As in pyproject.toml.
 BUILT_IN = {
@@ -39,7 +39,7 @@ def load_engine(name: str) -> Engine:
     """Import an engine.
 
     Raises:
-        EngineUnavailable: No engine has that name, or its runtime is not installed (the error names the extra).
+        EngineUnavailable: The name is unknown, or the runtime is not installed (the error names the extra).
     """
     for load in _find(name):
         try:
@@ -69,7 +69,7 @@ def _import(place: str) -> Callable[[], Engine]:
 
 
 def probe(name: str, device: Device) -> Support:
-    """Check that an engine is known, installed, and can run on a device."""
+    """Check that an engine is installed and can run on a device."""
     try:
         return load_engine(name).probe(device)
     except EngineUnavailable as error:
@@ -77,7 +77,7 @@ def probe(name: str, device: Device) -> Support:
 
 
 def open_reference(graph_path: Path, op_libraries: Sequence[str] = ()) -> Session:
-    """Open a saved graph as the reference of the numeric policy: on the CPU, every graph optimization off.
+    """Open a saved graph as the reference of the numeric policy: on the CPU, with all graph optimizations off.
 
     Args:
         graph_path: The graph.
@@ -86,6 +86,6 @@ def open_reference(graph_path: Path, op_libraries: Sequence[str] = ()) -> Sessio
     Raises:
         LoweringError: ONNX Runtime refuses the graph.
     """
-    from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine  # most starts need no reference
+    from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine  # not needed by most starts
 
     return OnnxRuntimeEngine().build_reference(graph_path, op_libraries)

@@ -1,9 +1,9 @@
-"""TensorRT, reached through ONNX Runtime's TensorRT provider: the graph's own types decide the precision.
+"""TensorRT through ONNX Runtime's TensorRT provider; the types in the graph decide the precision.
 
-TensorRT 10 and 11 have typed networks in common: fp16, bf16 and int8 are in the graph (casts, Q/DQ), and no flag is set
-for them. Engines are built for shapes: the optimization profile comes from the signature, so that no
-request of a size that the server admits makes TensorRT build another engine. A dimension that varies and is not the
-batch has no bounds in a signature: without the user's own profile it is refused, not guessed.
+TensorRT 10 and 11 both have strongly typed networks: fp16, bf16 and int8 are expressed in the graph (casts, Q/DQ), not
+by flags. Engines are built for shapes: the optimization profile is derived from the signature, so that no admitted
+request makes TensorRT build another engine. A dynamic dimension other than the batch has no bounds in a signature;
+without a profile from the user it is refused.
 
 Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
 
@@ -30,7 +30,7 @@ from graphkiln_backend.repository.onnx_file import count_products, read_precisio
 PROVIDER = "TensorrtExecutionProvider"
 
 _LIBRARY = "libnvinfer.so.10"  # ONNX Runtime's provider is linked against TensorRT 10
-# Options of Triton's accelerator block -> names of the provider; all others are called alike.
+# Options of Triton's accelerator block -> names of the provider, where they differ.
 _RENAMED = {
     "max_workspace_size_bytes": "trt_max_workspace_size",
     "int8_calibration_table_name": "trt_int8_calibration_table_name",
@@ -43,7 +43,7 @@ class TensorRtEngine:
     """TensorRT on an NVIDIA GPU."""
 
     def probe(self, device: Device) -> Support:
-        """Supports the GPUs of this machine, where the provider and TensorRT's libraries are installed."""
+        """Support the GPUs of this machine if the provider and TensorRT's libraries are installed."""
         if not device.is_gpu:
             return Support(ok=False, reason="tensorrt serves gpu:N, not cpu")
         support = probe_gpu(PROVIDER, device)
@@ -67,7 +67,7 @@ class TensorRtEngine:
         }
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
-        """Lets TensorRT build its engines and timings for the profile.
+        """Let TensorRT write its engines and timings for the profile.
 
         Raises:
             LoweringError: The graph cannot be built, or has sizes without bounds.
@@ -75,7 +75,7 @@ class TensorRtEngine:
         self.build(graph_path, config, folder).close()
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
-        """Load a graph; nodes that TensorRT does not take run on CUDA, and are counted.
+        """Load a graph; nodes that TensorRT does not support run on CUDA, and are counted.
 
         Raises:
             LoweringError: TensorRT refuses the graph, or it has sizes without bounds.
@@ -83,8 +83,8 @@ class TensorRtEngine:
         precision = config.precision or read_precision(graph_path)
         options = _options(replace(config, precision=precision), read_signature(graph_path), compiled)
         cuda = select_provider(replace(config, options={}))
-        # ONNX Runtime's profile shows one kernel for all that TensorRT took. Its network is typed: what the graph holds
-        # in a type is computed in it.
+        # ONNX Runtime's profile shows a single kernel for all nodes in TensorRT. Its network is strongly typed, so the
+        # products are computed in the graph's precision.
         fused_products: dict[KernelType, int] = {precision: count_products(graph_path)}
         return OnnxRuntimeSession(
             graph_path, session_options(config), [(PROVIDER, options), cuda], fused_products=fused_products
@@ -92,11 +92,11 @@ class TensorRtEngine:
 
 
 def _options(config: SessionConfig, signature: Signature | None, folder: Path | None) -> dict[str, str]:
-    """The provider's options for a configuration; the user's own come last.
+    """Return the provider's options for a configuration; the user's options override them.
 
     Args:
         config: The configuration.
-        signature: For the optimization profile; None leaves it out.
+        signature: Signature for the optimization profile, or None for no profile.
         folder: Folder for engines and timings, or None.
 
     Raises:
@@ -111,7 +111,7 @@ def _options(config: SessionConfig, signature: Signature | None, folder: Path | 
     own = {_RENAMED.get(name, name): value for name, value in config.options.items()}
     options = {"device_id": str(config.device.index), "trt_fp16_enable": "0", "trt_int8_enable": "0"}
     if config.precision and (config.precision.is_half or config.precision.is_integer):
-        # The provider forbids TensorRT a type unless it is named; the graph says where it is used.
+        # The provider disables a type unless it is enabled here; the graph determines where it is used.
         options[f"trt_{config.precision}_enable"] = "1"
     if folder:
         options |= {"trt_engine_cache_enable": "1", "trt_engine_cache_path": str(folder)}
@@ -122,7 +122,7 @@ def _options(config: SessionConfig, signature: Signature | None, folder: Path | 
 
 
 def _profile_shapes(signature: Signature, largest_batch: int) -> dict[str, str]:
-    """The shapes between which an engine must work: batches of 1 up to the largest, which it is optimized for."""
+    """Return the profile's shapes: batches of 1 to the largest, optimized for the largest."""
     dynamic = [spec for spec in signature.inputs if any(isinstance(dim, str) for dim in spec.shape)]
     if not dynamic:
         return {}
@@ -139,14 +139,14 @@ def _shape(spec: TensorSpec, batch: int) -> list[int]:
     if free:
         raise LoweringError(
             f"TensorRT needs bounds for every size, and input {spec} has none for {', '.join(free)}",
-            attempts=("an engine would be built in mid-traffic for each new size",),
+            attempts=("TensorRT would build an engine during a request for each new size",),
             hint=f"give {', '.join(_PROFILES)} in the tensorrt block of config.pbtxt, or convert with fixed sizes",
         )
     return [batch if isinstance(dim, str) else dim for dim in spec.shape]
 
 
 def _version() -> str:
-    """TensorRT's own version number, such as 101300, of the library that will be loaded."""
+    """Return the version number of the TensorRT library, such as 101300."""
     try:
         library = ctypes.CDLL(_LIBRARY)
     except OSError:

@@ -8,17 +8,17 @@ from collections.abc import Callable, Mapping
 
 _ROUNDS = 3
 _MOST_ROUNDS = 100
-_LONG_S = 1.0  # further rounds follow until they have taken this long together
-_TURN_S = 0.03  # a turn of short runs lasts this long, so that each finds its own data in the processor's caches
+_LONG_S = 1.0  # further rounds follow until this total time
+_TURN_S = 0.03  # duration of a turn of short runs, so that each session has its data in the CPU caches
 _WAIT_S = 5e-3
 _MOST_WAITS = 40
 
 
 def fastest_runs_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Return the fastest run of each in seconds. They take turns: other work on the machine slows all of them.
+    """Return the seconds of the fastest run of each session. Sessions take turns, so that other load affects all alike.
 
     Args:
-        runs: Name -> a function that runs a session once.
+        runs: Name -> function that runs a session once.
     """
     times = dict.fromkeys(runs, math.inf)
     begun = time.perf_counter()
@@ -31,7 +31,7 @@ def fastest_runs_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]
 
 
 def _turn_s(run: Callable[[], object]) -> float:
-    """The fastest run of a turn, in seconds."""
+    """Return the seconds of the fastest run of a turn."""
     _wait_for_spinning_threads()
     fastest, now = math.inf, time.perf_counter()
     end = now + _TURN_S
@@ -44,10 +44,10 @@ def _turn_s(run: Callable[[], object]) -> float:
 
 
 def _wait_for_spinning_threads() -> None:
-    """Wait until this process computes nothing any more.
+    """Wait until this process is idle.
 
-    Threads of ONNX Runtime (1.32) spin for 40 ms after a run, on cores that the next session needs: beside them
-    MobileNetV3-small took OpenVINO 7.9 ms in bf16 instead of 5.2, and seemed slower than fp32.
+    Threads of ONNX Runtime (1.32) spin for 40 ms after a run, on cores that the next session needs: MobileNetV3-small
+    in bf16 then takes 7.9 ms instead of 5.2 with OpenVINO, and seems slower than fp32.
     """
     for _ in range(_MOST_WAITS):
         begun = time.process_time()
