@@ -168,7 +168,7 @@ class Objects:
     classes: npt.NDArray[np.int64]
 
 
-# Labels. Detection: objects of each sample. Segmentation: class maps over the model's input, `[samples, height, width]`,
+# Labels. Detection: objects of each sample. Segmentation: class maps over the input, `[samples, height, width]`,
 # with `UNKNOWN` for unlabeled pixels. Embedding: class of each sample, `[samples]`.
 TaskTargets = Sequence[Objects] | npt.NDArray[np.int64]
 
