@@ -14,11 +14,11 @@ from graphkiln_backend.scoring.messages import (
     Ended,
     Failed,
     Outcome,
-    Ready,
     Survived,
     Unit,
     UnitReport,
     WorkerFacts,
+    WorkerReady,
 )
 from graphkiln_backend.scoring.schedule import MAX_STORE_FAILURES
 
@@ -75,7 +75,7 @@ class FakeFleet:
             self._born += 1
             name = f"worker-{self._born}"
             self._work[name] = []
-            return [Ready(worker=name, facts=facts())]
+            return [WorkerReady(worker=name, facts=facts())]
         if self._random.random() < self.faults:
             name = self._random.choice(sorted(self._work))
             blame = self._random.choice([Blame.NODE, Blame.WORKER])

@@ -39,8 +39,8 @@ from graphkiln_backend.scoring.messages import (
     NodeLost,
     NodeRefused,
     Outcome,
-    Ready,
     ScoreRequest,
+    WorkerReady,
 )
 from graphkiln_backend.scoring.schedule import UNITS_PER_WORKER
 from graphkiln_backend.scoring.scratch import MACHINE_TMP, Scratch, scratch_folder
@@ -393,11 +393,11 @@ class RayFleet(Closeable):
                 member.calls.add(commit)
                 member.committing[commit] = attempt
                 return None
-            case Ready():
+            case WorkerReady():
                 returned = self._greet(member, returned)
         return self._end(name, returned) if isinstance(returned, Ended) else returned
 
-    def _greet(self, member: _Member, ready: Ready) -> Ready | Ended:
+    def _greet(self, member: _Member, ready: WorkerReady) -> WorkerReady | Ended:
         """Accept a worker that is ready, unless it has another model than the driver."""
         if ready.facts.configuration != self._configuration:
             reason = "it has another version of the model than the driver: make the model store the same on every node"

@@ -265,8 +265,8 @@ class Blame(StrEnum):
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Ready:
-    """The worker accepts attempts."""
+class WorkerReady:
+    """A worker has proven its session and accepts attempts; also reported as an event."""
 
     worker: str
     facts: WorkerFacts
@@ -322,7 +322,7 @@ class Ended:
     committing: frozenset[int] = frozenset()
 
 
-Outcome = Ready | Computed | Survived | Done | Failed | Ended
+Outcome = WorkerReady | Computed | Survived | Done | Failed | Ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -369,14 +369,6 @@ class NodeRefused:
 
     node: str
     reason: str
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerReady:
-    """A worker has proven its session."""
-
-    worker: str
-    facts: WorkerFacts
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -69,7 +69,7 @@ _BYTES_PER_PIXEL = 8  # a decoded image, and a converted or rotated copy
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Prepared:
+class PreparedRow:
     """A row with its sample or its error.
 
     Attributes:
@@ -108,12 +108,12 @@ class Preparation(Closeable):
 
     def __init__(self, reader: Reader, rows: Iterable[Row], quarantined: Mapping[int, str], ahead: int) -> None:
         self._reader, self._rows, self._quarantined, self._ahead = reader, rows, quarantined, ahead
-        self._waiting: deque[Future[Prepared]] = deque()
+        self._waiting: deque[Future[PreparedRow]] = deque()
         self._taken = 0
         self._held_bytes = 0
         self._closed = False
 
-    def __iter__(self) -> Iterator[Prepared]:
+    def __iter__(self) -> Iterator[PreparedRow]:
         """Yield rows; their samples count as held until `release`.
 
         Raises:
@@ -127,7 +127,7 @@ class Preparation(Closeable):
         while self._waiting:
             yield self._take()
 
-    def release(self, batch: Iterable[Prepared]) -> None:
+    def release(self, batch: Iterable[PreparedRow]) -> None:
         """Release the memory of samples."""
         size = sum(one.size_bytes for one in batch)
         self._held_bytes -= size
@@ -143,17 +143,17 @@ class Preparation(Closeable):
         self._reader.encoded.release(0)
         self._held_bytes = 0
 
-    def _submit(self, position: int, row: Row) -> Future[Prepared]:
+    def _submit(self, position: int, row: Row) -> Future[PreparedRow]:
         if position not in self._quarantined:
             return self._reader.submit(row, partial(self._is_next, position))
-        future: Future[Prepared] = Future()
-        future.set_result(Prepared(row=row, error=self._quarantined[position]))
+        future: Future[PreparedRow] = Future()
+        future.set_result(PreparedRow(row=row, error=self._quarantined[position]))
         return future
 
     def _is_next(self, position: int) -> bool:
         return self._closed or self._taken == position
 
-    def _take(self) -> Prepared:
+    def _take(self) -> PreparedRow:
         prepared = self._waiting[0].result()
         self._waiting.popleft()
         self._held_bytes += prepared.size_bytes
@@ -162,7 +162,7 @@ class Preparation(Closeable):
         self._reader.encoded.release(0)
         return prepared
 
-    def _release_result(self, future: Future[Prepared]) -> None:
+    def _release_result(self, future: Future[PreparedRow]) -> None:
         if not future.cancelled() and not future.exception():
             self._reader.memory.release(future.result().size_bytes)
 
@@ -198,14 +198,14 @@ class Reader(Closeable):
         """
         return Preparation(self, rows, quarantined, ahead + self._threads)
 
-    def submit(self, row: Row, is_next: Callable[[], bool]) -> Future[Prepared]:
+    def submit(self, row: Row, is_next: Callable[[], bool]) -> Future[PreparedRow]:
         """Prepare a row on a reader thread and a decoder thread.
 
         Args:
             row: The row.
             is_next: Returns True if the session waits for this row.
         """
-        done: Future[Prepared] = Future()
+        done: Future[PreparedRow] = Future()
         self._reading.submit(self._read, row, is_next, done)
         return done
 
@@ -214,7 +214,7 @@ class Reader(Closeable):
         self._reading.shutdown(cancel_futures=True)
         self._decoding.shutdown()
 
-    def _read(self, row: Row, is_next: Callable[[], bool], done: Future[Prepared]) -> None:
+    def _read(self, row: Row, is_next: Callable[[], bool], done: Future[PreparedRow]) -> None:
         """Read a row, wait for memory for its pixels, and pass it to a decoder thread."""
         if not done.set_running_or_notify_cancel():
             return
@@ -224,16 +224,16 @@ class Reader(Closeable):
             content = row.load()
         except BaseException as error:  # noqa: BLE001 - raised where the row is awaited
             self.encoded.release(expected)
-            _settle(done, Prepared(row=row, read_s=time.perf_counter() - begun), error)
+            _settle(done, PreparedRow(row=row, read_s=time.perf_counter() - begun), error)
             return
-        read = Prepared(row=row, read_s=time.perf_counter() - begun)
+        read = PreparedRow(row=row, read_s=time.perf_counter() - begun)
         self._expected_bytes = max(len(content), self._expected_bytes * 7 // 8)
         size = _BYTES_PER_PIXEL * decoding.count_pixels(content)
         self.memory.acquire(size, is_next)
         self._decoding.submit(self._decode, read, content, done, size, expected)
 
     def _decode(
-        self, read: Prepared, content: bytes, done: Future[Prepared], pixel_bytes: int, encoded_bytes: int
+        self, read: PreparedRow, content: bytes, done: Future[PreparedRow], pixel_bytes: int, encoded_bytes: int
     ) -> None:
         """Decode a row, and hold the memory of its sample in place of that of its pixels."""
         begun = time.thread_time()
@@ -250,7 +250,7 @@ class Reader(Closeable):
         done.set_result(replace(read, image=image, decode_s=decode_s))
 
 
-def _settle(done: Future[Prepared], read: Prepared, error: BaseException) -> None:
+def _settle(done: Future[PreparedRow], read: PreparedRow, error: BaseException) -> None:
     """Make the error that of the row, or raise it in the session's thread if it is not caused by the row."""
     own = isinstance(error, GraphkilnError | OSError) and not isinstance(error, InputChanged | SourceUnavailable)
     if own:

@@ -24,7 +24,6 @@ from graphkiln_backend.scoring.messages import (
     Event,
     Failed,
     Outcome,
-    Ready,
     RowQuarantined,
     Span,
     Survived,
@@ -233,9 +232,9 @@ class Schedule:
             ScoringError: The run cannot go on: the destination cannot be written, or unit after unit fails.
         """
         match outcome:
-            case Ready():
+            case WorkerReady():
                 self._nodes[outcome.worker], self._busy[outcome.worker] = outcome.facts.node, set()
-                self._report(WorkerReady(worker=outcome.worker, facts=outcome.facts))
+                self._report(outcome)
             case Survived():
                 state = self._remove(outcome.attempt).state
                 if state.search:

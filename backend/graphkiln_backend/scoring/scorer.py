@@ -19,7 +19,7 @@ from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.encoders import Encoder
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.messages import Row, StageTimes
-from graphkiln_backend.scoring.reading import Prepared, Reader
+from graphkiln_backend.scoring.reading import PreparedRow, Reader
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import trim_memory
 
@@ -93,9 +93,9 @@ class _Unit:
         self.answers = Answers(computation.encoder.schema, computation.model, computation.version)
         self.seconds = dict.fromkeys(("read_s", "decode_s", "wait_s", "compute_s", "encode_s"), 0.0)
 
-    def batches(self, rows: Iterable[Prepared]) -> Iterator[list[Prepared]]:
+    def batches(self, rows: Iterable[PreparedRow]) -> Iterator[list[PreparedRow]]:
         """Group rows into batches of one sample shape, limited in rows and bytes; rows with an error join any batch."""
-        batch: list[Prepared] = []
+        batch: list[PreparedRow] = []
         samples: list[AnyArray] = []
         begun = time.perf_counter()
         for one in rows:
@@ -115,7 +115,7 @@ class _Unit:
         full = len(samples) == self._computation.batch_size
         return not full and sample.shape == samples[0].shape and (len(samples) + 1) * sample.nbytes <= _BATCH_BYTES
 
-    def compute(self, batch: Sequence[Prepared]) -> None:
+    def compute(self, batch: Sequence[PreparedRow]) -> None:
         """Compute a batch and collect its answers."""
         images = [one.image for one in batch if one.image]
         found = iter(self._answer(images)) if images else iter(())

@@ -39,13 +39,13 @@ from graphkiln_backend.scoring.messages import (
     Done,
     Ended,
     Failed,
-    Ready,
     Row,
     ScoreRequest,
     StageTimes,
     Survived,
     UnitReport,
     WorkerFacts,
+    WorkerReady,
 )
 from graphkiln_backend.scoring.model import describe_session, read_model, with_local_model
 from graphkiln_backend.scoring.plan import open_destination, open_source
@@ -83,7 +83,7 @@ class WorkerActor:
         self._started = False
         self._computed: dict[int, ComputedUnit] = {}
 
-    def start(self) -> Ready | Ended:
+    def start(self) -> WorkerReady | Ended:
         """Build the worker and prove its session."""
         remove_dead_scratch()
         try:
@@ -91,7 +91,7 @@ class WorkerActor:
         except GraphkilnError as error:
             return Ended(worker=self._name, blame=Blame.WORKER, reason=f"it could not start: {error}")
         self._started = True
-        return Ready(worker=self._name, facts=self._worker.facts)
+        return WorkerReady(worker=self._name, facts=self._worker.facts)
 
     def compute(self, attempt: Attempt) -> Computed | Survived | Failed | Ended:
         """Compute the rows of an attempt."""

@@ -1,4 +1,4 @@
-"""What a run tells Prometheus, by a registry that remembers."""
+"""Metrics of a run in a fake registry."""
 
 from __future__ import annotations
 
@@ -50,7 +50,6 @@ def test_metrics_of_a_run() -> None:
 
 
 def test_twin_is_counted() -> None:
-    """Its worker died before it told: the attempt after it found the result, and nothing is left of it to do."""
     registry = FakeRegistry()
     metrics = RunMetrics(lambda: registry)
     for event in (PLANNED, committed("a", twin=True)):

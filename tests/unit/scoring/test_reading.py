@@ -14,7 +14,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import count_pixels
 from graphkiln_backend.images.decoding import prepare as decode
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
-from graphkiln_backend.scoring.reading import Prepared, Reader
+from graphkiln_backend.scoring.reading import PreparedRow, Reader
 from graphkiln_client.image_requests import prepare
 
 WHOLE = Preprocess(color="L", layout="HWC", dtype=DType.UINT8)
@@ -97,7 +97,7 @@ def test_image_larger_than_the_limit_is_admitted() -> None:
     rows = grays(range(10))
     rows[5] = row("large", gray(5, (512, 512)))
     with reader(WHOLE, memory_bytes=1000) as opened:
-        found: list[Prepared] = []
+        found: list[PreparedRow] = []
         for one in opened.prepare(rows, {}, 4):
             assert one.sample is not None
             found.append(one)  # held until the end, as a batch holds them

@@ -19,13 +19,13 @@ from graphkiln_backend.scoring.messages import (
     Ended,
     Event,
     Failed,
-    Ready,
     RowQuarantined,
     Survived,
     Unit,
     UnitCommitted,
     UnitFailed,
     UnitReport,
+    WorkerReady,
 )
 from graphkiln_backend.scoring.schedule import (
     FIRST_PATIENCE_S,
@@ -43,7 +43,7 @@ def schedule_of(units: Iterator[Unit] | list[Unit], *workers: str, events: list[
     """A schedule whose workers are ready."""
     schedule = Schedule(iter(units), ([] if events is None else events).append)
     for worker in workers:
-        schedule.handle(Ready(worker=worker, facts=facts()), 0.0)
+        schedule.handle(WorkerReady(worker=worker, facts=facts()), 0.0)
     return schedule
 
 
@@ -68,7 +68,7 @@ def fail(schedule: Schedule, cause: Cause, reason: str, now: float = 0.0) -> Att
 def replace_worker(schedule: Schedule, blame: Blame, committing: frozenset[int] = frozenset()) -> None:
     """End worker a and let another one of this name be ready."""
     schedule.handle(Ended(worker="a", blame=blame, reason="hung for 60 s", committing=committing), 0.0)
-    schedule.handle(Ready(worker="a", facts=facts()), 0.0)
+    schedule.handle(WorkerReady(worker="a", facts=facts()), 0.0)
 
 
 @settings(max_examples=60, deadline=None)
