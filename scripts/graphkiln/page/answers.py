@@ -61,9 +61,9 @@ async def answer_image(server: ShownServer, name: str, version: str, content: by
     if kind not in _KINDS:
         raise InvalidInput(f"'{name}' takes no images: it has no preprocess spec")
     model = server.model(name, version)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     image = await asyncio.to_thread(open_image, content)
-    decode_ms = (time.perf_counter() - begun) * 1e3
+    decode_ms = (time.perf_counter() - started) * 1e3
     if kind == _CLASSIFICATION:
         answer, times = await _classify(served, model, image, top_k)
     else:
@@ -134,9 +134,9 @@ async def timed(model: AsyncModel, request: Callable[[], Awaitable[T]]) -> tuple
         ClientError: The request failed, or the statistics cannot be read.
     """
     before = await _spent(model)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     answer = await request()
-    total_ms = (time.perf_counter() - begun) * 1e3
+    total_ms = (time.perf_counter() - started) * 1e3
     for _ in range(_READINGS):
         now = await _spent(model)
         if requests := now["success"] - before["success"]:

@@ -110,27 +110,27 @@ class Views:
 
     async def version(self, request: Request) -> Response:
         """Describe a version."""
-        return _json(await describe_version(self._server, *_asked(request)))
+        return _json(await describe_version(self._server, *_version_of(request)))
 
     async def image(self, request: Request) -> Response:
         """Run a version on the image in the body."""
         content = await read_body(request)
         top_k = _number(request, "top_k", 5)
-        return _json(await answer_image(self._server, *_asked(request), content, top_k=top_k))
+        return _json(await answer_image(self._server, *_version_of(request), content, top_k=top_k))
 
     async def golden(self, request: Request) -> Response:
         """Return the golden sample of a version."""
-        return _json({"inputs": await golden_sample(self._server, *_asked(request))})
+        return _json({"inputs": await golden_sample(self._server, *_version_of(request))})
 
     async def tensors(self, request: Request) -> Response:
         """Run a version on the tensors in the body."""
         document = await asyncio.to_thread(_parse, await read_body(request))
-        return _json(await answer_tensors(self._server, *_asked(request), document))
+        return _json(await answer_tensors(self._server, *_version_of(request), document))
 
     async def snippets(self, request: Request) -> Response:
         """Return programs that send a request to a version."""
-        sample = await golden_sample(self._server, *_asked(request))
-        served = await self._server.served(*_asked(request))
+        sample = await golden_sample(self._server, *_version_of(request))
+        served = await self._server.served(*_version_of(request))
         shapes = {name: row["shape"] for name, row in sample.items()}
         return _json({"snippets": snippets(_url(self._server, request), served, shapes)})
 
@@ -156,7 +156,7 @@ class Views:
         return _json({})
 
 
-def _asked(request: Request) -> tuple[str, str]:
+def _version_of(request: Request) -> tuple[str, str]:
     return request.path_params["name"], str(request.path_params["version"])
 
 

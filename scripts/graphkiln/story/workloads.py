@@ -320,7 +320,7 @@ def measure_throughput(
     failures: list[BaseException] = []
     images = itertools.cycle(jpegs)
     images_lock = threading.Lock()
-    begun = time.perf_counter()
+    started = time.perf_counter()
 
     def work() -> None:
         try:
@@ -330,7 +330,7 @@ def measure_throughput(
                 start = time.perf_counter()
                 predict(jpeg)
                 spans.append((start, time.perf_counter()))
-                if failures or time.perf_counter() - begun >= seconds:
+                if failures or time.perf_counter() - started >= seconds:
                     return
         except BaseException as error:  # noqa: BLE001 - raised below in the calling thread
             failures.append(error)
@@ -347,24 +347,24 @@ def measure_throughput(
         raise failures[0]
     completions = sorted(end for _, end in spans)
     return Throughput(
-        per_second=_rate(begun, completions, callers, begun + seconds),
+        per_second=_rate(started, completions, callers, started + seconds),
         latencies_ms=tuple((end - start) * 1e3 for start, end in spans),
-        seconds=completions[-1] - begun,
+        seconds=completions[-1] - started,
         images=len(completions),
     )
 
 
-def _rate(begun: float, completions: Sequence[float], callers: int, deadline: float) -> float:
+def _rate(started: float, completions: Sequence[float], callers: int, deadline: float) -> float:
     """Compute the images per second while all callers were busy.
 
     With several callers, the images that fill and drain the pipeline are left out. The time is measured from completion
     to completion, so that batches are not cut. If less than a third of the measurement remains, all of it counts,
     because the images of one batch complete together.
     """
-    whole = len(completions) / (completions[-1] - begun)
+    whole = len(completions) / (completions[-1] - started)
     if callers == 1:
         return whole
-    first, least = completions[callers - 1], (deadline - begun) / 3
+    first, least = completions[callers - 1], (deadline - started) / 3
     inside = [moment for moment in completions[callers:] if moment <= deadline]
     return len(inside) / (inside[-1] - first) if inside and inside[-1] - first >= least else whole
 

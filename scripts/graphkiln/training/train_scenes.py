@@ -235,7 +235,7 @@ def _fit(parameters: Iterable[nn.Parameter], loss: Loss, count: int, steps: int)
     generator = torch.Generator().manual_seed(SEED)
     optimizer = torch.optim.AdamW(parameters, lr=4e-3, weight_decay=1e-2)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=4e-3, total_steps=steps)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     for step in range(1, steps + 1):
         rows = torch.randint(count, (BATCH,), generator=generator)
         value = loss(rows)
@@ -244,7 +244,7 @@ def _fit(parameters: Iterable[nn.Parameter], loss: Loss, count: int, steps: int)
         optimizer.step()
         schedule.step()
         if step % 10 == 0 or step == steps:
-            line = f"step {step}/{steps}, loss {value.item():.3f}, {time.perf_counter() - begun:.0f} s"
+            line = f"step {step}/{steps}, loss {value.item():.3f}, {time.perf_counter() - started:.0f} s"
             print(f"\r\033[K{line}", end="", file=sys.stderr)
     print(file=sys.stderr)
 

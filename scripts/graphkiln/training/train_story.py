@@ -63,7 +63,7 @@ def train(
     sizes = [round(side * samples.shape[-1] / 224 / 32) * 32 or 32 for side, _, _ in STAGES]
     counts = [max(2, round(steps * effort)) for _, steps, _ in STAGES]
     optimizer = torch.optim.AdamW(module.parameters(), lr=LEARNING_RATE, weight_decay=1e-2)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     module.train()
     for side, steps, (_, _, strength) in zip(sizes, counts, STAGES, strict=True):
         schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, max_lr=LEARNING_RATE, total_steps=steps)
@@ -80,7 +80,7 @@ def train(
             loss.backward()  # type: ignore[no-untyped-call]
             optimizer.step()
             schedule.step()
-            seconds = time.perf_counter() - begun
+            seconds = time.perf_counter() - started
             line = f"{side} pixels: step {step}/{steps}, loss {loss.item():.3f}, {seconds:.0f} s"
             print(f"\r\033[K{line}", end="", file=sys.stderr)
     print(file=sys.stderr)
@@ -124,12 +124,12 @@ def main() -> None:
     samples = load_pixels(training, options.image_size)
     torch.manual_seed(SEED)
     module = build_network(options.model)
-    begun = time.perf_counter()
+    started = time.perf_counter()
     train(module, samples, torch.from_numpy(training.targets), published, options.effort)
     recompute_statistics(module, samples, published)
     held_out_samples = load_pixels(held_out, options.image_size)
     accuracy = top1_accuracy(module, held_out_samples, torch.from_numpy(held_out.targets), published)
-    seconds = time.perf_counter() - begun
+    seconds = time.perf_counter() - started
     print(f"{accuracy:.4f} of {len(held_out.targets)} held-out digits right, after {seconds:.0f} s", file=sys.stderr)
     if accuracy < MIN_ACCURACY:
         sys.exit(f"train-story: accuracy below {MIN_ACCURACY}: nothing written; try more --effort")
