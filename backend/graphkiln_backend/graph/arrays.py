@@ -1,4 +1,4 @@
-"""Read arrays that numpy saved from untrusted files: no pickles, no decompression bombs."""
+"""Read untrusted files of numpy arrays: no pickles, no decompression bombs."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
-# Text is saved as two plain arrays: numpy would pickle objects, and its own text types drop NUL characters at the end
-# and pad every element to the longest.
+# Text is stored as two plain arrays: numpy would pickle objects, and its text types drop trailing NUL characters and
+# pad every element to the longest.
 
 
 def is_text(array: AnyArray) -> bool:
-    """Return true for arrays of text: `str` or bytes, as objects or in numpy's own types."""
+    """True for arrays of text: `str` or bytes, as objects or in numpy's types."""
     return array.dtype.kind in "OSU"
 
 
 def as_text(array: AnyArray) -> AnyArray:
-    """The same elements as `str` objects; of text that is bytes, what they say in UTF-8.
+    """Convert text to `str` objects; bytes are decoded as UTF-8.
 
     Args:
-        array: Of any dtype; one that holds no text is returned as it is.
+        array: Array of any dtype; returned unchanged if it is not text.
 
     Raises:
         UnicodeDecodeError: An element is not UTF-8.
@@ -44,10 +44,10 @@ def as_text(array: AnyArray) -> AnyArray:
 
 
 def pack_text(array: AnyArray) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
-    """Text as two plain arrays.
+    """Encode text as two plain arrays.
 
     Returns:
-        The UTF-8 of all elements in C order, `[bytes]`, and how many bytes each has, of the array's own shape.
+        UTF-8 of all elements in C order, `[bytes]`, and the number of bytes of each, in the array's shape.
     """
     words = [str(word).encode("utf-8", "surrogatepass") for word in as_text(array).ravel().tolist()]
     lengths = np.array([len(word) for word in words], np.int64).reshape(array.shape)
@@ -58,7 +58,7 @@ def unpack_text(content: AnyArray, lengths: AnyArray) -> AnyArray:
     """Unpack the result of `pack_text` as `str` objects.
 
     Raises:
-        ManifestError: The two arrays do not belong together, or are of something else.
+        ManifestError: The two arrays do not match.
     """
     if content.dtype != np.uint8 or lengths.dtype != np.int64:
         raise ManifestError("its text is not kept as bytes and their lengths")
@@ -81,7 +81,7 @@ def unpack_text(content: AnyArray, lengths: AnyArray) -> AnyArray:
 
 _NPY, _NPZ = b"\x93NUMPY", b"PK"
 _SMALL_BYTES = GIB
-# Arrays over a GiB may be this many times as large as their file: samples shrink to a half, a bomb a thousandfold.
+# Maximum ratio of arrays above a GiB to their file: samples are compressed to a half, a bomb to a thousandth.
 _MOST_INFLATED = 20
 
 
@@ -89,25 +89,25 @@ def read_npz(path: Path) -> dict[str, AnyArray]:
     """Read the arrays of an .npz by name.
 
     Raises:
-        ManifestError: The file cannot be read, is not numpy's, or would fill the memory.
+        ManifestError: The file cannot be read, is not an .npz, or would fill the memory.
     """
     try:
-        with open_regular(path) as file:  # of a damaged file, numpy would leave its own open
+        with open_regular(path) as file:  # numpy would not close its file if it is damaged
             _check_kind(file)
             _check_inflated(file)
             with np.load(file, allow_pickle=False) as archive:
                 return {name: _array(archive[name]) for name in archive.files}
     except ManifestError:
         raise
-    except Exception as error:  # damaged, they fail in a dozen ways: MemoryError, zlib.error, TokenError, ...
+    except Exception as error:  # damaged files raise MemoryError, zlib.error, TokenError, ...
         raise ManifestError(str(error) or type(error).__name__) from error
 
 
 def parse_npy(content: bytes) -> AnyArray:
-    """The array of an .npy file.
+    """Parse an .npy file.
 
     Raises:
-        ManifestError: The bytes are none, or those of an .npz.
+        ManifestError: The bytes are not an .npy file.
     """
     if not content.startswith((_NPY, _NPZ)):
         raise ManifestError("it begins otherwise" if content else "it is empty")
@@ -115,7 +115,7 @@ def parse_npy(content: bytes) -> AnyArray:
         found = np.load(io.BytesIO(content), allow_pickle=False)
         if isinstance(found, np.ndarray):
             return _typed(found)
-    except Exception as error:  # damaged, they fail in a dozen ways: MemoryError, zlib.error, TokenError, ...
+    except Exception as error:  # damaged files raise MemoryError, zlib.error, TokenError, ...
         raise ManifestError(str(error) or type(error).__name__) from error
     found.close()
     raise ManifestError("it holds several arrays", hint="write one .npy file for each input")
@@ -129,8 +129,8 @@ def _check_kind(file: BinaryIO) -> None:
 
 
 def _check_inflated(file: BinaryIO) -> None:
-    """Refuse an archive whose arrays are far larger than the file: zipfile reads no more than its directory says."""
-    import zipfile  # models without golden samples need none of it
+    """Refuse an archive whose arrays are far larger than the file; zipfile reads at most the declared sizes."""
+    import zipfile  # not needed by models without golden samples
 
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
@@ -151,10 +151,7 @@ def _array(found: object) -> AnyArray:
 
 
 def _typed(array: AnyArray) -> AnyArray:
-    """The format keeps bf16 elements as two bytes without a type or fields; nothing else that it holds has neither.
-
-    Files of other machines keep numbers in another order of bytes, which no runtime takes.
-    """
+    """Restore bf16, which the format stores as two untyped bytes, and the native byte order, which runtimes need."""
     bf16 = DType.BF16.numpy
     if array.dtype.kind == "V" and array.dtype.names is None and array.dtype.itemsize == bf16.itemsize:
         return array.view(bf16)

@@ -1,9 +1,9 @@
-"""The contract of a version: how images become its input, what its classes are called, and which outputs rank them.
+"""The contract of a version: preprocessing, labels, and the outputs that rank the classes.
 
-It belongs to the version, not to the model: the next version may have other classes or another preprocessing. Triton
-publishes one configuration per model, so that holds the contracts of all versions. A request names the contract that
-it was made for, and the server refuses it where another one holds by now: a client never reads the scores of one
-version by the labels of another.
+Each version has its own contract, because the next one may have other classes or another preprocessing. Triton
+publishes one configuration per model, which contains the contracts of all versions. A request names its contract, and
+the server refuses it if the version has another one: a client never combines the scores of one version with the labels
+of another.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking, Task
 
-# The key of config.pbtxt's `parameters` under which the contracts are published, as JSON.
+# Key in config.pbtxt's `parameters` of the contracts, as JSON.
 CONTRACTS = "contracts"
 
-# The key under which the digest of each version's graph and weights is published: an object of JSON, by version.
+# Key of the digests of each version's graph and weights: a JSON object by version.
 GRAPHS = "graphs"
 
-# The parameter of a request that holds the digest of the contract that it was made for.
+# Request parameter with the digest of the contract.
 REQUEST_PARAMETER = "contract"
 
 _DIGEST_CHARACTERS = 16
 
 
-@dataclass(frozen=True, kw_only=True)  # without slots: the digest is kept
+@dataclass(frozen=True, kw_only=True)  # without slots, because the digest is cached
 class Contract:
-    """A version's images and classes. None or empty values are not specified.
+    """Images and classes of a version. None or empty values are unspecified.
 
     Attributes:
-        preprocess: How an image becomes the first input.
+        preprocess: Preprocessing of an image to the first input.
         labels: Class names by index.
-        output: The output whose classes the labels name; empty without labels, and where the task says it.
-        ranking: The outputs of an embedded top-k, which hold labels of their own.
-        task: What the version answers about an image; None is a classification, or whatever its outputs are.
+        output: Output that the labels belong to; empty without labels, or if the task names it.
+        ranking: Outputs of an embedded top-k, with labels.
+        task: Image task; None for classification, or models without a task.
     """
 
     preprocess: Preprocess | None = None
@@ -51,25 +51,25 @@ class Contract:
 
     @property
     def says_something(self) -> bool:
-        """True unless every value is empty."""
+        """True if any value is specified."""
         return self != Contract()
 
     @cached_property
     def digest(self) -> str:
         """First 16 hexadecimal digits of the SHA-256 of the contract.
 
-        Every request holds it, and to compute it takes 3 ms where a contract names a thousand classes.
+        Cached, because every request contains it, and computing it takes 3 ms for a thousand classes.
         """
         return hashlib.sha256(encode_json(self).encode()).hexdigest()[:_DIGEST_CHARACTERS]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Contracts:
-    """The contracts of a model's versions, as they are published.
+    """The published contracts of a model's versions.
 
     Attributes:
         versions: Digest of the contract by version.
-        contracts: Contract by digest: versions that agree share one.
+        contracts: Contract by digest; equal contracts are shared.
     """
 
     versions: dict[str, str] = field(default_factory=dict)
@@ -91,23 +91,23 @@ class Contracts:
         """Parse published contracts.
 
         Raises:
-            ManifestError: Not JSON, or no contracts; the message names the bad key.
+            ManifestError: Not JSON, or not contracts; the message names the bad key.
         """
         return decode_json(cls, text, what="the contracts", path=CONTRACTS)
 
     def to_json(self) -> str:
-        """The contracts as one line of JSON."""
+        """Encode as one line of JSON."""
         return encode_json(self)
 
     def find(self, version: str) -> Contract | None:
-        """The contract of a version, or None where none is published for it."""
+        """The contract of a version, or None if none is published."""
         return self.contracts[self.versions[version]] if version in self.versions else None
 
 
 class ContractChanged(GraphkilnError):
-    """A request was made for another contract than that of the version that it came to.
+    """The contract of a request differs from that of the version that received it.
 
-    Its message is how clients recognize it: Triton carries nothing else of an error.
+    Clients recognize it by its message, because Triton transfers only the text of an error.
     """
 
     triton_code = "INVALID_ARG"

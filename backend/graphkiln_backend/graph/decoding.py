@@ -1,7 +1,6 @@
-"""Dictionaries from outside -> frozen dataclasses, strictly: unknown keys and wrong types name their path.
+"""Decode JSON data strictly into frozen dataclasses: errors name the path of unknown keys and wrong types.
 
-Kept here, in the standard library, because the thin client decodes the published preprocess spec with it and
-`graph` depends on numpy alone.
+It uses the standard library only, because the thin client decodes the published preprocess spec with it.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ if TYPE_CHECKING:
 
 T = TypeVar("T", bound="DataclassInstance")
 
-# Metadata of a field that is not written while it has its default: what is new in a document that older readers read,
-# and whose digest they compute, must not be in it where it says nothing.
+# Metadata of a field that is not written with its default value: new fields must not appear in documents whose digest
+# older readers compute.
 OMIT_DEFAULT = {"omit_default": True}
 
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = _SHORT.maxlong = 200
-# Of values in messages: a file from outside can hold anything.
+# Maximum length of values in messages.
 _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 20
 
 
@@ -62,7 +61,7 @@ def decode(cls: type[T], value: object, *, path: str = "") -> T:
 
 
 def encode(value: Any) -> Any:
-    """Turn a dataclass (nested to any depth) into plain JSON data; `decode` is its inverse."""
+    """Convert a dataclass (nested to any depth) to JSON data; inverse of `decode`."""
     if dataclasses.is_dataclass(value):
         written = [field for field in dataclasses.fields(value) if not _is_omitted(field, value)]
         return {field.name: encode(getattr(value, field.name)) for field in written}
@@ -76,12 +75,12 @@ def encode(value: Any) -> Any:
 
 
 def decode_json(cls: type[T], text: str, *, what: str, path: str) -> T:
-    """Build a dataclass instance from JSON text, as it is published in a configuration.
+    """Build a dataclass instance from JSON text.
 
     Args:
         cls: As for `decode`.
         text: The JSON.
-        what: The document in words, for the error.
+        what: Name of the document, for the error.
         path: As for `decode`.
 
     Raises:
@@ -91,11 +90,11 @@ def decode_json(cls: type[T], text: str, *, what: str, path: str) -> T:
 
 
 def parse_json(text: str, *, what: str) -> Any:
-    """The data of JSON text.
+    """Parse JSON text.
 
     Args:
         text: The JSON.
-        what: The document in words, for the error.
+        what: Name of the document, for the error.
 
     Raises:
         ManifestError: Not JSON.
@@ -107,7 +106,7 @@ def parse_json(text: str, *, what: str) -> Any:
 
 
 def encode_json(value: Any) -> str:
-    """A dataclass as one line of JSON; `decode_json` is its inverse."""
+    """Encode a dataclass as one line of JSON; inverse of `decode_json`."""
     return json.dumps(encode(value), separators=(",", ":"), ensure_ascii=False)
 
 
@@ -143,7 +142,7 @@ def decode_value(hint: Any, value: object, path: str) -> Any:
 
 @cache
 def _hints(cls: type[Any]) -> dict[str, Any]:
-    """The types of a dataclass's fields; to evaluate them takes longer than to decode a value."""
+    """Types of a dataclass's fields; cached, because evaluating them takes longer than decoding a value."""
     return typing.get_type_hints(cls)
 
 
@@ -162,7 +161,7 @@ def _decode_union(options: tuple[Any, ...], value: object, path: str) -> Any:
 
 
 def _kinds(options: Sequence[Any]) -> dict[str, type[Any]]:
-    """The dataclasses of a union by the value of their field `kind`; none where one has no such field."""
+    """Dataclasses of a union by the value of their field `kind`; empty if one lacks the field."""
     if len(options) < 2 or not all(dataclasses.is_dataclass(option) for option in options):
         return {}
     kinds = {typing.get_args(_hints(option).get("kind")): option for option in options}

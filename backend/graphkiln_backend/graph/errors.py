@@ -1,7 +1,7 @@
-"""The errors that any part of graphkiln raises, in one tree; those of one part derive from it where they belong.
+"""Errors of graphkiln, in one tree; errors of a single room derive from it there.
 
 GraphkilnError                  what happened, what was expected; `hint` says what to do next
-├── ManifestError               a manifest or another file from outside does not say what it must
+├── ManifestError               a manifest or another external file is malformed
 ├── RepositoryError             a model repository, version folder or config.pbtxt is not usable
 ├── SignatureError              tensors do not fit the signature (`expected`, `got`)
 ├── EngineUnavailable           an engine is not installed (`extra`) or cannot run here
@@ -16,15 +16,15 @@ GraphkilnError                  what happened, what was expected; `hint` says wh
 └── ClientError                 a request failed (`status`, `body`, `request_id`, `retry_after_s`)
     ├── InvalidInput            the image or tensor cannot be sent
     ├── ModelNotFound           no such model or version
-    ├── ModelNotReady           the model is there but cannot run now
+    ├── ModelNotReady           the model exists but is not ready
     ├── Unauthorized            the server requires other credentials
-    ├── Overloaded              the server refuses work for now
-    ├── DeadlineExceeded        the time given for the call is over
-    ├── ConnectionFailed        no server answers at the address
-    ├── ServerError             the server failed while it worked on the request
-    └── ProtocolError           the response is not what the protocol promises
+    ├── Overloaded              the server is overloaded
+    ├── DeadlineExceeded        the deadline of the call has passed
+    ├── ConnectionFailed        the server cannot be reached
+    ├── ServerError             the server failed to process the request
+    └── ProtocolError           the response violates the protocol
 
-Third-party errors are translated into these at one edge per library, with `raise ... from`.
+Errors of each third-party library are translated in one place, with `raise ... from`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class GraphkilnError(Exception):
 
     Args:
         message: What happened and what was expected.
-        hint: What the reader can do about it; empty when there is nothing to do.
+        hint: What to do; may be empty.
     """
 
     triton_code: ClassVar[str] = "INTERNAL"
@@ -53,26 +53,26 @@ class GraphkilnError(Exception):
 
 
 class ManifestError(GraphkilnError):
-    """A manifest (or another file from outside) is malformed; the message names the path of the bad key."""
+    """A manifest or another external file is malformed; the message names the path of the bad key."""
 
     triton_code = "INVALID_ARG"
     exit_code = 2
 
 
 class RepositoryError(GraphkilnError):
-    """A model repository, a version folder or a config.pbtxt is missing or not usable."""
+    """A model repository, a version folder or a config.pbtxt is missing or unusable."""
 
     triton_code = "NOT_FOUND"
     exit_code = 2
 
 
 class SignatureError(GraphkilnError):
-    """Tensors do not fit the signature.
+    """Tensors do not match the signature.
 
     Args:
-        message: What does not fit.
-        expected: What the signature asks for.
-        got: What came.
+        message: The mismatch.
+        expected: Requirement of the signature.
+        got: The given tensor.
     """
 
     triton_code = "INVALID_ARG"
@@ -85,11 +85,11 @@ class SignatureError(GraphkilnError):
 
 
 class EngineUnavailable(GraphkilnError):
-    """An engine fits the task but is not installed or cannot run on this machine.
+    """An engine supports the settings, but is not installed or cannot run on this machine.
 
     Args:
-        message: Which engine, and why it cannot run.
-        extra: The extra of the `graphkiln` distribution that brings it, if one does.
+        message: The engine and the reason.
+        extra: Extra of the `graphkiln` distribution that installs it, if any.
     """
 
     triton_code = "UNAVAILABLE"
@@ -103,8 +103,8 @@ class LoweringError(GraphkilnError):
     """No configuration of a lowering plan produced a session.
 
     Args:
-        message: What was to be lowered.
-        attempts: One line per attempt: the configuration and why it failed.
+        message: The graph.
+        attempts: One line per attempt: configuration and reason of failure.
     """
 
     triton_code = "UNAVAILABLE"
@@ -115,7 +115,7 @@ class LoweringError(GraphkilnError):
 
 
 class CacheError(GraphkilnError):
-    """The artifact cache cannot be written, and does not hold the requested artifact."""
+    """The artifact cache does not contain the requested artifact and cannot be written."""
 
     triton_code = "UNAVAILABLE"
 
@@ -128,9 +128,9 @@ class VerificationError(GraphkilnError):
     """The outputs of a graph changed by more than the policy allows.
 
     Args:
-        message: What changed.
-        report: The verdict with the figures.
-        relative_l2: How far they are off, where that is known.
+        message: The change.
+        report: The verdict with the measured errors.
+        relative_l2: Relative L2 error, if known.
     """
 
     def __init__(self, message: str, *, report: str, hint: str = "", relative_l2: float = 0.0) -> None:
@@ -140,11 +140,11 @@ class VerificationError(GraphkilnError):
 
 
 class UndecidedError(VerificationError):
-    """The samples decide nothing, so that a graph which is wrong would pass as one that is right."""
+    """The samples cannot distinguish a correct graph from a wrong one."""
 
 
 class ConversionError(GraphkilnError):
-    """A source model could not be turned into a saved graph."""
+    """A source model could not be converted to a saved graph."""
 
     exit_code = 2
 
@@ -164,10 +164,10 @@ class ClientError(GraphkilnError):
 
     Args:
         message: What happened.
-        status: The HTTP status code or gRPC status name, when the server responded.
-        body: Of the response, when the server responded.
-        request_id: The id that the request carried.
-        retry_after_s: Seconds to wait before another attempt, when the server names them.
+        status: HTTP status code or gRPC status name, if the server responded.
+        body: Body of the response, if the server responded.
+        request_id: Id of the request.
+        retry_after_s: Seconds to wait before a retry, if the server specifies them.
     """
 
     def __init__(
@@ -195,43 +195,43 @@ class InvalidInput(ClientError):
 
 
 class ModelNotFound(ClientError):
-    """The server has no model or version of that name."""
+    """The server has no such model or version."""
 
     triton_code = "NOT_FOUND"
     exit_code = 2
 
 
 class ModelNotReady(ClientError):
-    """The model exists but cannot run now."""
+    """The model exists but is not ready."""
 
     triton_code = "UNAVAILABLE"
 
 
 class Unauthorized(ClientError):
-    """The server refuses the credentials."""
+    """The server rejects the credentials."""
 
 
 class Overloaded(ClientError):
-    """The server refuses work for now."""
+    """The server is overloaded."""
 
     triton_code = "UNAVAILABLE"
 
 
 class DeadlineExceeded(ClientError):
-    """The time given for the call is over."""
+    """The deadline of the call has passed."""
 
     triton_code = "CANCELLED"
 
 
 class ConnectionFailed(ClientError):
-    """No server answers at the address."""
+    """The server cannot be reached."""
 
     triton_code = "UNAVAILABLE"
 
 
 class ServerError(ClientError):
-    """The server failed while it worked on the request."""
+    """The server failed to process the request."""
 
 
 class ProtocolError(ClientError):
-    """The response is not what the KServe v2 protocol promises."""
+    """The response violates the KServe v2 protocol."""

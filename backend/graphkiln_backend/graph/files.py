@@ -1,7 +1,7 @@
-"""Reads files that come from outside: regular files only, and no more of them than their kind may hold.
+"""Read external files: regular files only, with a size limit.
 
-A pipe or a device in the place of a file would hang its reader or fill its memory. Opening one does no harm here: it is
-opened without waiting, looked at, and closed.
+A pipe or device instead of a file could block the reader or fill the memory. Files are opened without blocking and
+checked first.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import BinaryIO
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
-# Manifests, configurations and labels: a thousand times what the largest model needs.
+# For manifests, configurations and labels: a thousand times the largest model's.
 TEXT_LIMIT = 64 * MIB
-# A graph without its weights. Source: Protocol Buffers, "Total Size of Serialized Messages".
+# For a graph without weights. Source: Protocol Buffers, "Total Size of Serialized Messages".
 GRAPH_LIMIT = 2 * GIB
 
 _KINDS = {
@@ -30,7 +30,7 @@ _KINDS = {
 
 
 class UnusableFile(OSError):
-    """Something that is no regular file, or one that is larger than its kind may be; `str` is the reason alone."""
+    """Not a regular file, or larger than the limit; `str` is the reason only."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(errno.EINVAL, reason)
@@ -44,18 +44,18 @@ def open_regular(path: str | Path, limit_bytes: int | None = None) -> BufferedRe
 
     Args:
         path: The file; links are followed.
-        limit_bytes: Largest size; None for any.
+        limit_bytes: Maximum size; None for no limit.
 
     Raises:
-        UnusableFile: It is something else, or larger.
+        UnusableFile: It is not a regular file, or too large.
         OSError: It cannot be opened.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
-    except ValueError as error:  # a null character in its name
+    except ValueError as error:  # a null character in the name
         raise UnusableFile(f"it has no valid name: {error}") from error
     except OSError as error:
-        if error.errno == errno.ENXIO:  # what opening a socket returns
+        if error.errno == errno.ENXIO:  # the error of opening a socket
             raise UnusableFile("it is a socket, expected a regular file") from error
         raise
     try:
@@ -67,14 +67,14 @@ def open_regular(path: str | Path, limit_bytes: int | None = None) -> BufferedRe
 
 
 def read_bytes(path: str | Path, limit_bytes: int) -> bytes:
-    """Read a regular file, also one that says that it is empty, as those of /proc do.
+    """Read a regular file, including files of /proc, which report size 0.
 
     Args:
         path: The file; links are followed.
-        limit_bytes: Largest size.
+        limit_bytes: Maximum size.
 
     Raises:
-        UnusableFile: It is something else, or larger.
+        UnusableFile: It is not a regular file, or too large.
         OSError: It cannot be read.
     """
     with open_regular(path, limit_bytes) as file:
@@ -85,11 +85,11 @@ def read_stream(stream: BinaryIO, limit_bytes: int) -> bytes:
     """Read a stream, such as standard input, to its end.
 
     Args:
-        stream: What to read.
-        limit_bytes: Most bytes.
+        stream: The stream.
+        limit_bytes: Maximum size.
 
     Raises:
-        UnusableFile: It holds more.
+        UnusableFile: It is longer.
         OSError: It cannot be read.
     """
     content = stream.read(limit_bytes + 1)
@@ -103,10 +103,10 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT) -> str:
 
     Args:
         path: The file; links are followed.
-        limit_bytes: Largest size.
+        limit_bytes: Maximum size.
 
     Raises:
-        UnusableFile: It is something else, or larger.
+        UnusableFile: It is not a regular file, or too large.
         OSError: It cannot be read.
         UnicodeDecodeError: It is not UTF-8.
     """
@@ -114,7 +114,7 @@ def read_text(path: str | Path, limit_bytes: int = TEXT_LIMIT) -> str:
 
 
 def stamp_of(path: Path) -> tuple[int, ...]:
-    """Identity of a file's content: device, inode, size and times; empty where there is no file."""
+    """Stamp of a file's content: device, inode, size and times; empty if there is no file."""
     with suppress(OSError):
         status = path.stat()
         return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
@@ -122,12 +122,12 @@ def stamp_of(path: Path) -> tuple[int, ...]:
 
 
 def can_others_read(path: Path) -> bool:
-    """Return true where other users can read a file.
+    """True if other users can read a file.
 
-    In a pod, a Secret is root's, and its group is how the pod reads it. Source: Kubernetes, `fsGroup`.
+    In a pod, a Secret belongs to root and is read by its group. Source: Kubernetes, `fsGroup`.
 
     Raises:
-        OSError: It cannot be examined.
+        OSError: Its status cannot be read.
     """
     status = path.stat()
     group = stat.S_IRWXG if status.st_uid == os.geteuid() else 0
@@ -135,7 +135,7 @@ def can_others_read(path: Path) -> bool:
 
 
 def format_size(count: int) -> str:
-    """A limit in words: `64 MiB`."""
+    """Format a size: `64 MiB`."""
     for unit, name in ((GIB, "GiB"), (MIB, "MiB"), (KIB, "KiB")):
         if count >= unit:
             return f"{count / unit:.4g} {name}"

@@ -1,4 +1,4 @@
-"""Golden samples: a few inputs with the outputs that a saved graph must compute, kept beside it as one .npz file."""
+"""Golden samples: inputs and the outputs that a saved graph must compute, stored beside it as an .npz file."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ else:
     np = LazyModule("numpy")
 
 _PREFIXES = ("input", "source", "graph")
-# After the prefix of the two arrays that one array of text becomes.
+# Suffixes of the two arrays that store an array of text.
 _BYTES, _LENGTHS = ".text", ".lengths"
-# An empty array of this name marks samples of a graph without a batch.
+# An empty array of this name marks a graph without a batch dimension.
 _WHOLE = "whole"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GoldenSamples:
-    """Inputs and two sets of reference outputs, by tensor name: `[samples, ...]` each, or one sample of whole tensors.
+    """Inputs and two sets of reference outputs by tensor name: `[samples, ...]` each, or one sample of whole tensors.
 
     Attributes:
-        inputs: The feeds.
-        source_outputs: Of the source model, in fp32.
-        graph_outputs: Of the saved graph itself when it was made (ONNX Runtime on the CPU, optimizations off).
-        whole: Whether the arrays are one sample, of a graph without a batch.
+        inputs: Inputs.
+        source_outputs: Outputs of the source model in fp32.
+        graph_outputs: Outputs of the saved graph at conversion (ONNX Runtime on the CPU, optimizations off).
+        whole: Whether the arrays are one sample of a graph without a batch dimension.
     """
 
     inputs: Mapping[str, AnyArray]
@@ -49,23 +49,22 @@ class GoldenSamples:
 
     @property
     def feeds(self) -> tuple[Mapping[str, AnyArray], ...]:
-        """The inputs of each sample, as a session takes them."""
+        """Inputs of each sample, for a session."""
         if self.whole:
             return (self.inputs,)
         return tuple({name: array[i : i + 1] for name, array in self.inputs.items()} for i in range(self.count))
 
     def batch(self, size: int) -> Mapping[str, AnyArray]:
-        """The inputs repeated in order until there are so many; of a graph without a batch, the one sample."""
+        """A batch of the inputs, repeated in order; for a graph without a batch dimension, the one sample."""
         return self.inputs if self.whole else repeated(self.inputs, size)
 
     def shuffled(self, size: int) -> GoldenSamples:
-        """Samples in a drawn order, for a batch whose parts may be computed on their own.
+        """A batch in pseudo-random order, to detect sessions that mix up parts of a batch.
 
-        Where samples are repeated in order, every part may hold the same ones, and a session that mixes parts up would
-        pass. Without the source model's outputs.
+        With samples repeated in order, all parts could be equal. The source model's outputs are omitted.
 
         Args:
-            size: How many.
+            size: Batch size.
         """
         order = drawn_order(self.count, size)
         inputs, graph = (
@@ -74,7 +73,7 @@ class GoldenSamples:
         return replace(self, inputs=inputs, source_outputs={}, graph_outputs=graph)
 
     def only(self, outputs: Collection[str]) -> GoldenSamples:
-        """The same samples with these outputs alone."""
+        """Select outputs."""
         source, graph = (
             {name: array for name, array in group.items() if name in outputs}
             for group in (self.source_outputs, self.graph_outputs)
@@ -82,23 +81,23 @@ class GoldenSamples:
         return replace(self, source_outputs=source, graph_outputs=graph)
 
     def write(self, path: Path) -> None:
-        """Write the samples as a compressed .npz of plain arrays (no pickles)."""
+        """Write a compressed .npz of plain arrays (no pickles)."""
         groups = zip(_PREFIXES, (self.inputs, self.source_outputs, self.graph_outputs), strict=True)
         arrays: dict[str, AnyArray] = {}
         for prefix, group in groups:
             for name, array in group.items():
                 arrays |= _plain(prefix, name, array)
         marks = {_WHOLE: np.empty(0, np.uint8)} if self.whole else {}
-        content = io.BytesIO()  # on a full disk, an archive that cannot be ended prints a traceback of its own
+        content = io.BytesIO()  # on a full disk, an unfinished archive prints a traceback
         np.savez_compressed(content, **arrays, **marks)
         path.write_bytes(content.getbuffer())
 
     @classmethod
     def read(cls, path: Path) -> GoldenSamples:
-        """Read what `write` wrote.
+        """Read a file written by `write`.
 
         Raises:
-            ManifestError: The file is missing, damaged, or holds something else.
+            ManifestError: The file is missing, damaged, or of another kind.
         """
         groups: dict[str, dict[str, AnyArray]] = {prefix: {} for prefix in _PREFIXES}
         try:
@@ -127,18 +126,19 @@ def _plain(prefix: str, name: str, array: AnyArray) -> dict[str, AnyArray]:
 
 
 def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
-    """Samples repeated in order until there are `size` of them."""
+    """Repeat samples in order up to `size`."""
     return {name: array[np.arange(size) % len(array)] for name, array in samples.items()}
 
 
 def drawn_order(count: int, size: int) -> npt.NDArray[np.int64]:
-    """Positions of samples, `[size]`, by which the first part of a batch differs from its neighbor and from the last.
+    """Indices of samples, `[size]`, in a fixed pseudo-random order.
 
-    However large parts are: one that is computed in another's place is noticed. The same at each call.
+    For any size of parts, the first part of the batch differs from its neighbor and from the last, so that swapped
+    parts are detected.
 
     Args:
-        count: Samples; a single one cannot be permuted.
-        size: Of the batch.
+        count: Number of samples; a single one cannot be permuted.
+        size: Batch size.
     """
     generator = np.random.default_rng(0)
     order = generator.integers(count, size=size)
@@ -154,7 +154,7 @@ def _tells_parts(order: npt.NDArray[np.int64]) -> bool:
 
 
 def joined(outputs: Sequence[Mapping[str, AnyArray]]) -> dict[str, AnyArray]:
-    """The outputs of samples as those of one batch; of one sample as they are."""
+    """Concatenate the outputs of samples to those of a batch; return a single sample unchanged."""
     if len(outputs) == 1:
         return dict(outputs[0])
     return {name: np.concatenate([each[name] for each in outputs]) for name in outputs[0]}

@@ -1,4 +1,4 @@
-"""The manifest: everything that a version knows about its graph, as one JSON document beside it."""
+"""The manifest: description of a version's graph, as a JSON document beside it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Ranking, Task
 
-# Format written. Format 1, without hashes of labels and of the manifest itself, is still read.
+# Written format. Format 1, without hashes of labels and of the manifest, is still read.
 FORMAT_VERSION = 2
 MANIFEST_FILE = "manifest.json"
 
@@ -29,10 +29,10 @@ class Provenance:
     """Origin of a graph.
 
     Attributes:
-        source: The source model and data, in words.
-        command: The command that made this version.
-        versions: Version of each library at conversion, by name.
-        metrics: What was measured on the source task, for example `{"test_accuracy": 0.99}`.
+        source: Description of the source model and data.
+        command: Command that created this version.
+        versions: Library versions at conversion, by name.
+        metrics: Metrics on the source task, for example `{"test_accuracy": 0.99}`.
     """
 
     source: str
@@ -43,17 +43,17 @@ class Provenance:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Verification:
-    """One proof, with the figures that were measured and the limits that they were held to.
+    """A proof, with measured errors and limits.
 
     Attributes:
         step: Name of the row of the numeric policy (`proof.policy.Limits`).
         samples: Number of samples compared.
-        batch_sizes: Batch sizes that were run.
+        batch_sizes: Batch sizes tested.
         relative_l2: Worst `|y - r| / |r|` over the outputs.
         relative_l2_limit: The limit used.
         worst_element: Worst `max |y - r| / (|r| + RMS(r))` over the outputs.
-        worst_element_limit: The limit used; None where the policy has none.
-        verdict: The same in one line, for people.
+        worst_element_limit: The limit used; None without a limit.
+        verdict: Summary in one line.
     """
 
     step: str
@@ -77,11 +77,11 @@ class Golden:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Labels:
-    """The labels file beside the graph: a class name a line, UTF-8.
+    """The labels file beside the graph: one class name per line, UTF-8.
 
     Attributes:
-        file: Its name.
-        sha256: Of the file, hexadecimal.
+        file: File name.
+        sha256: SHA-256 of the file, hexadecimal.
         count: Number of labels.
     """
 
@@ -92,7 +92,7 @@ class Labels:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PassRecord:
-    """A pass that ran, with the number of nodes before and after; `note` says what it left as it was."""
+    """A pass that ran, with the number of nodes before and after; `note` describes what it did not change."""
 
     name: str
     nodes_before: int
@@ -105,13 +105,13 @@ class Conversion:
     """Conversion of a graph, in enough detail to repeat it.
 
     Attributes:
-        recipe: The frozen recipe, as `graphkiln convert --recipe` reads it.
-        precision: Element type of most of the arithmetic.
-        passes: The graph passes that ran, in order.
+        recipe: Frozen recipe for `graphkiln convert --recipe`.
+        precision: Element type of most operations.
+        passes: Graph passes in order.
         output_errors: Relative L2 error of each output.
         graph_bytes: Size of the graph file and its weights.
-        seconds: Time that the conversion took.
-        notes: What a person should know, such as what could not be judged.
+        seconds: Duration of the conversion.
+        notes: Remarks, for example about undecided samples.
     """
 
     recipe: dict[str, Any]
@@ -129,20 +129,19 @@ class Manifest:
 
     Attributes:
         format_version: Version of this document's format.
-        graph_file: The graph's file name, beside the manifest.
-        sha256: Of the graph file, hexadecimal.
+        graph_file: File name of the graph, beside the manifest.
+        sha256: SHA-256 of the graph file, hexadecimal.
         signature: Inputs and outputs.
-        preprocess: How an image becomes the first input, or None.
+        preprocess: Preprocessing of an image to the first input, or None.
         labels: The labels file, or None; in format 1 its name in the model's folder.
-        provenance: Where the graph came from.
+        provenance: Origin of the graph.
         verification: The proofs.
         golden: The golden samples, or None.
-        conversion: How `graphkiln convert` made the graph, or None where something else did.
-        weights: SHA-256 of each file of weights beside the graph, by file name.
-        ranking: The outputs of an embedded top-k, or None.
-        task: What the graph answers about an image; None is a classification, or whatever its outputs are.
-        digest: SHA-256 of all other values as they stand in the file, hexadecimal; empty in format 1, and until it is
-            written.
+        conversion: Details of `graphkiln convert`, or None for graphs made otherwise.
+        weights: SHA-256 of each weight file beside the graph, by file name.
+        ranking: Outputs of an embedded top-k, or None.
+        task: Image task; None for classification, or models without a task.
+        digest: SHA-256 of all other values in the file, hexadecimal; empty in format 1, and before it is written.
     """
 
     format_version: int
@@ -186,7 +185,8 @@ class Manifest:
         """Read a manifest file.
 
         Raises:
-            ManifestError: Missing, not JSON, not as it was written, or a key is unknown, missing or of the wrong type.
+            ManifestError: The file is missing, not JSON, or was modified, or a key is unknown, missing or of a wrong
+                type.
         """
         try:
             document = json.loads(read_bytes(path, TEXT_LIMIT))
@@ -200,7 +200,7 @@ class Manifest:
             raise ManifestError(f"{path}: {error.message}", hint=error.hint) from error
 
     def write(self, path: Path) -> None:
-        """Write the manifest as readable JSON that `read` accepts, with a hash of its content."""
+        """Write the manifest as readable JSON with a hash of its content."""
         document = {key: value for key, value in encode(self).items() if key != _DIGEST}
         if self.format_version > 1:
             document[_DIGEST] = _digest(document)
@@ -208,10 +208,10 @@ class Manifest:
 
 
 def _decode(document: Any) -> Manifest:
-    """The manifest of a document, whose hash fits.
+    """Decode a document and check its hash.
 
     Raises:
-        ManifestError: It is no manifest, was changed by hand, or is cut short.
+        ManifestError: It is not a manifest, or was modified or truncated.
     """
     manifest = decode(Manifest, document)
     content = {key: value for key, value in document.items() if key != _DIGEST}
@@ -224,7 +224,7 @@ def _decode(document: Any) -> Manifest:
 
 
 def _digest(content: dict[str, Any]) -> str:
-    """SHA-256 of a document's values, however they are laid out and ordered."""
+    """SHA-256 of a document's values, independent of their layout and order."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -234,10 +234,10 @@ def sha256_of(path: Path, limit_bytes: int | None = None) -> str:
 
     Args:
         path: The file.
-        limit_bytes: Largest size; None for any.
+        limit_bytes: Maximum size; None for no limit.
 
     Raises:
-        OSError: It cannot be read, is no regular file, or is larger.
+        OSError: It cannot be read, is not a regular file, or is too large.
     """
     with open_regular(path, limit_bytes) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()

@@ -165,7 +165,7 @@ def test_defaults_and_choices_are_told() -> None:
     page = commands.render()
     assert "`--objective` `throughput\\|latency\\|memory\\|cost`" in page
     assert "| *required* |" in page
-    assert "half of what is free" in page
+    assert "half of the free memory" in page
 
 
 # The page of journeys.
