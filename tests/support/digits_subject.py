@@ -10,7 +10,7 @@ from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
 
 
 def digits_subject(repository: Path) -> Subject:
-    """The subject, on two cores, whatever the machine has."""
+    """Return the example model as a subject on two cores."""
     with vanishing_cache() as cache:
         return replace(read_subject(repository / "model_repository" / "digits" / "1", cache), cores=2)
 

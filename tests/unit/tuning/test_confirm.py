@@ -117,16 +117,16 @@ def test_growing_queue_is_not_promised(space: Space, recorded: Within) -> None:
 AT_RATE = Target(p99_s=0.08, rate=40.0, objective=Objective.LATENCY)
 
 
-@pytest.mark.parametrize("stands_still_by_itself", [False, True])
+@pytest.mark.parametrize("stalls_by_itself", [False, True])
 def test_given_load_is_measured_twice(
-    server: SimulatedServer, space: Space, recorded: Within, stands_still_by_itself: bool
+    server: SimulatedServer, space: Space, recorded: Within, stalls_by_itself: bool
 ) -> None:
     """One failure may be a stall of the machine; stalls of the candidate show again."""
     server.stalls = [(3.0, 2.0)]
-    if stands_still_by_itself:
+    if stalls_by_itself:
         server.stalls, server.pauses = [], lambda _: (4.0, 0.5)
     promise, reason = confirm(recorded(server, 300.0), scored(space, -1.0), AT_RATE, 1.0)
     assert "when measured again" in reason
-    assert (promise is None) is stands_still_by_itself
+    assert (promise is None) is stalls_by_itself
     first_s, second_s = (call[2] for call in server.measured)
     assert second_s == pytest.approx(2 * first_s)
