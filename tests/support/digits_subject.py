@@ -1,4 +1,4 @@
-"""The example model as a subject: read once for each test module, which takes half a second."""
+"""The example model as a subject, read once per test module."""
 
 from __future__ import annotations
 
