@@ -200,7 +200,7 @@ def test_while_triton_starts_again_requests_get_503_and_no_connection_is_refused
 
 def test_an_edge_that_is_killed_comes_back(mutual: Server, folder: Path) -> None:
     child(mutual, "haproxy").kill()
-    mutual.wait_until(lambda: "the edge (HAProxy) ended" in mutual.log)
+    mutual.wait_until(lambda: "restarting it" in mutual.log)
     assert ask(mutual, folder)[0] == 200
 
 
