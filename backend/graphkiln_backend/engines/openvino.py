@@ -1,7 +1,7 @@
 """OpenVINO: the second engine for the CPU, often the fastest one.
 
-The home of `import openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 by default: the precision is
-always set, and read back from the compiled model.
+The only module that imports `openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 by default, so the
+precision is always set, and read back from the compiled model.
 """
 
 from __future__ import annotations
@@ -31,25 +31,24 @@ from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSp
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.system.closing import Closeable
 
-# OpenVINO (2026.4) computes some operators otherwise than ONNX, and in types of 32 bits at most. Such operators
-# are mended in the graph that it has read, or refused.
+# OpenVINO (2026.4) deviates from ONNX for some operators, and computes in types of at most 32 bits. Such operators are
+# corrected in the graph that it has read, or refused.
 
 DEVICE = "CPU"
 _SUPPRESSION = "NonMaxSuppression"
 _OVERLAP = 3  # index of its input that limits the overlap of boxes
 # A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit.
 _NEXT = np.float32(1.5 * 2.0**-24)
-# Made while this module is imported, which one thread does. The first array that OpenVINO (2026.4) shows fills a
-# table, and gives Python's lock back meanwhile: a second thread then waits for the table with the lock in its hands,
-# and the whole process hangs.
+# Created during the import, which a single thread runs. The first array that OpenVINO (2026.4) returns initializes a
+# table with the GIL released: a second thread that waits for the table while holding the GIL would deadlock.
 _FIRST_ARRAY = openvino.Tensor(np.zeros(1, np.float32)).data
 _WIDE = (DType.INT64.numpy, DType.UINT64.numpy)
 _WIDE_TYPES = (openvino.Type.i64, openvino.Type.u64)
 _LEVELS_OF_7_BITS = 128
 _NARROW = np.iinfo(np.int32)
 _SHORT_TYPES = (openvino.Type.i8, openvino.Type.i16)
-_WINDOW = b"_window_size"  # the end of the names of both attributes of `Attention`
-# Operations in whose outputs a constant that was cut off shows.
+_WINDOW = b"_window_size"  # suffix of the names of both attributes of `Attention`
+# Operations whose outputs change if a constant input is truncated.
 _COMPUTED_WITH = frozenset(
     (
         *("Add", "Subtract", "Multiply", "Divide", "Mod", "FloorMod", "Power", "Gather", "Select"),
@@ -59,13 +58,12 @@ _COMPUTED_WITH = frozenset(
 
 
 def open_core() -> openvino.Core:
-    """Make a core, and load its CPU plugin in another thread, which then ends.
+    """Create a core, and load its CPU plugin in a temporary thread.
 
-    The plugin replaces the signal stack of the thread that loads it, and puts the former one back when it ends (seen
-    with 2026.4 on a processor with AVX512). Of two that end in another order than last in, first out, one puts back
-    what the other has freed: the next signal, such as Ctrl-C, then kills the process. A thread that is over has no
-    signals.
-    (One core for all sessions is no way out: there, `infer` crashed after other sessions had ended.)
+    The plugin replaces the signal stack of the thread that loads it, and restores the previous one when it is unloaded
+    (seen with 2026.4 on a processor with AVX512). If two plugins are not unloaded in reverse order, one restores a
+    stack that the other has freed, and the next signal, such as Ctrl-C, kills the process. A finished thread gets no
+    signals. (A single core for all sessions does not help: `infer` crashed after other sessions had ended.)
     """
     with ThreadPoolExecutor(1) as thread:
         return thread.submit(_load_plugin).result()
@@ -78,14 +76,14 @@ def _load_plugin() -> openvino.Core:
 
 
 def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
-    """Read a graph so that it computes what ONNX specifies.
+    """Read a graph, and correct it where OpenVINO deviates from ONNX.
 
-    OpenVINO suppresses boxes that overlap by as much as the limit; ONNX those that overlap by more. With a limit of 0,
-    which is ONNX's default, OpenVINO keeps a single box, and ONNX all that do not touch.
+    NonMaxSuppression of OpenVINO suppresses boxes whose overlap equals the limit; ONNX only those that exceed it. With
+    a limit of 0, ONNX's default, OpenVINO keeps a single box, and ONNX all that do not touch.
 
     Raises:
-        RuntimeError: OpenVINO refuses it.
-        LoweringError: It computes with a constant of more than 32 bits, or otherwise than ONNX specifies.
+        RuntimeError: OpenVINO refuses the graph.
+        LoweringError: The graph computes with a constant of more than 32 bits, or deviates from ONNX.
     """
     model = core.read_model(str(path))
     for operation in model.get_ordered_ops():
@@ -99,12 +97,12 @@ def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
 
 
 def _check_constant(operation: openvino.Node) -> None:
-    """Refuse a constant that OpenVINO would cut off to 32 bits: a hash, a time in nanoseconds.
+    """Refuse constants that OpenVINO would truncate to 32 bits, such as hashes or times in nanoseconds.
 
-    The end of a slice may be as large as it likes, so only those count that are computed with.
+    Only constants in arithmetic count: the end of a slice may be arbitrarily large.
 
     Raises:
-        LoweringError: There is one.
+        LoweringError: The constant would be truncated.
     """
     if operation.get_type_name() != "Constant" or operation.get_output_element_type(0) not in _WIDE_TYPES:
         return
@@ -118,10 +116,10 @@ def _check_constant(operation: openvino.Node) -> None:
 
 
 def _check_integer_products(operation: openvino.Node) -> None:
-    """Refuse values of 8 bits on a CPU that cuts their sums of products off; 7 bits cannot overflow.
+    """Refuse 8-bit quantization on a CPU that saturates sums of products; 7 bits cannot overflow.
 
     Raises:
-        LoweringError: This is one.
+        LoweringError: The operation quantizes to 8 bits.
     """
     if operation.get_type_name() != "FakeQuantize" or not saturates_products_of_bytes():
         return
@@ -134,10 +132,10 @@ def _check_integer_products(operation: openvino.Node) -> None:
 
 
 def _check_shift(operation: openvino.Node) -> None:
-    """Refuse shifts of short signed integers: they become powers of two, which overflow otherwise than in ONNX.
+    """Refuse shifts of short signed integers, which become powers of two and overflow differently than in ONNX.
 
     Raises:
-        LoweringError: This is one.
+        LoweringError: The operation is such a shift.
     """
     if operation.get_type_name() == "Power" and operation.get_output_element_type(0) in _SHORT_TYPES:
         raise LoweringError(
@@ -148,10 +146,10 @@ def _check_shift(operation: openvino.Node) -> None:
 
 
 def _check_window(operation: openvino.Node, path: Path) -> None:
-    """Refuse attention within a window: OpenVINO leaves the window out, and what it has read does not show it.
+    """Refuse windowed attention: OpenVINO drops the window, and its graph does not show it.
 
     Raises:
-        LoweringError: This is attention, and the file names a window.
+        LoweringError: The operation is attention, and the file has a window attribute.
     """
     if operation.get_type_name() != "ScaledDotProductAttention":
         return
@@ -169,7 +167,7 @@ def _fits(values: AnyArray) -> bool:
 
 
 def _raise_limit(limit: openvino.Input) -> None:
-    """Raise a limit to the next number: an overlap reaches that exactly where it is more than the limit."""
+    """Raise a limit to the next float, so that "at least" means "more than" the original limit."""
     source = limit.get_source_output()
     above = opset13.add(source, opset13.multiply(source, opset13.constant(_NEXT)))
     above = opset13.maximum(above, opset13.constant(np.finfo(np.float32).tiny))
@@ -177,16 +175,16 @@ def _raise_limit(limit: openvino.Input) -> None:
 
 
 def suppresses(compiled: openvino.CompiledModel) -> bool:
-    """Return true where a compiled graph suppresses boxes."""
+    """Return true if a compiled graph has NonMaxSuppression."""
     operations = compiled.get_runtime_model().get_ordered_ops()
     return any(_SUPPRESSION in str(each.get_rt_info()["layerType"].astype(str)) for each in operations)
 
 
 def check_types(signature: Signature) -> None:
-    """Refuse a graph whose tensors are wider than what OpenVINO computes in.
+    """Refuse graphs with FP64 tensors: infinities would come back as the largest FP32.
 
     Raises:
-        LoweringError: One of them is FP64: infinities would come back as the largest FP32.
+        LoweringError: A tensor is FP64.
     """
     wide = [spec.name for spec in (*signature.inputs, *signature.outputs) if spec.dtype is DType.FP64]
     if wide:
@@ -196,15 +194,15 @@ def check_types(signature: Signature) -> None:
 
 
 def check_values(name: str, array: AnyArray, limit: int = LIMIT) -> None:
-    """Refuse values that OpenVINO would cut off: it computes integers of 64 bits in 32.
+    """Refuse integers that OpenVINO would truncate from 64 to 32 bits.
 
     Args:
-        name: The input.
+        name: Name of the input.
         array: Its values.
-        limit: Values without their sign must be less.
+        limit: Exclusive limit of the absolute values.
 
     Raises:
-        SignatureError: One does not fit.
+        SignatureError: A value does not fit.
     """
     if not array.size or not (array.dtype in _WIDE or (limit < LIMIT and array.dtype.kind in "iu")):
         return
@@ -218,16 +216,14 @@ def check_values(name: str, array: AnyArray, limit: int = LIMIT) -> None:
         )
 
 
-# OpenVINO gives the inputs and outputs of a compiled graph names that need not be those of the graph.
-
-
+# The inputs and outputs of a compiled OpenVINO graph may have other names than those of the ONNX graph.
 def first_specs(ports: Sequence[Any]) -> tuple[TensorSpec, ...]:
-    """Describe tensors by the first of their names."""
+    """Return the specs of ports, by the first of their names."""
     return tuple(spec_of(port, port.get_any_name()) for port in ports)
 
 
 def match(ports: Sequence[Any], specs: Sequence[TensorSpec]) -> dict[str, int]:
-    """Return input name -> index of its port; inputs that OpenVINO has dropped are left out."""
+    """Return input name -> port index, without the inputs that OpenVINO has dropped."""
     if len(ports) == len(specs):
         by_name = [_index(ports, spec.name, index) for index, spec in enumerate(specs)]
         return {spec.name: index for spec, index in zip(specs, by_name, strict=True)}
@@ -240,7 +236,7 @@ def _index(ports: Sequence[Any], name: str, otherwise: int) -> int:
 
 
 def spec_of(port: Any, name: str) -> TensorSpec:
-    """Describe a tensor as OpenVINO sees it.
+    """Return the spec of a port.
 
     Raises:
         ManifestError: Triton cannot carry its element type.
@@ -257,10 +253,10 @@ def _dim(dim: Any, tensor: str, axis: int) -> Dim:
 
 
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
-# Layers that multiply and add, as OpenVINO names them after its own rewriting.
+# Layers that are products, by OpenVINO's names after its rewriting.
 _PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
-_COMPILED = "model.blob"  # the file in the entries of caches that exist
-# The file beside it that marks that boxes are suppressed as in ONNX; the first entries do not have it.
+_COMPILED = "model.blob"  # file name in existing cache entries
+# Marks an entry with NonMaxSuppression corrected to ONNX; the oldest entries do not have it.
 _AS_ONNX = "as_onnx"
 # OpenVINO's names of element types.
 _KERNEL_TYPES: dict[str, KernelType] = {
@@ -278,7 +274,7 @@ class OpenVinoEngine:
     """OpenVINO on the CPU. The graph's own types decide the precision: fp32, bf16, fp16 (where the CPU can), int8."""
 
     def probe(self, device: Device) -> Support:
-        """Supports the CPU alone."""
+        """Support only the CPU."""
         return Support(ok=False, reason=f"openvino serves cpu, not {device}") if device.is_gpu else Support(ok=True)
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
@@ -286,7 +282,7 @@ class OpenVinoEngine:
         return {"openvino": openvino.__version__, "options": str(sorted(_options(config).items()))}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
-        """Write the compiled model as OpenVINO exports it.
+        """Write the compiled model in OpenVINO's export format.
 
         Raises:
             LoweringError: As `build`.
@@ -298,10 +294,10 @@ class OpenVinoEngine:
         (folder / _AS_ONNX).touch()
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OpenVinoSession:
-        """Compiles a graph, or loads what was compiled.
+        """Compile a graph, or load a compiled one.
 
         Raises:
-            LoweringError: OpenVINO refuses the graph or an option, or computes otherwise than ONNX specifies.
+            LoweringError: OpenVINO refuses the graph or an option, or deviates from ONNX.
         """
         if compiled is None:
             model, limits = _compile(graph_path, config)
@@ -310,7 +306,9 @@ class OpenVinoEngine:
             if suppresses(model) and not (compiled / _AS_ONNX).exists():
                 model, limits = _compile(graph_path, config)
         try:
-            saved = read_signature(graph_path) if graph_path.exists() else None  # what is compiled needs no graph
+            saved = (
+                read_signature(graph_path) if graph_path.exists() else None
+            )  # a compiled model does not need the graph
             session = OpenVinoSession(model, config.streams, saved, limits)
         except (ManifestError, ValueError) as error:
             raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
@@ -322,14 +320,14 @@ class OpenVinoSession(Closeable):
     """A compiled graph; see `engines.base.Session`.
 
     Args:
-        compiled: The model.
-        streams: Parts of a batch that are computed in parallel, where every tensor has a row per sample.
-        saved: The graph's tensors as they were saved. OpenVINO gives a tensor several names where it drops a node
-            between them, and drops inputs whose values no output depends on; None for the names that it has first.
-        limits: Input -> limit of its integers, where that is less than `openvino_integers.LIMIT`.
+        compiled: The compiled model.
+        streams: Parts of a batch that are computed in parallel, if all tensors are batchable.
+        saved: Signature of the saved graph, or None for OpenVINO's first names. OpenVINO merges the names of tensors if
+            it drops a node between them, and drops inputs that no output depends on.
+        limits: Input -> limit of its integers, if less than `openvino_integers.LIMIT`.
 
     Raises:
-        ManifestError: One of its tensors is not one that Triton can carry.
+        ManifestError: Triton does not support the type of a tensor.
     """
 
     def __init__(
@@ -358,7 +356,7 @@ class OpenVinoSession(Closeable):
 
     @property
     def signature(self) -> Signature:
-        """Inputs and outputs as OpenVINO sees them; it keeps no names of varying dimensions."""
+        """Inputs and outputs as reported by OpenVINO, which does not keep names of dynamic dimensions."""
         return self._signature
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
@@ -377,19 +375,19 @@ class OpenVinoSession(Closeable):
             self._fill(request, feeds)
             results = request.infer(share_outputs=False)
         except (RuntimeError, ValueError, TypeError) as error:
-            self._signature.check(feeds)  # names a wrong input more clearly than OpenVINO
+            self._signature.check(feeds)  # its errors are clearer than OpenVINO's
             raise ExecutionError(f"OpenVINO failed: {error}") from error
         return {name: self._typed(name, results[self._outputs[name]]) for name in names}
 
     def _fill(self, request: openvino.InferRequest, feeds: Mapping[str, AnyArray]) -> None:
-        """Copy feeds into the request's own tensors; inputs that OpenVINO has dropped are left out.
+        """Copy feeds into the request's own tensors, except for inputs that OpenVINO has dropped.
 
-        They are never shared with the caller: where an output is an input (behind a Cast that OpenVINO drops), it would
-        be memory of an earlier request, or writable memory of the caller (2026.4). Its own way to copy converts dtypes
-        and takes any shape, so both are checked here.
+        Memory is never shared with the caller: an output that is an input (behind a Cast that OpenVINO drops) would be
+        memory of an earlier request, or writable memory of the caller (2026.4). OpenVINO's own copy converts dtypes and
+        accepts any shape, so both are checked here.
 
         Raises:
-            SignatureError: An input is unknown, missing or does not fit, or holds what OpenVINO would cut off.
+            SignatureError: An input is unknown, missing, does not fit, or has values that OpenVINO would truncate.
         """
         self._signature.check(feeds)
         for name, array in feeds.items():
@@ -403,7 +401,7 @@ class OpenVinoSession(Closeable):
             tensor = request.get_input_tensor(index)
             if tuple(tensor.shape) != array.shape:
                 tensor.shape = array.shape
-            # OpenVINO shows bf16 to numpy as another type of two bytes.
+            # OpenVINO exposes bf16 to numpy as another 2-byte dtype.
             memory = tensor.data.view(array.dtype) if array.dtype == DType.BF16.numpy else tensor.data
             memory[...] = array
 
@@ -412,7 +410,7 @@ class OpenVinoSession(Closeable):
             request.cancel()  # between two operators, not inside a loop
 
     def _run_in_parallel(self, feeds: Mapping[str, AnyArray], names: Sequence[str]) -> dict[str, AnyArray]:
-        """Split a batch into a part for each stream, and joins their outputs."""
+        """Split a batch into a part for each stream, and join their outputs."""
         rows = len(next(iter(feeds.values())))
         requests = self._requests[:rows]
         cuts = [rows * index // len(requests) for index in range(len(requests) + 1)]
@@ -426,7 +424,7 @@ class OpenVinoSession(Closeable):
             for request in requests:
                 request.wait()
         except BaseException:
-            for request in started:  # none may go on reading inputs that the caller frees now
+            for request in started:  # none may keep reading inputs that the caller frees
                 with suppress(RuntimeError):
                     request.wait()
             raise
@@ -438,11 +436,11 @@ class OpenVinoSession(Closeable):
         }
 
     def _typed(self, name: str, array: AnyArray) -> AnyArray:
-        """OpenVINO returns bf16 as another type of two bytes."""
+        """View an output as bf16, which OpenVINO returns as another 2-byte dtype."""
         return array.view(DType.BF16.numpy) if name in self._bf16_outputs else array
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        """Run the feeds and counts the kernels of the executed model, with the precision that each ran in."""
+        """Run the feeds, and count the kernels of the executed model by precision."""
         self.run(feeds)
         kernels: Counter[KernelType] = Counter()
         products: Counter[KernelType] = Counter()
@@ -468,7 +466,7 @@ class OpenVinoSession(Closeable):
 
 
 def _compile(graph_path: Path, config: SessionConfig) -> tuple[openvino.CompiledModel, Mapping[str, int]]:
-    """The compiled graph, and the limits of its inputs."""
+    """Return the compiled graph and the limits of its inputs."""
     try:
         core = open_core()
         model = read_graph(core, graph_path)
@@ -479,7 +477,7 @@ def _compile(graph_path: Path, config: SessionConfig) -> tuple[openvino.Compiled
 
 
 def _limits(graph_path: Path, compiled: Path) -> Mapping[str, int]:
-    """The limits of a compiled graph's inputs, which the first entries of caches do not hold."""
+    """Return the limits of a compiled graph's inputs; the oldest cache entries do not have them."""
     known = read_limits(compiled)
     if known is None and graph_path.exists():
         return find_limits(read_graph(open_core(), graph_path))
@@ -494,10 +492,10 @@ def _import(blob: Path, config: SessionConfig) -> openvino.CompiledModel:
 
 
 def _options(config: SessionConfig) -> dict[str, Any]:
-    """OpenVINO's properties for a configuration.
+    """Return OpenVINO's properties for a configuration.
 
     Raises:
-        LoweringError: An option requests a device that this engine does not offer.
+        LoweringError: An option requests another device than the CPU.
     """
     if config.options.get("device_type", "CPU") != "CPU":
         raise LoweringError(
@@ -505,11 +503,11 @@ def _options(config: SessionConfig) -> dict[str, Any]:
             attempts=(f"device_type must be CPU, got '{config.options['device_type']}'",),
         )
     options: dict[str, Any] = {
-        # Its own default on many CPUs is bf16. With f32, what the graph holds in bf16 or fp16 stays that.
+        # The default on many CPUs is bf16. With f32, tensors that are bf16 or fp16 in the graph keep their type.
         "INFERENCE_PRECISION_HINT": "f32",
         "INFERENCE_NUM_THREADS": config.threads,
         "NUM_STREAMS": str(config.streams),
-        # Each process would pin its threads to the machine's first cores, all instances to the same ones.
+        # Pinning would put the threads of all instances onto the same first cores.
         "ENABLE_CPU_PINNING": False,
     }
     if "cache_dir" in config.options:

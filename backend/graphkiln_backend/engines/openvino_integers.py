@@ -1,14 +1,13 @@
-"""Limit of a graph's inputs so that OpenVINO computes its integers exactly: it has 32 bits for them, or FP32.
+"""Limits of a graph's inputs within which OpenVINO computes integers exactly, although it uses 32 bits or FP32.
 
-Integers that it only moves may take 32 bits. Integers that it computes with may take the 24 bits that FP32 holds
-exactly: seen with 2026.4 for quotients, remainders, sums and products of matrices, and for a sum and the comparison
-after it.
+Integers that are only moved may have 32 bits. Integers in arithmetic may have the 24 bits that FP32 represents exactly:
+seen with 2026.4 for quotients, remainders, sums and products of matrices, and for a sum followed by a comparison.
 
-Each value gets a bound of its size, from the inputs to the outputs. Where a value that is computed from a request may
-be larger, and that shows (in an output, a comparison, a float), the inputs that it comes from are limited, which each
-request is checked against: a sum of a token id and an offset takes all ids below 8 million. Where that would leave less
-than ids and indices need, as for a product of two inputs, the graph is refused. Values that only choose (indices,
-shapes, ends of slices) may be cut off. Positions and sizes are as large as a tensor is.
+Each value gets an upper bound of its magnitude, from inputs to outputs. If a value computed from a request may exceed
+the exact range and is visible (in an output, a comparison, a float), the inputs that it depends on are limited, and
+each request is checked against these limits: a sum of a token id and an offset accepts all ids below 8 million. If the
+limit would be lower than ids and indices need, as for a product of two inputs, the graph is refused. Values that only
+select (indices, shapes, ends of slices) may be truncated. Positions and sizes are bounded by the size of a tensor.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ import openvino
 
 from graphkiln_backend.graph.errors import LoweringError
 
-LIMIT = 1 << 31  # integers of 32 bits are less than this
-_EXACT = 1 << 24  # FP32 holds all integers up to this
-# A graph whose input may hold no more is refused: vocabularies and tables are smaller, prices and times are not.
-_LEAST_LIMIT = 1 << 20
-# An input that is called a mask holds 0 and 1: sums of it, and DeBERTa's product of it with itself, are small.
-_LEAST_OF_MASK = 2
+LIMIT = 1 << 31  # exclusive limit of 32-bit integers
+_EXACT = 1 << 24  # FP32 represents all integers up to this
+_LEAST_LIMIT = 1 << 20  # lowest acceptable limit: vocabularies and tables are smaller, prices and times are not
+_LEAST_OF_MASK = (
+    2  # for inputs named mask, which are 0 or 1: sums and DeBERTa's product of a mask with itself are small
+)
 _POSITIONS = float(1 << 20)
-_LONGEST = 1 << 16  # taken for the length of a dimension that varies
+_LONGEST = 1 << 16  # assumed length of a dynamic dimension
 _FILE = "limits.json"
 
 _WIDE = frozenset((openvino.Type.i64, openvino.Type.u64))
@@ -48,7 +47,7 @@ _SIZES: dict[openvino.Type, float] = {
 _INTEGERS = _WIDE | set(_SIZES)
 _FLOATS = frozenset((openvino.Type.f16, openvino.Type.f32, openvino.Type.f64))
 
-# Operations, and which of their inputs choose or say how much, by index.
+# Indices of the inputs of operations that select or give sizes.
 _CHOOSING = {
     **dict.fromkeys(("Reshape", "Broadcast", "Tile", "Unsqueeze", "Squeeze", "Transpose", "TopK", "CumSum"), (1, 2)),
     **dict.fromkeys(("Gather", "GatherND", "GatherElements", "VariadicSplit", "Split", "Roll", "Pad"), (1, 2)),
@@ -65,7 +64,7 @@ _POSITIONS_OF = frozenset(
         "Multinomial",
     )
 )
-# Operations that return numbers that they are given.
+# Operations whose outputs are values of their inputs.
 _RETURNING = frozenset(
     (
         *("Parameter", "Constant", "Result", "Identity", "Convert", "Reshape", "Broadcast", "Tile", "Unsqueeze"),
@@ -75,9 +74,9 @@ _RETURNING = frozenset(
     )
 )
 _BITS = frozenset(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"))
-# Operations that take integers of 32 bits; those with a graph inside, which is not looked into, may return any.
+# Operations exact for 32-bit integers. Those with subgraphs, which are not analyzed, may return any value.
 _MOVING = _RETURNING | _POSITIONS_OF | _BITS | {"If", "Loop", "TensorIterator"}
-# Operations that return numbers no larger than those that they are given.
+# Operations whose outputs are no larger than their inputs.
 _CARRYING = _RETURNING | {
     *("ReduceMax", "ReduceMin", "ReduceMean", "Floor", "Ceiling", "Round", "Relu"),
     *("Divide", "Abs", "Negative", "Range", "BitwiseRightShift"),
@@ -106,7 +105,7 @@ def _matrix_product(operation: openvino.Node, sizes: Sequence[float]) -> float:
 
 
 def _bounded(operation: openvino.Node, sizes: Sequence[float]) -> float:
-    """Behind a minimum or maximum; behind both, as a Clip is read, no more than the two bounds."""
+    """Bound a minimum or maximum; both in sequence, as a Clip is imported, are bounded by the two constants."""
     bounds = []
     for place in (0, 1):
         inner, bound = operation.input_value(place).get_node(), operation.input_value(1 - place).get_node()
@@ -121,8 +120,8 @@ def _scattered(operation: openvino.Node, sizes: Sequence[float]) -> float:
     return max(sizes[0], sizes[2]) if replaces else math.inf
 
 
-# Size of what an operation computes from inputs of some sizes. An operation that is neither here nor in `_CARRYING` may
-# compute anything: a graph that shows it is refused.
+# Bound of an operation's output from the bounds of its inputs. Operations that are neither here nor in `_CARRYING` are
+# unbounded: a graph in which their integers are visible is refused.
 _RULES: dict[str, Callable[[openvino.Node, Sequence[float]], float]] = {
     **dict.fromkeys(("Add", "Subtract"), lambda _, s: s[0] + s[1]),
     "Multiply": lambda _, s: _times(s[0], s[1]),
@@ -135,7 +134,7 @@ _RULES: dict[str, Callable[[openvino.Node, Sequence[float]], float]] = {
     **dict.fromkeys(("ScatterUpdate", "ScatterNDUpdate", "ScatterElementsUpdate"), _scattered),
     "MatMul": _matrix_product,
 }
-# Operations that return integers which they were given; of a Convert, a float may become one.
+# Operations that return input integers unchanged; not Convert, which makes integers from floats.
 _KEEPING = (_RETURNING | _POSITIONS_OF | _BITS) - {"Convert", *_RULES}
 
 
@@ -145,16 +144,16 @@ class _Value(NamedTuple):
 
 
 def find_limits(model: openvino.Model) -> dict[str, int]:
-    """Find how large the numbers of each input may be, so that no integer that shows leaves 32 bits.
+    """Find the limit of each input within which all visible integers are exact.
 
     Args:
-        model: As it was read, before it is compiled.
+        model: The model as read, before it is compiled.
 
     Returns:
-        Limits by name of the input, where they are less than `LIMIT`: numbers without their sign are less.
+        Exclusive limits of absolute values by input name, if less than `LIMIT`.
 
     Raises:
-        LoweringError: They would be less than a token id or an index needs.
+        LoweringError: A limit would be lower than token ids or indices need.
     """
     operations = model.get_ordered_ops()
     shown = _find_shown(operations)
@@ -173,18 +172,18 @@ def find_limits(model: openvino.Model) -> dict[str, int]:
 
 
 def write_limits(folder: Path, limits: Mapping[str, int]) -> None:
-    """Keep the limits beside a compiled model."""
+    """Write the limits beside a compiled model."""
     (folder / _FILE).write_text(json.dumps(dict(limits)))
 
 
 def read_limits(folder: Path) -> dict[str, int] | None:
-    """Read the limits of a compiled model; None where an earlier release kept none."""
+    """Read the limits of a compiled model; return None for an entry of an earlier release."""
     path = folder / _FILE
     return {str(name): int(limit) for name, limit in json.loads(path.read_bytes()).items()} if path.exists() else None
 
 
 def _find_shown(operations: Sequence[openvino.Node]) -> set[str]:
-    """The operations whose exact values matter: not those that only choose."""
+    """Return the operations whose exact values are visible, unlike those that only select."""
     shown: set[str] = set()
     for operation in reversed(operations):
         if any(_shows(each, shown) for output in operation.outputs() for each in output.get_target_inputs()):
@@ -203,7 +202,7 @@ def _shows(target: openvino.Input, shown: set[str]) -> bool:
 def _find_overflow(
     operations: Iterable[openvino.Node], shown: set[str], limits: Mapping[str, int]
 ) -> tuple[openvino.Node, frozenset[str]] | None:
-    """The first operation that may be given or may compute integers that are too large, and where these come from."""
+    """Return the first operation whose inputs or outputs may be too large, and the graph inputs that they depend on."""
     values: dict[tuple[str, int], _Value] = {}
     words: set[str] = set()
     for operation in operations:
@@ -223,10 +222,10 @@ def _find_overflow(
 def _too_large(
     operation: openvino.Node, inputs: Sequence[_Value], outputs: Sequence[_Value], words: set[str]
 ) -> Iterator[_Value]:
-    """Integers from a request that an operation does not compute exactly.
+    """Yield integers from a request that an operation does not compute exactly.
 
-    Of 32 bits, only those from such an input count: products of quantized numbers are sums of 32 bits, too, and become
-    floats.
+    32-bit integers only count if they come from a 32-bit input: products of quantized values are 32-bit sums as well,
+    and become floats.
     """
     kind = operation.get_type_name()
     bound = LIMIT if kind in _MOVING else _EXACT
@@ -263,7 +262,7 @@ def _evaluate(
 
 
 def _size_of_constant(operation: openvino.Node) -> float:
-    """The largest number that integers are computed with; weights are of no interest."""
+    """Return the largest magnitude of a constant; weights are not evaluated."""
     element, count = operation.get_output_element_type(0), math.prod(operation.get_output_shape(0))
     if not count or not (element in _INTEGERS or (element in _FLOATS and count <= _LONGEST)):
         return math.inf

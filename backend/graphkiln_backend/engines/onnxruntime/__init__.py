@@ -1,12 +1,12 @@
 """ONNX Runtime: the reference engine, on the CPU or on CUDA.
 
-The one home of `import onnxruntime` (beside `engines.tensorrt`, which reaches TensorRT through it).
+The only package that imports `onnxruntime`, except for `engines.tensorrt`.
 """
 
 import os
 
-# ONNX Runtime for Linux (since 1.31) reports usage to its vendor unless this is set: a model server must not. If it is
-# set after the import, an identifier of the machine and a store of reports are in the home folder by then.
+# ONNX Runtime for Linux (since 1.31) reports usage to its vendor unless this is set before the import, which already
+# writes a machine identifier and a store of reports into the home folder.
 os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 import onnxruntime

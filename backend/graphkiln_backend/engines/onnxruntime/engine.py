@@ -1,4 +1,4 @@
-"""The engine of ONNX Runtime: plain sessions, compiled ones, and ones that share their weights."""
+"""Engine of ONNX Runtime: sessions of graphs, of compiled graphs, and with shared weights."""
 
 from __future__ import annotations
 
@@ -29,29 +29,29 @@ from graphkiln_backend.graph.errors import LoweringError
 
 _log = logging.getLogger("graphkiln.engines")
 
-_COMPILED = "optimised.onnx"  # spelled as in the entries of caches that exist
+_COMPILED = "optimised.onnx"  # file name in existing cache entries
 
 
 class OnnxRuntimeEngine:
     """ONNX Runtime on the CPU or on CUDA."""
 
     def probe(self, device: Device) -> Support:
-        """Support the CPU, and GPUs where this build of ONNX Runtime has a provider for them."""
+        """Support the CPU, and GPUs if this build of ONNX Runtime has the CUDA provider."""
         return probe_gpu(CUDA, device) if device.is_gpu else Support(ok=True)
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
-        """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are kept."""
+        """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are cached."""
         if config.device.is_gpu or config.tuning.graph_level == "off":
             return {}
         operators = {"operators": digest(config.op_libraries)} if config.op_libraries else {}
         sums = {"products of int8": "exact"} if saturates_products_of_bytes() else {}
-        tuning = replace(config.tuning, memory_pattern=True)  # changes no graph; as in the keys of caches that exist
+        tuning = replace(config.tuning, memory_pattern=True)  # does not affect the graph; fixed in existing cache keys
         return {"onnxruntime": onnxruntime.__version__, "tuning": str(tuning), **operators, **sums}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
-        """Write the optimized graph, its weights beside it so that they are mapped and not copied.
+        """Write the optimized graph, with its weights in a separate file that can be memory-mapped.
 
-        At most at the level `extended`: what comes after it is made for one processor, and done at load.
+        Optimizations beyond the level `extended` depend on the processor, and are done at load.
 
         Raises:
             LoweringError: As `build`.
@@ -64,8 +64,8 @@ class OnnxRuntimeEngine:
         """Load a graph.
 
         Raises:
-            LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or moved the
-                graph to another provider than the requested one.
+            LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or chose another
+                provider than the requested one.
         """
         source = compiled / _COMPILED if compiled else graph_path
         if config.shared_folder and not config.device.is_gpu:
@@ -73,7 +73,7 @@ class OnnxRuntimeEngine:
         return _build_alone(source, config)
 
     def build_reference(self, graph_path: Path, op_libraries: Sequence[str] = ()) -> OnnxRuntimeSession:
-        """Load a graph as the reference of the numeric policy: CPU, every graph optimization off.
+        """Load a graph as the reference of the numeric policy: CPU, all graph optimizations off.
 
         Args:
             graph_path: The graph.
@@ -101,7 +101,7 @@ def _build_alone(graph_path: Path, config: SessionConfig) -> OnnxRuntimeSession:
 def _build_shared_if_possible(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
     try:
         return _build_shared(graph_path, config, folder)
-    except (OSError, LoweringError) as error:  # a full disk, also in ONNX Runtime's own words
+    except (OSError, LoweringError) as error:  # such as a full disk, which ONNX Runtime may report itself
         reason = error
     session = _build_alone(graph_path, config)
     _log.warning("the instances of %s do not share its weights, which takes more memory: %s", graph_path, reason)
@@ -109,7 +109,7 @@ def _build_shared_if_possible(graph_path: Path, config: SessionConfig, folder: P
 
 
 def _build_shared(graph_path: Path, config: SessionConfig, folder: Path) -> OnnxRuntimeSession:
-    """Load the copy of a graph that all instances share, and write it first where it is missing."""
+    """Load the shared copy of a graph, and write it first if it is missing."""
 
     def save(target: Path) -> None:
         options = session_options(config)

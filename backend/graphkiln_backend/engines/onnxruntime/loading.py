@@ -1,4 +1,4 @@
-"""Loading of graphs by ONNX Runtime: providers, session options, optimized copies that instances share.
+"""Load graphs in ONNX Runtime: providers, session options, and optimized copies shared by instances.
 
 The CUDA provider is not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is
 the first run.
@@ -38,7 +38,7 @@ Provider = tuple[str, dict[str, str]]  # an execution provider's name and its op
 
 
 def probe_gpu(provider: str, device: Device) -> Support:
-    """Check that this build of ONNX Runtime has a provider, and the machine the GPU."""
+    """Check that this build of ONNX Runtime has the provider, and that the GPU exists."""
     if provider not in onnxruntime.get_available_providers():
         return Support(
             ok=False,
@@ -53,7 +53,7 @@ def probe_gpu(provider: str, device: Device) -> Support:
 
 
 def select_provider(config: SessionConfig) -> Provider:
-    """Choose the CPU's or CUDA's provider for a configuration; the user's own options come last.
+    """Choose the CPU or CUDA provider for a configuration; the user's options override ours.
 
     Source: ONNX Runtime, "CUDA Execution Provider" (configuration options).
     """
@@ -76,15 +76,13 @@ _LEVELS = {
 # ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless this is set: an error of 1%, seen
 # with 1.31.
 _EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
-# Where `hardware.saturates_products_of_bytes`, sums of int8 products are wrong without it, by up to 45%. Elsewhere it
-# changes no sum, keeps products from the instructions that were made for them (ResNet-50 takes three times as long
-# with AVX512-VNNI, seen with 1.32), and refuses graphs in which an int8 weight has two readers.
+# Required if `hardware.saturates_products_of_bytes`: sums of int8 products are wrong without it, by up to 45%. On other
+# CPUs it changes no sum, disables the fast instructions (ResNet-50 takes three times as long with AVX512-VNNI, seen
+# with 1.32), and refuses graphs in which an int8 weight has two readers.
 _PRECISE = "session.x64quantprecision"
-# Folder of the files of weights of a graph that is loaded from memory.
-_FOLDER = "session.model_external_initializers_file_folder_path"
-# Begins the error for a graph in which an int8 weight has two readers.
-_SHARED_BYTES = "Attempt to replace the existing tensor"
-# Errors of ONNX Runtime, which have no common ancestor.
+_FOLDER = "session.model_external_initializers_file_folder_path"  # weight files of a graph loaded from memory
+_SHARED_BYTES = "Attempt to replace the existing tensor"  # prefix of the error for an int8 weight with two readers
+# Errors of ONNX Runtime, which have no common base class.
 ERRORS = (
     native.EngineError,
     native.EPFail,
@@ -101,7 +99,7 @@ ERRORS = (
 
 
 def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
-    """Make session options for a configuration.
+    """Create the session options of a configuration.
 
     Raises:
         LoweringError: As `register`.
@@ -125,7 +123,7 @@ def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
 
 
 def disable_optimizations(options: onnxruntime.SessionOptions) -> None:
-    """Make a session run the graph as it is in the file."""
+    """Turn off all graph optimizations."""
     options.graph_optimization_level = _LEVELS["off"]
 
 
@@ -136,7 +134,7 @@ def register(options: onnxruntime.SessionOptions, libraries: Sequence[str]) -> N
     """Load libraries of custom operators into a future session.
 
     Raises:
-        LoweringError: One does not load, or holds no operators.
+        LoweringError: A library does not load, or has no operators.
     """
     for library in libraries:
         try:
@@ -150,7 +148,7 @@ def register(options: onnxruntime.SessionOptions, libraries: Sequence[str]) -> N
 
 
 def digest(libraries: Sequence[str]) -> str:
-    """Digest of libraries; empty for none. One that the system's loader must find is known by its name alone."""
+    """Return a digest of libraries, or empty; a bare name that the dynamic loader resolves counts by its name only."""
     found = hashlib.sha256()
     for library in libraries:
         found.update(f"{library}\n".encode())
@@ -162,12 +160,12 @@ def digest(libraries: Sequence[str]) -> str:
 def open_session(
     graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
 ) -> onnxruntime.InferenceSession:
-    """Load a graph, and make sure that the first provider took it.
+    """Load a graph, and check that it runs on the first provider.
 
     Raises:
         LoweringError: ONNX Runtime refuses the graph or chooses another provider.
     """
-    # Errors on the CPU are raised; a GPU's provider that does not start is reported in the log alone.
+    # Errors on the CPU are raised; a GPU provider that does not start is only logged.
     options.log_severity_level = 4 if providers[0][0] == CPU else 3
     try:
         session = _load(graph_path, options, providers)
@@ -209,7 +207,7 @@ def _load_exact(
 
 
 def _set(options: onnxruntime.SessionOptions, name: str, value: str) -> None:
-    """Set an entry unless it is set: ONNX Runtime warns of each that is written again."""
+    """Set an entry unless it has the value already: ONNX Runtime warns about each overwritten entry."""
     with suppress(RuntimeError):  # it is not set
         if options.get_session_config_entry(name) == value:
             return
@@ -227,7 +225,7 @@ _OLDEST = 7  # source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no ker
 
 
 def hint_for(error: str, graph_path: Path) -> str:
-    """Hint for an error of ONNX Runtime; empty where none is known."""
+    """Return a hint for an error of ONNX Runtime, or empty."""
     known = next((hint for words, hint in _HINTS.items() if words in error), "")
     if known or _NO_KERNEL not in error:
         return known
@@ -242,7 +240,7 @@ def hint_for(error: str, graph_path: Path) -> str:
 
 
 def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:
-    """Write a graph as these options optimize it for the CPU, its weights to `WEIGHTS` beside it.
+    """Write the graph as optimized for the CPU with these options, and its weights to `WEIGHTS` beside it.
 
     Raises:
         LoweringError: ONNX Runtime refuses the graph.
@@ -251,7 +249,7 @@ def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target
     options.add_session_config_entry("session.optimized_model_external_initializers_file_name", WEIGHTS)
     options.add_session_config_entry("session.optimized_model_external_initializers_min_size_in_bytes", "1024")
     session = open_session(graph_path, options, [(CPU, {})])
-    # Of a graph of IR version 3, what ONNX Runtime folds becomes an input that every request would have to hold.
+    # For a graph of IR version 3, constants folded by ONNX Runtime would become required inputs.
     keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
     align_prepacked(target, target.with_name(WEIGHTS))
 
@@ -261,14 +259,14 @@ WEIGHTS = "weights.bin"
 
 
 class SharedWeights(Closeable):
-    """One optimized copy of a graph on disk: written by the first process that needs it, removed by the last.
+    """An optimized copy of a graph on disk: written by the first process that needs it, removed by the last one.
 
-    Instances are processes. Each would hold the weights again, and hold them twice where the runtime repacks them for
-    its kernels. A copy with its repacked weights in another file is mapped instead: the pages are shared. Seen with
-    ResNet-50 and two instances: 281 MB of memory each without, 104 MB with; loading takes 0.01 s instead of 1 s.
+    Each instance is a process with its own copy of the weights, and a second one if the runtime repacks them. A copy
+    with its repacked weights in a file is memory-mapped instead, so that the pages are shared. With ResNet-50 and two
+    instances this takes 104 MB each instead of 281 MB; loading takes 0.01 s instead of 1 s.
 
     Args:
-        folder: Folder of copies: on this machine and for this run only, since they may fit its processor alone.
+        folder: Folder of copies, for this machine and run only, since copies depend on the processor.
         graph_path: The graph; a change of it or of a file beside it makes a new copy.
         options: Everything else that the copy depends on.
         save: Writes the copy to a path, and its weights to `WEIGHTS` beside it.
@@ -283,15 +281,15 @@ class SharedWeights(Closeable):
         with self._locked():
             if not self._target.exists():
                 partial = self._target.with_suffix(".partial")
-                shutil.rmtree(partial, ignore_errors=True)  # of a process that died while it wrote
+                shutil.rmtree(partial, ignore_errors=True)  # left by a process that died
                 try:
                     partial.mkdir()
                     save(partial / _GRAPH)
                     partial.rename(self._target)
                 except BaseException:
-                    shutil.rmtree(partial, ignore_errors=True)  # it may be what fills the disk
+                    shutil.rmtree(partial, ignore_errors=True)  # it may have filled the disk
                     raise
-            # A process that dies releases its lock: users need not be counted.
+            # The lock of a process that dies is released, so no user count is needed.
             self._use = (self._target / _GRAPH).open("rb")
             lock_shared(self._use)
 
@@ -314,29 +312,28 @@ class SharedWeights(Closeable):
 
 
 def _key(graph_path: Path, options: str) -> str:
-    """Name of a copy: by the graph's folder (every file's name, size and time of change) and the options."""
+    """Return the name of a copy, from the options and the name, size and time of all files of the graph's folder."""
     digest = hashlib.sha256(options.encode())
     for path in sorted(graph_path.resolve().parent.rglob("*")):
-        facts = path.stat() if path.exists() else path.lstat()  # a link that leads nowhere is no reason not to share
+        facts = path.stat() if path.exists() else path.lstat()  # a dangling link does not matter
         digest.update(f"{path!a}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
 
 
-_ALIGNMENT = 64  # bytes of the widest register, that of AVX-512
+_ALIGNMENT = 64  # bytes of an AVX-512 register
 _PREFIX = "prepacked_"
 
 
 def align_prepacked(graph: Path, weights: Path) -> None:
-    """Move repacked weights that are not aligned to multiples of 64 bytes; change both files, or none.
+    """Align repacked weights to multiples of 64 bytes.
 
-    ONNX Runtime (1.31) writes what it repacked behind the tensor that it comes from, and aligns nothing below 1 MB. Its
-    kernels for AVX and AVX-512 read whole registers from aligned addresses: an unaligned blob ended the process with
-    SIGSEGV. Such blobs are written once more, at the end of the file.
+    ONNX Runtime (1.31) writes repacked weights after their tensor and does not align blobs below 1 MB, but its AVX and
+    AVX-512 kernels require aligned addresses and crash otherwise. Unaligned blobs are copied to the end of the file.
     Source of the format, `KEY|OFFSET;LENGTH;CHECKSUM[|...]`: onnxruntime/core/framework/tensor_external_data_info.cc.
 
     Args:
-        graph: The graph, whose weights are in another file.
-        weights: That file.
+        graph: The graph.
+        weights: The file of its weights.
 
     Raises:
         OSError: A file cannot be read or written.
@@ -372,7 +369,7 @@ def _aligned(value: str, file: BinaryIO) -> str:
 
 
 def _moved(blob: str, file: BinaryIO) -> str:
-    """A blob where it is, or written once more at the end of the file."""
+    """Return the position of an aligned blob, or copy the blob to the end of the file."""
     offset, length, *rest = blob.split(";")
     if int(offset) % _ALIGNMENT == 0:
         return blob

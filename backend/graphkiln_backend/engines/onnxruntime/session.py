@@ -1,7 +1,7 @@
 """Sessions of ONNX Runtime.
 
-Providers are named explicitly and read back after the build, because ONNX Runtime replaces a provider that it cannot
-start with the CPU and says nothing; nor may it do so later, when a provider fails on a request.
+Providers are named explicitly and read back after the build, because ONNX Runtime silently falls back to the CPU if a
+provider cannot start. Falling back after a failed request is disabled.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ from graphkiln_backend.system.closing import Closeable
 if TYPE_CHECKING:
     import onnx
 else:
-    onnx = LazyModule("onnx")  # for text alone
+    onnx = LazyModule("onnx")  # only for text
 
 
-_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - where there is room when the disk is full
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - has space when the disk is full
 
 
 class OnnxRuntimeSession(Closeable):
@@ -47,14 +47,14 @@ class OnnxRuntimeSession(Closeable):
     Args:
         graph_path: The graph.
         options: ONNX Runtime's session options.
-        providers: Names and options; the first one must take the graph, the others what it leaves.
+        providers: Names and options; the first one must accept the graph, the others run the remaining nodes.
         arena_shrinkage: Devices whose memory arenas shrink after each run, such as `cpu:0`; empty for none.
-        cuda_graphs: Whether runs are captured as CUDA graphs and replayed; needs the provider's `enable_cuda_graph`.
-        fused_products: For a provider that runs the graph as one kernel: the graph's products by element type.
-        owned: Closed with the session, or when there will be none.
+        cuda_graphs: Whether to capture and replay runs as CUDA graphs; needs the provider's `enable_cuda_graph`.
+        fused_products: Products of the graph by type, for a provider that runs the graph as one kernel.
+        owned: Closed with the session, or if the session cannot be built.
 
     Raises:
-        LoweringError: ONNX Runtime refuses the graph or chooses another provider, or Triton cannot carry its tensors.
+        LoweringError: ONNX Runtime refuses the graph or chooses another provider, or Triton does not support a tensor.
     """
 
     def __init__(
@@ -86,14 +86,14 @@ class OnnxRuntimeSession(Closeable):
         self._run_options = _run_options(arena_shrinkage)
         self._limit = current_limit()
         self._runner: CudaGraphRunner | None = None
-        if cuda_graphs:  # plain runs stand beside the captured ones, for the profile
+        if cuda_graphs:  # uncaptured runs are needed for the profile
             self._run_options.add_run_config_entry("gpu_graph_id", NO_CAPTURE)
             if not (self._has_bf16 or self._has_strings):
                 self._runner = CudaGraphRunner(self._session, device_id=int(self._providers[0][1]["device_id"]))
 
     @property
     def signature(self) -> Signature:
-        """Inputs and outputs as ONNX Runtime sees them."""
+        """Inputs and outputs as reported by ONNX Runtime."""
         return self._signature
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
@@ -123,13 +123,13 @@ class OnnxRuntimeSession(Closeable):
         return summarize_profile(self._read_profile(feeds), self._providers[0][0], self._fused_products)
 
     def time_nodes(self, feeds: Mapping[str, AnyArray], runs: int) -> dict[str, float]:
-        """See `engines.base.TimedSession`; in another session, as `placement`."""
+        """See `engines.base.TimedSession`; runs in another session, like `placement`."""
         return seconds_of_nodes(self._read_profile(feeds, runs))
 
     def _read_profile(self, feeds: Mapping[str, AnyArray], runs: int = 1) -> Any:
         try:
             return self._profile(feeds, None, runs)
-        except (OSError, ValueError):  # a full disk cuts the profile off without an error
+        except (OSError, ValueError):  # a full disk truncates the profile without an error
             return self._profile_in_memory(feeds, runs)
 
     def _profile_in_memory(self, feeds: Mapping[str, AnyArray], runs: int) -> Any:
@@ -193,14 +193,14 @@ class OnnxRuntimeSession(Closeable):
         return dict(zip(names, arrays, strict=True))
 
     def _explained(self, error: Exception) -> GraphkilnError:
-        """An error of the runtime as one of ours."""
+        """Convert an error of the runtime."""
         if isinstance(error, native.InvalidArgument):
             expected = ", ".join(map(str, self._signature.inputs))
             return SignatureError("ONNX Runtime refuses the input", expected=expected, got=str(error))
         return ExecutionError(f"ONNX Runtime failed: {error}")
 
     def _interrupt(self) -> None:
-        self._run_options.terminate = True  # looked at before each operator, also in a loop
+        self._run_options.terminate = True  # checked before each operator, also in a loop
 
     def _close_owned(self) -> None:
         if self._owned:
@@ -216,10 +216,10 @@ def _run_options(arena_shrinkage: str) -> onnxruntime.RunOptions:
 
 
 def signature_of(session: onnxruntime.InferenceSession, graph_path: Path) -> Signature:
-    """Read a session's inputs and outputs, but for outputs that are no tensors.
+    """Read a session's signature, without outputs that are not tensors.
 
     Raises:
-        LoweringError: One of them is not a tensor that Triton can carry, or no output is a tensor.
+        LoweringError: Triton does not support the type of a tensor, or no output is a tensor.
     """
     outputs = session.get_outputs()
     tensors = list({node.name: node for node in outputs if node.type.startswith("tensor(")}.values())
@@ -248,15 +248,15 @@ def _spec(node: Any) -> TensorSpec:
     )
 
 
-# Tensors that ONNX Runtime's numpy binding gets wrong: text given as bytes, bf16, and those of any rank.
+# Tensors that ONNX Runtime's numpy binding does not handle: text as bytes, bf16, and unknown rank.
 
 _ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
 
 
 def decode_text(name: str, array: AnyArray) -> AnyArray:
-    """Turn an array of bytes into one of `str`: the binding would take the bytes b'a' for the text "b'a'".
+    """Decode an array of bytes objects, since the binding would convert b'a' to the text "b'a'".
 
-    Arrays without bytes objects are returned as they are. `name` is the input, for the error.
+    Other arrays are returned unchanged. `name` is the input, for the error.
 
     Raises:
         SignatureError: An element is not UTF-8.
@@ -293,7 +293,7 @@ def _to_ort_value(array: AnyArray) -> onnxruntime.OrtValue:
 
 
 def _text_value(array: AnyArray) -> onnxruntime.OrtValue:
-    """Text beside bf16: the binding makes values of it only where a graph computes them, so a graph of it does."""
+    """Create a text value by running a graph with a constant: the binding cannot create one from an array."""
     text = onnx.TensorProto(
         data_type=onnx.TensorProto.STRING, dims=array.shape, string_data=[str(item).encode() for item in array.flat]
     )
@@ -318,14 +318,14 @@ def _to_array(value: onnxruntime.OrtValue) -> AnyArray:
 
 
 def ranked(inputs: tuple[TensorSpec, ...], graph_path: Path) -> tuple[TensorSpec, ...]:
-    """Return inputs as the graph has them: one with any number of dimensions is a scalar to ONNX Runtime."""
+    """Mark inputs of unknown rank, which ONNX Runtime reports as scalars."""
     if all(spec.shape for spec in inputs):
         return inputs
     stated = {value.name: value.type.tensor_type.HasField("shape") for value in read_graph(graph_path).graph.input}
     return tuple(spec if stated.get(spec.name, True) else replace(spec, shape=(ANY_RANK,)) for spec in inputs)
 
 
-# Runs whose tensors stay on the device, for the next session to read there.
+# Runs whose tensors stay on the device for the next session.
 #
 # Not yet run on a GPU: built from the documentation and tested on the CPU, where bindings are the same.
 #
@@ -335,7 +335,7 @@ _CARRIED = "__dlpack__"  # method of a tensor that other libraries can use where
 
 
 def why_not_on_device(signature: Signature) -> str:
-    """Explain why a session with this signature cannot leave its tensors on the device; empty where it can."""
+    """Return the reason why a session with this signature cannot leave its tensors on the device, or empty."""
     if not hasattr(onnxruntime.OrtValue, _CARRIED):
         return f"ONNX Runtime {onnxruntime.__version__} hands no tensors to other libraries (DLPack); 1.32 does"
     bound = [spec for spec in (*signature.inputs, *signature.outputs) if spec.dtype in (DType.BYTES, DType.BF16)]
@@ -349,14 +349,14 @@ def run_bound(
     outputs: Sequence[str],
     options: onnxruntime.RunOptions,
 ) -> dict[str, DeviceTensor]:
-    """Compute outputs, and leave them on the provider's device, which is done at the end of the run.
+    """Compute outputs that stay on the provider's device; they are complete when this returns.
 
     Args:
         session: The session.
-        provider: Provider that it was built for.
-        feeds: Arrays, which are copied to the device, and tensors that are on it.
-        outputs: Names.
-        options: Options of the run.
+        provider: Provider of the session.
+        feeds: Arrays, which are copied to the device, and tensors on the device.
+        outputs: Names of the outputs.
+        options: Run options.
     """
     kind, facts = provider
     device = ("cuda", int(facts["device_id"])) if kind == CUDA else ("cpu", 0)
@@ -373,19 +373,19 @@ def run_bound(
 
 
 def _adopt(tensor: DeviceTensor) -> onnxruntime.OrtValue:
-    """A tensor of any library as one of ONNX Runtime: nothing is copied."""
+    """Convert a tensor of any library to an OrtValue without a copy."""
     return tensor if isinstance(tensor, onnxruntime.OrtValue) else onnxruntime.OrtValue.from_dlpack(tensor)
 
 
-# Profiles of ONNX Runtime: which kernels ran, where, on which element types.
+# Profiles of ONNX Runtime: kernels, their provider and element types.
 
-# Operators that multiply and add, as ONNX Runtime names them after its own rewriting.
+# Operators that are products, by ONNX Runtime's names after its rewriting.
 _PRODUCTS = (
     {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
     | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
     | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
 )
-_KERNEL_TIME = "_kernel_time"  # ends the name of the event of a kernel that ran
+_KERNEL_TIME = "_kernel_time"  # suffix of the event name of an executed kernel
 # ONNX Runtime's names of element types, the narrowest first.
 _KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
     ("int8", Precision.INT8),
@@ -404,9 +404,9 @@ def summarize_profile(
 
     Args:
         events: The profile.
-        provider: The execution provider that the graph should run on.
-        fused_products: The graph's products by element type, where the provider shows whole graphs as single kernels:
-            those that did not run elsewhere ran inside them.
+        provider: Requested execution provider.
+        fused_products: Products of the graph by type, if the provider reports whole graphs as single kernels; products
+            that did not run elsewhere ran inside them.
     """
     kernels = [event for event in events if _is_kernel(event)]
     duration_by_type: Counter[KernelType] = Counter()
@@ -427,7 +427,7 @@ def summarize_profile(
 
 def seconds_of_nodes(events: Sequence[dict[str, Any]]) -> dict[str, float]:
     """Return the median seconds of each node by name, from a profile of one run or several."""
-    from statistics import median  # 5 ms, which a server need not pay
+    from statistics import median  # 5 ms of imports, not needed by servers
 
     durations: dict[str, list[float]] = {}
     for event in filter(_is_kernel, events):
@@ -444,18 +444,15 @@ def _provider(kernel: dict[str, Any]) -> str:
 
 
 def _kernel_type(kernel: dict[str, Any]) -> KernelType:
-    """The narrowest arithmetic type among a kernel's inputs: integer kernels also read float scales."""
+    """Return the narrowest arithmetic type of a kernel's inputs, since integer kernels also read float scales."""
     types = {name for tensor in kernel["args"].get("input_type_shape", []) for name in tensor}
     return next((kernel_type for name, kernel_type in _KERNEL_TYPES if name in types), "integer")
 
 
-# Runs of an ONNX Runtime session through CUDA graphs: one capture for each set of input shapes.
+# CUDA graphs: one capture for each set of input shapes.
 #
-# A captured graph replays its kernels at the addresses of the first run, so inputs and outputs live in buffers that
-# never move.
-#
-# ONNX Runtime keeps a captured graph with the thread that captured it, and allows no other thread to use it: runs of
-# other threads are plain (`engines.base.PLAIN_RUNS`).
+# A captured graph replays its kernels at the addresses of the first run, so inputs and outputs are in fixed buffers.
+# ONNX Runtime ties a capture to its thread, so other threads run without one (`engines.base.PLAIN_RUNS`).
 #
 # Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
 #
@@ -509,10 +506,10 @@ class CudaGraphRunner:
         return dict(zip(outputs, arrays, strict=True))
 
     def _bind(self, feeds: Mapping[str, AnyArray], results: Mapping[str, AnyArray]) -> _Capture:
-        """Buffers for these shapes; the first run on them is the one that CUDA captures."""
+        """Allocate buffers for these shapes; CUDA captures the first run on them."""
         device = (self._device, self._device_id)
         inputs = {
-            # A copy: on the CPU the value would be the caller's array, which later runs then overwrite.
+            # A copy: on the CPU the value would alias the caller's array, which later runs overwrite.
             name: onnxruntime.OrtValue.ortvalue_from_numpy(np.array(array, order="C"), *device)
             for name, array in feeds.items()
         }
