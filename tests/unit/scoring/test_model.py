@@ -245,16 +245,6 @@ def test_remote_model_is_fetched(
     assert [(each.model, each.version) for each in (newest, named)] == [(model, 10), (model, 2)]
 
 
-def test_missing_model_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RepositoryError):
-        with_local_model(request_of_model_fetch(tmp_path / "nothing"), tmp_path)
-
-
-def test_with_version_pins_the_newest(model: Path) -> None:
-    assert with_version(request_of_model_fetch(model)).version == 10
-    assert with_version(request_of_model_fetch(model, 2)).version == 2
-
-
 def test_with_version_only_lists_a_remote_store(monkeypatch: pytest.MonkeyPatch) -> None:
     listed = ["config.pbtxt", "2/model.onnx", "10/model.onnx", "old/model.onnx"]
     monkeypatch.setattr(model_fetch.RemoteFiles, "list", lambda _: listed)
@@ -360,11 +350,6 @@ def test_driver_refuses_unknown_preprocessing(digits: Path, tmp_path: Path) -> N
             path.unlink()
     with pytest.raises(GraphkilnError, match="preprocessing"):
         read_run_model(request_of_run_model(model), tmp_path)
-
-
-def test_driver_refuses_a_missing_output(digits: Path, tmp_path: Path) -> None:
-    with pytest.raises(ScoringError, match="the model has no output 'nothing'"):
-        read_run_model(replace(request_of_run_model(digits), outputs=("nothing",)), tmp_path)
 
 
 @pytest.mark.parametrize(("columns", "name"), [({}, "labels"), ({"scores": True}, "scores")])
