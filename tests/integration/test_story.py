@@ -312,9 +312,9 @@ class TestMistakes:
                 2,
                 "unknown key 'preprocess.resise'",
             ),
-            (["--model", "torchvision:resnet18", "--samples", "no/images"], 2, "holds 0 JPEGs"),
-            (["--model", "torchvision:resnet18", "--only", "reduced,nonsense"], 2, "there is no step 'nonsense'"),
-            (["--model", SOURCE, "--image-size", "32"], 2, "not known how an image becomes the input"),
+            (["--model", "torchvision:resnet18", "--samples", "no/images"], 2, "has 0 JPEGs"),
+            (["--model", "torchvision:resnet18", "--only", "reduced,nonsense"], 2, "unknown step 'nonsense'"),
+            (["--model", SOURCE, "--image-size", "32"], 2, "has no preprocess spec"),
         ],
     )
     def test_errors_are_one_line(self, tmp_path: Path, words: list[str], code: int, told: str) -> None:
@@ -333,4 +333,4 @@ class TestMistakes:
     def test_saved_graph_is_refused(self, digits: Path, tmp_path: Path) -> None:
         done = run_command("story", "--model", digits / "1" / "model.onnx", env={"XDG_CACHE_HOME": str(tmp_path)})
         assert done.returncode == 2
-        assert "it begins with a PyTorch model" in done.stderr
+        assert "needs a PyTorch model" in done.stderr
