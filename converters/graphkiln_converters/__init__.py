@@ -1,1 +1,1 @@
-"""Source model -> proven version folder: one module per source framework, and the writer that they share."""
+"""Convert source models to proven version folders."""

@@ -1,8 +1,8 @@
-"""Convert a source model to a version that is proven to compute the same; write nothing where that fails.
+"""Convert a source model to a proven version; write nothing if the proof fails.
 
-The story from top to bottom: check the recipe, open the source, export its graph, choose the task, run the passes,
-make samples, prove, lower to another precision and prove again, describe the version, write it. The edge of a graph is
-its inputs and outputs: an `Edge` says how the passes changed those.
+From top to bottom: check the recipe, open the source, export its graph, choose the task, run the passes, make samples,
+prove, lower to another precision and prove again, describe the version, write it. The edge of a graph is its inputs and
+outputs: an `Edge` records how the passes changed them.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     """Convert a model, prove the graph, and write a version.
 
     Args:
-        recipe: What to convert, and how.
-        command: The command line, for the manifest.
+        recipe: Source and options.
+        command: Command line, for the manifest.
 
     Returns:
         Folder of the new version.
@@ -100,12 +100,12 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
 def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
     """Run the passes, prove the graph in its own precision, then in the requested one."""
-    names = [str(value.name) for value in graph.graph.outputs]  # the source's: before the passes rename them
+    names = [str(value.name) for value in graph.graph.outputs]  # names of the source, before the passes rename them
     recorded = recorded_samples(recipe, model, names)
     _log.info("rewriting the graph")
     rewritten = rewrite(graph, recipe, model.preprocess)  # changes `graph` in place
     edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)
-    # What the source computes in sets the limits: read before `save_runnable`, which may let nodes compute in fp32.
+    # The source's precision determines the limits: read before `save_runnable`, which may move nodes to fp32.
     rounding = Rounding.of(graph)
     check_lowers(recipe, rounding.precision, preprocess)
     notes = save_runnable(graph, target)
@@ -124,7 +124,7 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
         notes=notes,
         precision=rounding.precision,
     )
-    if recipe.precision in (Precision.FP32, proven.precision):  # fp32, the default, leaves the source's own precision
+    if recipe.precision in (Precision.FP32, proven.precision):  # the default fp32 keeps the source's precision
         return proven
 
     _log.info("lowering to %s", recipe.precision)
@@ -139,14 +139,14 @@ def _prove_export(
     batch_sizes: tuple[int, ...],
     sampler: Sampler | None,
 ) -> Proof:
-    """Prove a graph beside its source; where that fails narrowly, beside what the source computes in fp64.
+    """Prove a graph against its source; if that fails narrowly, against the source in fp64.
 
     Args:
         file: The graph.
         samples: As for `prove_graph`.
         limits: As for `prove_graph`.
         batch_sizes: As for `prove_graph`.
-        sampler: Computes the outputs of `samples` again; None for recorded ones, which nothing computes again.
+        sampler: Recomputes the outputs of `samples`; None for recorded outputs, which cannot be recomputed.
 
     Raises:
         VerificationError: The outputs changed.
@@ -156,7 +156,7 @@ def _prove_export(
     except VerificationError as error:
         if sampler is None or isinstance(error, UndecidedError) or not fp64_may_tell(error.relative_l2):
             raise
-        # A second opinion: the error may be the source's own fp32.
+        # The error may be that of the source's fp32.
         exact = sampler.beside_fp64(samples)
         if exact is None:
             raise
@@ -167,7 +167,7 @@ def _prove_export(
         return prove_graph(file, samples_in_fp64, looser, batch_sizes=batch_sizes)
 
 
-# Files that the recipe names: checked first, because it may take minutes until they are read.
+# Files of the recipe: checked first, because they may be read minutes later.
 
 _ARRAYS_OR_IMAGES = "an .npz of arrays by name, or a folder of images"
 _EXPECTED_FILES = {
@@ -206,14 +206,14 @@ def check_given_files(recipe: Recipe) -> None:
         raise ConversionError(f"--model-store {store}: {existing} may not be written", hint="choose another folder")
 
 
-# The source: fetched where it is remote, opened, with what the recipe adds to it.
+# The source: fetched if it is remote, opened, completed by the recipe.
 
 _FILE_SUFFIXES = (".onnx", ".pt2", ".skops", ".keras", ".pt", ".pth")
-_FILE_KINDS = ("torchscript", "sklearn", "keras")  # KIND:LOCATION whose location is one file
+_FILE_KINDS = ("torchscript", "sklearn", "keras")  # KIND:LOCATION with a single file as location
 
 
 def remote_part(source: str) -> tuple[str, str]:
-    """Split a source into its kind with the colon (or nothing) and the address of its file (empty for a local one)."""
+    """Split a source into its kind with colon (or empty) and the address of its file (empty if local)."""
     kind, colon, location = source.partition(":")
     if colon and kind in _FILE_KINDS and is_remote(location):
         return f"{kind}:", location
@@ -222,10 +222,10 @@ def remote_part(source: str) -> tuple[str, str]:
 
 @contextmanager
 def local_source(source: str) -> Iterator[str]:
-    """Fetch a remote source for as long as the context is open; yield the source as a local one.
+    """Fetch a remote source for the duration of the context; yield the local source.
 
     Raises:
-        ConversionError: The address names no file of a known kind.
+        ConversionError: The address is not of a file of a known kind.
         RemoteStoreError: The file cannot be read.
     """
     kind, text = remote_part(source)
@@ -247,9 +247,9 @@ def open_model(recipe: Recipe) -> SourceModel:
     """Open the recipe's source, with the recipe's preprocessing, labels and varying dimensions.
 
     Raises:
-        ConversionError: The source cannot be opened, or an option of the recipe does not fit it.
+        ConversionError: The source cannot be opened, or an option of the recipe does not apply to it.
         EngineUnavailable: The source's library is not installed.
-        ManifestError: The recipe's preprocess is not valid.
+        ManifestError: The recipe's preprocess is invalid.
     """
     source = open_source(recipe)
     if recipe.batch == "fixed" and not source.takes_fixed_batch:
@@ -279,12 +279,12 @@ def open_model(recipe: Recipe) -> SourceModel:
 def with_dynamic_axes(
     inputs: Sequence[InputSpec], requested: Mapping[str, Mapping[int, tuple[int, int]]], *, whole: bool = False
 ) -> tuple[InputSpec, ...]:
-    """Let further dimensions of inputs vary.
+    """Make further dimensions of inputs dynamic.
 
     Args:
-        inputs: The inputs as the source knows them.
-        requested: Input -> axis with the batch as 0 -> smallest and largest size.
-        whole: There is no batch, and axis 0 is an axis of the sample.
+        inputs: Inputs of the source.
+        requested: Input -> axis (0 is the batch) -> smallest and largest size.
+        whole: There is no batch: axis 0 is an axis of the sample.
 
     Raises:
         ConversionError: There is no such input or axis, or a range is empty.
@@ -329,22 +329,22 @@ def notes_of(model: SourceModel) -> tuple[str, ...]:
     return notes
 
 
-# The task: the source's own, or the requested one where the outputs fit it; and labels that fit.
+# The task: that of the source, or a requested one that the outputs support; and matching labels.
 
 _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
 _DETECTION_OUTPUTS = ("boxes", "scores", "classes", "counts")
 
 
 def with_task(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model) -> SourceModel:
-    """Add the task that the version will publish, by the source's names of outputs.
+    """Add the task of the version, with the source's output names.
 
     Args:
         model: The source.
-        recipe: Requests a task, or leaves that to the source.
-        graph: As exported.
+        recipe: May request a task.
+        graph: The exported graph.
 
     Raises:
-        ConversionError: The outputs do not fit the task, or the recipe changes an output that the task needs.
+        ConversionError: The outputs do not match the task, or the recipe changes an output of the task.
     """
     outputs = {
         str(value.name): value for value in graph.graph.outputs if not recipe.outputs or value.name in recipe.outputs
@@ -400,18 +400,18 @@ def _fitting_task(kind: str, outputs: Mapping[str, onnx_ir.Value]) -> Task:
 
 
 def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model) -> SourceModel:
-    """Keep labels that are one for each class of the output that they name; leave out others.
+    """Keep labels whose number matches the classes of the output; drop others.
 
     Args:
         model: The source.
-        recipe: Labels of the recipe must fit; those of the source may be of another task.
-        graph: As exported, before a pass ranks the classes.
+        recipe: Labels of the recipe must match; those of the source may be of another task.
+        graph: The exported graph, before a pass ranks the classes.
 
     Raises:
-        ConversionError: The recipe's labels do not fit.
+        ConversionError: The recipe's labels do not match.
     """
     if isinstance(model.task, Detection):
-        # Classes of detections are numbers: no output has a dimension for them.
+        # Classes of detections are numbers: no output has a dimension of classes.
         if recipe.labels and model.classes and len(model.labels) != model.classes:
             raise ConversionError(
                 f"{recipe.labels} has {len(model.labels)} labels for the {model.classes} classes of {recipe.source}",
@@ -432,7 +432,7 @@ def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model
 
 
 def warn_without_preprocess(model: SourceModel) -> None:
-    """Warn of an image task without a preprocess: clients could send it no images."""
+    """Warn about an image task without a preprocess, to which clients cannot send images."""
     if not is_classification(model.task) and model.preprocess is None:
         _log.warning(
             "nothing says how an image becomes the input: clients that send images are refused; say it with "
@@ -449,7 +449,7 @@ def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
     Args:
         graph: The graph, with the source's names.
         recipe: Inputs and outputs of the rewritten graph, and the passes to skip.
-        preprocess: How an image becomes the source's input, or None.
+        preprocess: Preprocessing of the source's input, or None.
 
     Raises:
         ConversionError: A pass to skip does not exist, a pass failed, or the preprocessing cannot be embedded.
@@ -479,21 +479,21 @@ def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
 
 
 def remaining_preprocess(model: SourceModel, edge: Edge) -> Preprocess | None:
-    """Preprocessing that is left for the client of a rewritten graph."""
+    """Preprocessing that remains for clients of a rewritten graph."""
     return edge.to_graph_preprocess(model.preprocess) if model.preprocess else None
 
 
-# The version: what its manifest and its configuration say.
+# The version: manifest and configuration.
 
 
 def new_version(recipe: Recipe, model: SourceModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
     """Describe a proven graph for its manifest and its configuration.
 
     Args:
-        recipe: How it was made.
-        model: Its source.
+        recipe: The recipe.
+        model: The source.
         proven: The graph.
-        command: The command line.
+        command: Command line.
         seconds: Duration of the conversion.
     """
     proof, edge = proven.proof, proven.rewritten.edge

@@ -1,7 +1,7 @@
-"""Forward and backward in one static graph: a model's outputs, and the gradient of one with respect to an input.
+"""Forward and backward pass in one static graph: the outputs of a model and a gradient with respect to an input.
 
-The gradient is that of the sum of an output over all its elements; rows of a batch do not affect each other, so each
-row gets its own. The exported graph comes from torch.export's joint graph; the reference is plain autograd on the
+The gradient is that of the sum over all elements of an output; rows of a batch are independent, so each row has its own
+gradient. The exported graph comes from torch.export's joint graph; the reference is plain autograd on the
 module.
 """
 
@@ -36,12 +36,12 @@ _NOISE_DRAWS = 4
 
 @dataclass(frozen=True, kw_only=True)
 class GradientModel(SourceModel):
-    """A model that returns what another one returns, and a gradient.
+    """A model with an additional gradient output.
 
     Attributes:
-        model: The other one.
-        output: Which of its outputs is summed up.
-        input: The input that the gradient is with respect to.
+        model: The model.
+        output: The summed output.
+        input: The input of the gradient.
     """
 
     model: TorchModel
@@ -56,8 +56,8 @@ class GradientModel(SourceModel):
     def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:
         """See `SourceModel.gradient_noise`.
 
-        Where an input of a ReLU is that near to its kink, the gradient jumps, and no fp32 graph can know which way. On
-        random ResNets that is seen in one of three samples, and makes up to 0.8% of the gradient.
+        If an input of a ReLU is within fp32 error of its kink, the gradient is ambiguous in fp32. With random ResNets
+        this affects one of three samples, by up to 0.8% of the gradient.
         """
         generator = np.random.default_rng(0)
         exact = self._differentiate(feeds)[1]
@@ -110,7 +110,7 @@ class GradientModel(SourceModel):
 
 
 def perturb(array: AnyArray, generator: np.random.Generator) -> AnyArray:
-    """The array, changed by as much as fp32 computation errs by at the end of a network."""
+    """Perturb an array by the typical fp32 error at the end of a network."""
     return np.multiply(array, 1 + _NOISE * generator.standard_normal(array.shape).astype(np.float32))
 
 
@@ -122,7 +122,7 @@ def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
         gradient: `OUTPUT:INPUT`, by the source's names.
 
     Raises:
-        ConversionError: The source is no PyTorch model, or has no such output or input.
+        ConversionError: The source is not a PyTorch model, or lacks the output or input.
     """
     output, separator, name = gradient.partition(":")
     if not separator:
@@ -167,22 +167,22 @@ def joint_module(
     dynamic_shapes: Any,
     description: str,
 ) -> JointModule:
-    """The outputs of a module, and the gradients of the sum of one of them.
+    """Make a module that returns the outputs, and the gradients of the sum of one of them.
 
     Args:
-        module: As `differentiable` returns it; its parameters get a gradient where they require one.
-        forward: Calls it.
-        output: Which output is summed up.
+        module: A result of `differentiable`; parameters that require a gradient get one.
+        forward: Calls the module.
+        output: The summed output.
         example: Inputs; those that require a gradient get one.
-        dynamic_shapes: As for `torch.export.export`; None where all sizes are those of the example.
-        description: The model in words, for the error.
+        dynamic_shapes: As for `torch.export.export`; None for fixed sizes.
+        description: Description of the model, for the error.
 
     Raises:
         ConversionError: The joint graph cannot be made.
     """
     try:
         with plain_attention(), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the joint export is experimental, and says so
+            warnings.simplefilter("ignore")  # suppress the warning that the joint export is experimental
             summed = _Summed(module, forward, output)
             program = torch.export.export(summed, tuple(example), dynamic_shapes=dynamic_shapes)
             program = _export_forward_backward(program).run_decompositions(backward_decompositions())
@@ -195,7 +195,7 @@ def joint_module(
 
 
 class _Summed(nn.Module):
-    """Returns the sum to differentiate first, then the outputs themselves."""
+    """Return the sum to differentiate first, then the outputs."""
 
     def __init__(self, module: nn.Module, forward: Forward, output: str) -> None:
         super().__init__()
@@ -209,7 +209,7 @@ class _Summed(nn.Module):
 
 
 class JointModule(nn.Module):
-    """A joint program as a plain module: its parameters are buffers again, its loss is left out.
+    """A joint program as a module: parameters become buffers, the loss is dropped.
 
     Attributes:
         differentiated: Names of the parameters whose gradients are returned, in order, after those of inputs.
@@ -262,11 +262,11 @@ class FrozenNorm(nn.Module):
 
 
 def differentiable(module: nn.Module, norm: Callable[[Any], nn.Module] = FrozenNorm) -> nn.Module:
-    """A copy of a module without what a joint graph cannot hold: batch norms that update buffers, in-place ReLUs.
+    """Copy a module without parts that a joint graph does not support: batch norms that update buffers, in-place ReLUs.
 
     Args:
-        module: In evaluation mode; not changed.
-        norm: Makes what replaces a batch norm.
+        module: Module in evaluation mode; not changed.
+        norm: Makes the replacement of a batch norm.
     """
     return _replace_layers(copy.deepcopy(module), norm)
 
@@ -284,7 +284,7 @@ def _replace_layers(module: nn.Module, norm: Callable[[Any], nn.Module]) -> nn.M
 
 @contextlib.contextmanager
 def plain_attention() -> Iterator[None]:
-    """Attention as products and a softmax: fused kernels hide their derivative."""
+    """Attention as products and a softmax, because fused kernels have no differentiable decomposition."""
     fast = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
@@ -296,8 +296,8 @@ def plain_attention() -> Iterator[None]:
 
 # Backward operators that ONNX lacks, in terms of operators that it has.
 #
-# The table goes to `ExportedProgram.run_decompositions`. PyTorch brings most of the decompositions; those written here
-# are missing there, or slow as PyTorch writes them.
+# Table for `ExportedProgram.run_decompositions`. PyTorch has most of the decompositions; those here are missing, or
+# slow in PyTorch.
 
 _aten = torch.ops.aten
 
@@ -334,7 +334,7 @@ def backward_decompositions() -> dict[Any, Any]:
 
 
 def empty_permuted(size: Any, _layout: Any, **options: Any) -> Any:
-    """Uninitialized memory as zeros: it is written before it is read."""
+    """Replace uninitialized memory, which is written before it is read, by zeros."""
     return torch.zeros(size, dtype=options.get("dtype"))
 
 
@@ -360,7 +360,7 @@ class _Convolution:
         return range(len(self.stride))
 
     def apply(self, features: Any, weight: Any, output_padding: list[int] | None = None) -> Any:
-        """The convolution without a bias; transposed where there is an output padding."""
+        """Apply the convolution without bias; transposed if there is an output padding."""
         transposed, rest = output_padding is not None, output_padding or [0] * len(self.stride)
         return _aten.convolution(
             features, weight, None, self.stride, self.padding, self.dilation, transposed, rest, self.groups
@@ -368,14 +368,14 @@ class _Convolution:
 
 
 def convolution_backward(gradient: Any, features: Any, weight: Any, *arguments: Any) -> tuple[Any, Any, Any]:
-    """The gradients of a convolution by its input, its weight and its bias.
+    """Gradients of a convolution with respect to input, weight and bias.
 
     Args:
-        gradient: Of the output, `[batch, out, *size]`.
+        gradient: Gradient of the output, `[batch, out, *size]`.
         features: The input, `[batch, in, *size]`.
         weight: `[out, in / groups, *kernel]`; of a transposed convolution `[in, out / groups, *kernel]`.
-        *arguments: The operator's others: bias_sizes, stride, padding, dilation, transposed, output_padding, groups and
-            output_mask: the three gradients that are needed; the others are None.
+        *arguments: Further arguments: bias_sizes, stride, padding, dilation, transposed, output_padding, groups, and
+            output_mask, which selects the needed gradients; the others are None.
     """
     _bias_sizes, stride, padding, dilation, transposed, _output_padding, groups, output_mask = arguments
     convolution = _Convolution(stride, padding, dilation, groups)
@@ -393,9 +393,9 @@ def convolution_backward(gradient: Any, features: Any, weight: Any, *arguments: 
 
 
 def _by_input(gradient: Any, features: Any, weight: Any, convolution: _Convolution) -> Any:
-    """The transposed convolution with the same weight.
+    """Transposed convolution with the same weight.
 
-    With strides of one that is a plain convolution with the flipped weight, which runtimes do far better.
+    With strides of one it is a plain convolution with the flipped weight, which is much faster in runtimes.
 
     Source: Dumoulin and Visin, "A guide to convolution arithmetic for deep learning", chapter 4.
     """
@@ -411,7 +411,7 @@ def _by_input(gradient: Any, features: Any, weight: Any, convolution: _Convoluti
 
 
 def _by_weight(written: Any, read: Any, shape: Any, convolution: _Convolution) -> Any:
-    """For each position in the kernel a matrix product: of the outputs with the inputs that it was applied to."""
+    """One matrix product for each kernel position: output gradients with the corresponding inputs."""
     stride, padding, axes, kernel = convolution.stride, convolution.padding, convolution.axes, shape[2:]
     if any(padding):
         read = nn.functional.pad(read, [pad for i in reversed(axes) for pad in (padding[i], padding[i])])
@@ -432,12 +432,12 @@ def _by_weight(written: Any, read: Any, shape: Any, convolution: _Convolution) -
 
 
 def max_pool2d_backward(gradient: Any, features: Any, *arguments: Any) -> Any:
-    """Each maximum passes its gradient on to the element that it was.
+    """Pass the gradient of each maximum to its element.
 
     Args:
-        gradient: Of the output, `[batch, channels, *size]`.
+        gradient: Gradient of the output, `[batch, channels, *size]`.
         features: The input, `[batch, channels, *size]`.
-        *arguments: The operator's others; the last one are the indices of the maxima in their channel.
+        *arguments: Further arguments; the last one has the indices of the maxima in their channel.
     """
     indices = arguments[-1]
     batch, channels = features.shape[0], features.shape[1]
@@ -447,16 +447,16 @@ def max_pool2d_backward(gradient: Any, features: Any, *arguments: Any) -> Any:
 
 
 def avg_pool2d_backward(gradient: Any, features: Any, *arguments: Any) -> Any:
-    """Each average passes equal shares of its gradient on: a transposed convolution for each channel.
+    """Distribute the gradient of each average equally: a transposed convolution for each channel.
 
     Args:
-        gradient: Of the output, `[batch, channels, *size]`.
+        gradient: Gradient of the output, `[batch, channels, *size]`.
         features: The input, `[batch, channels, *size]`.
-        *arguments: The operator's others: kernel_size, stride, padding, ceil_mode, count_include_pad and
+        *arguments: Further arguments: kernel_size, stride, padding, ceil_mode, count_include_pad and
             divisor_override.
 
     Returns:
-        NotImplemented where the windows are of different sizes.
+        NotImplemented for windows of different sizes.
     """
     kernel, stride, padding, ceil_mode, count_include_pad, divisor_override = arguments
     if ceil_mode or (any(padding) and not count_include_pad):

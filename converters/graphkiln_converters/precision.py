@@ -50,20 +50,20 @@ _log = logging.getLogger("graphkiln.converters")
 
 
 def with_own_limit(limits: Limits, recipe: Recipe) -> Limits:
-    """A row of the policy, with the error that the recipe allows in place of its own."""
+    """A row of the policy, with the error limit of the recipe, if it has one."""
     return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
 
 
 def check_lowers(recipe: Recipe, source: Precision, preprocess: Preprocess | None) -> None:
-    """Refuse a lower precision that could not be proven, or whose inputs no client could make.
+    """Refuse a lower precision that cannot be proven, or whose inputs clients cannot make.
 
     Args:
-        recipe: Precision of the graph, and of its inputs.
-        source: What the source computes in. From 16 bits nothing is lowered: the outputs in fp32 are not known.
-        preprocess: What is left for the client, or None.
+        recipe: Precision of the graph and of its inputs.
+        source: Precision of the source. 16-bit sources are not lowered, because their fp32 outputs are unknown.
+        preprocess: Preprocessing in the client, or None.
 
     Raises:
-        ConversionError: The recipe requests one.
+        ConversionError: The recipe requests such a precision.
     """
     lowers_inputs = recipe.lower_edges and recipe.precision is Precision.BF16
     if lowers_inputs and preprocess is not None and preprocess.dtype is not DType.UINT8:
@@ -76,10 +76,10 @@ def check_lowers(recipe: Recipe, source: Precision, preprocess: Preprocess | Non
 
 
 def check_quantizer(recipe: Recipe) -> None:
-    """Refuse early, before minutes pass, options of a quantizer that have no effect.
+    """Refuse quantizer options without effect before the conversion starts.
 
     Raises:
-        ConversionError: Nothing is quantized, or NNCF does otherwise.
+        ConversionError: Nothing is quantized, or NNCF does not support an option.
         EngineUnavailable: NNCF is not installed.
     """
     if recipe.precision is Precision.INT8:
@@ -105,11 +105,11 @@ def check_quantizer(recipe: Recipe) -> None:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoweredGraph:
-    """A graph of a lower precision that is not proven yet.
+    """An unproven graph of a lower precision.
 
     Attributes:
         graph: The file to serve.
-        emulated: A file that computes the same with kernels that every CPU has: this one is proven.
+        emulated: An equivalent file with kernels for every CPU, used for the proof.
         rewritten: Changes to the fp32 graph.
         notes: Remarks for the log and the manifest.
     """
@@ -160,7 +160,7 @@ def lower_and_prove(
         except VerificationError:
             return False
         except ConversionError:
-            return True  # no product is left to lower: it is the fp32 graph
+            return True  # no product left to lower: identical to the fp32 graph
         return True
 
     if recipe.search_keep:
@@ -197,7 +197,7 @@ def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = 
         keep: Names of further nodes that stay fp32.
 
     Raises:
-        ConversionError: Not one product was lowered.
+        ConversionError: No product was lowered.
     """
     model = load(fp32)
     lower = LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32, frozenset(keep), edges=recipe.lower_edges)
@@ -229,10 +229,10 @@ def quantize_graph(
         calibration: Feeds, `[samples, ...]` by name.
         target: File to write.
         keep: Names of further nodes that stay fp32.
-        whole: The graph has no batch: each of the feeds is a whole input.
+        whole: The graph has no batch: each sample is a whole input.
 
     Raises:
-        ConversionError: Nothing became integer.
+        ConversionError: Nothing was quantized.
         LoweringError: The graph cannot be quantized.
     """
     model = onnx_ir.load(fp32)
@@ -254,14 +254,14 @@ def quantize_graph(
     return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage),))
 
 
-# Nodes that stay fp32: those of the recipe, those that do not matter for speed, and the fewest that the proof needs.
+# Nodes kept in fp32: those of the recipe, those without effect on speed, and the fewest needed to pass the proof.
 
 
 def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
     """Names of the nodes that a recipe keeps in fp32, and of those behind the last products.
 
     Args:
-        model: Its nodes have names.
+        model: A model with named nodes.
         recipe: Nodes that stay fp32.
     """
     products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
@@ -271,9 +271,9 @@ def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
 
 
 def behind_products(model: onnx_ir.Model) -> list[str]:
-    """Names of the nodes that no product depends on: they read the last layers.
+    """Names of the nodes behind the last products.
 
-    There is little to compute there, and much to lose: coordinates of boxes in 256 steps are off by pixels.
+    They cost little, and need precision: coordinates of boxes in 256 steps would be off by pixels.
     """
     before: set[onnx_ir.Node] = set()
     waiting = [node for node in model.graph if node.op_type in PRODUCTS]
@@ -286,7 +286,7 @@ def behind_products(model: onnx_ir.Model) -> list[str]:
 
 
 def _candidates(fp32: Path, recipe: Recipe) -> list[str]:
-    """Names of the nodes that may have to stay fp32."""
+    """Names of the candidates to keep in fp32."""
     model = onnx_ir.load(fp32)
     if recipe.precision is not Precision.INT8:
         return LowerPrecision(recipe.precision, recipe.amp, recipe.keep_fp32).candidates(model)
@@ -299,8 +299,8 @@ def smallest_kept(names: Sequence[str], passes: Callable[[Sequence[str]], bool])
     """Find a minimal set of nodes with which a test passes.
 
     Args:
-        names: All nodes; keeping all of them passes, which is not tested.
-        passes: Tests a set of kept nodes. A set that passes must pass with more nodes, too.
+        names: All nodes; keeping all of them is assumed to pass.
+        passes: Tests a set of kept nodes; must be monotonic.
 
     Returns:
         Their names; empty when the test passes without any.
@@ -320,10 +320,10 @@ def smallest_kept(names: Sequence[str], passes: Callable[[Sequence[str]], bool])
     return tuple(needed(names, []))
 
 
-# Int8 by NNCF, OpenVINO's quantizer: an alternative for transformers, whose activations it smooths. Its results beside
-# those of ONNX Runtime's quantizer: docs/precision.md. Its graphs take the same proof as all others.
+# Int8 by NNCF, OpenVINO's quantizer: an alternative for transformers, whose activations it smooths. docs/precision.md
+# compares it with ONNX Runtime's quantizer. The proof is the same.
 
-_TRANSFORMER = {"LayerNormalization", "Softmax"}  # operators that every transformer has
+_TRANSFORMER = {"LayerNormalization", "Softmax"}  # operators of every transformer
 
 
 def quantize_by_nncf(
@@ -332,8 +332,8 @@ def quantize_by_nncf(
     """Write a QDQ graph.
 
     Args:
-        graph: The fp32 graph; its nodes have names.
-        samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
+        graph: The fp32 graph, with named nodes.
+        samples: Calibration inputs by name, `[samples, ...]`; not those of the proof.
         target: File to write.
         exclude: Names of nodes that stay fp32.
         whole: The graph has no batch: each sample is a whole input.
@@ -346,7 +346,7 @@ def quantize_by_nncf(
     count = len(next(iter(samples.values())))
     rows: list[Any] = [index if whole else slice(index, index + 1) for index in range(count)]
     try:
-        with contextlib.redirect_stdout(io.StringIO()):  # progress bars; --json prints to stdout
+        with contextlib.redirect_stdout(io.StringIO()):  # hide progress bars, because --json prints to stdout
             model = onnx.load(graph)
             transformer = {node.op_type for node in model.graph.node} >= _TRANSFORMER
             quantized = nncf.quantize(
@@ -367,8 +367,8 @@ def quantize_by_nncf(
 
 
 def _import_nncf() -> Any:
-    """Import NNCF without its reports of usage and its log of warnings."""
-    os.environ.setdefault("NNCF_CI", "1")  # without it, its use is reported. Source: nncf/telemetry/wrapper.py
+    """Import NNCF without telemetry and warnings."""
+    os.environ.setdefault("NNCF_CI", "1")  # turns off telemetry. Source: nncf/telemetry/wrapper.py
     try:
         import nncf
     except ImportError as error:
@@ -384,23 +384,23 @@ def _import_nncf() -> Any:
     return nncf
 
 
-# Speed of an int8 graph beside its fp32 graph, on the machine that converts.
+# Speed of an int8 graph relative to its fp32 graph on this machine.
 #
-# A version that was saved in int8 has no fp32 graph beside it, so this cannot be measured later. On CPUs int8 need not
-# be faster: MobileNetV3-small, with its many small layers, has 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
+# An int8 version has no fp32 graph, so this cannot be measured later. On CPUs int8 may be slower: MobileNetV3-small,
+# with its many small layers, reaches 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
 
 _BATCH = 4
 
 
 def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
-    """Measure the speed of int8 on this CPU, in each engine that computes both graphs; empty where none does.
+    """Measure the speed of int8 on this CPU, in each engine that supports both graphs.
 
-    A warning is logged where the fastest fp32 is faster than the fastest int8.
+    A warning is logged if the fastest fp32 is faster than the fastest int8.
 
     Args:
-        fp32: The graph that was quantized.
+        fp32: The original graph.
         int8: The quantized graph, with the same inputs.
-        golden: Samples to run both with.
+        golden: Samples to run.
     """
     feeds, graphs = golden.batch(_BATCH), {Precision.FP32: fp32, Precision.INT8: int8}
     times: dict[str, Mapping[str, float]] = {}
@@ -415,7 +415,7 @@ def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
                 times[engine] = fastest_runs_s(
                     {name: partial(session.run, feeds) for name, session in sessions.items()}
                 )
-        except GraphkilnError as error:  # not installed, or it does not compute int8 exactly here
+        except GraphkilnError as error:  # not installed, or int8 is not exact on this CPU
             _log.debug("the speed of int8 is not measured with %s: %s", engine, error)
     if not times:
         return ""

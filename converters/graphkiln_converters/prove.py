@@ -1,4 +1,4 @@
-"""Proves a graph against its source model, at every batch size and shape that was sampled."""
+"""Prove a graph against its source model, at every sampled batch size and shape."""
 
 from __future__ import annotations
 
@@ -30,26 +30,25 @@ from graphkiln_backend.proof.policy import Limits, gradient_limits
 from graphkiln_backend.proof.tasks import TaskTargets, judge, why_undecided
 from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches
 
-# Both differ from `EXPORT_BATCH`: a batch that was baked in cannot pass.
+# Both differ from `EXPORT_BATCH`, so that a fixed batch cannot pass.
 _PROOF_BATCH_SIZES = (1, 3)
-# For a graph that was saved with a batch, which was made to vary.
+# For a graph whose fixed batch was made dynamic.
 _FREED_BATCH_SIZES = (1, 3, 5)
 _GOLDEN_SAMPLES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReferenceSamples:
-    """Samples of one set of sizes, and the source's outputs for them as the graph after all passes should return them.
+    """Samples of one set of sizes, with the expected outputs of the graph after all passes.
 
     Attributes:
         feeds: Inputs of the saved graph, `[samples, ...]` each.
-        outputs: The source's outputs, turned into those of the saved graph.
-        gradients: Names of the outputs that are gradients.
-        gradient_noise: Change of the source's gradients with the smallest change of the input that fp32 knows, as a
-            share of their length.
-        ranking: The outputs that are a ranking, or None.
+        outputs: Outputs of the source, converted to those of the saved graph.
+        gradients: Names of gradient outputs.
+        gradient_noise: Relative change of the source's gradients for the smallest fp32 change of the input.
+        ranking: Ranking outputs, or None.
         task: The image task, or None.
-        targets: The right classes, `[samples]`, or the task's ground truth; None where not known.
+        targets: True classes, `[samples]`, or the task's ground truth; None if unknown.
         whole: The arrays are one sample of a graph without a batch.
     """
 
@@ -63,7 +62,7 @@ class ReferenceSamples:
     whole: bool = False
 
     def at(self, edge: Edge) -> ReferenceSamples:
-        """The same samples for a graph whose inputs and outputs were changed."""
+        """Convert to a graph with changed inputs and outputs."""
         return replace(
             self,
             feeds=edge.to_graph_feeds(self.feeds),
@@ -78,11 +77,11 @@ class Proof:
     """Result of a proof.
 
     Attributes:
-        verification: The worst verdict, and that of the gradients.
-        errors: Relative L2 error by output, the worst of all sizes.
-        signature: The graph's.
-        largest_difference: Of an element, at any size.
-        golden: Samples that the server replays.
+        verification: Worst verdict, and that of the gradients.
+        errors: Worst relative L2 error of each output.
+        signature: Signature of the graph.
+        largest_difference: Largest difference of an element at any size.
+        golden: Golden samples.
     """
 
     verification: tuple[Verification, ...]
@@ -94,13 +93,13 @@ class Proof:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProvenGraph:
-    """A graph that may become a version.
+    """A proven graph.
 
     Attributes:
         graph: The ONNX file; external weights are beside it.
         proof: The proof of this file.
         rewritten: Changes to the exported graph.
-        verification: All steps that were proven on the way.
+        verification: All proofs.
         notes: Remarks for the log and the manifest.
         precision: Precision of its products.
     """
@@ -114,7 +113,7 @@ class ProvenGraph:
 
 
 def other_batch_sizes(saved: int) -> tuple[int, ...]:
-    """Batch sizes to prove a graph with that differ from the one it was saved with; two at least."""
+    """At least two batch sizes for a proof, different from the saved one."""
     sizes = _PROOF_BATCH_SIZES if saved == EXPORT_BATCH else _FREED_BATCH_SIZES
     return tuple(size for size in sizes if size != saved)
 
@@ -132,15 +131,15 @@ def prove_graph(
         graph: The graph; ONNX Runtime must run it on the CPU.
         samples: Inputs and expected outputs.
         limits: Row of the policy.
-        noise: Largest difference that fp32 itself makes, for a graph of a lower precision.
-        batch_sizes: Sizes that differ from the one that the graph was saved or exported with; a whole sample has none.
+        noise: Largest difference caused by fp32, for a graph of a lower precision.
+        batch_sizes: Sizes different from the saved or exported one; unused for whole samples.
 
     Raises:
-        VerificationError: An output is outside its limits, or the graph does not run.
-        UndecidedError: The source's answers on the samples cannot tell a right graph from a wrong one.
+        VerificationError: An output exceeds its limits, or the graph does not run.
+        UndecidedError: The samples cannot distinguish a correct graph from a wrong one.
     """
     empty = [_why_empty(group, limits) for group in samples]
-    if empty and all(empty):  # every graph that detects nothing would pass
+    if empty and all(empty):  # otherwise any graph that detects nothing would pass
         raise _undecided(empty[0])
     verdicts: list[Verification] = []
     errors: dict[str, float] = {}
@@ -165,7 +164,7 @@ def prove_graph(
 
 
 def _why_empty(group: ReferenceSamples, limits: Limits) -> str:
-    """Reason why samples without detections decide nothing; empty where something is detected."""
+    """Why samples without detections are undecided; empty if there are detections."""
     task = group.task
     empty = isinstance(task, Detection) and not np.any(group.outputs.get(task.counts, 1))
     return why_undecided(task, group.outputs, limits) if empty else ""
@@ -177,7 +176,7 @@ def _undecided(reason: str) -> UndecidedError:
 
 
 def _run(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Run a graph in batches of a size; with 0, on whole inputs."""
+    """Run a graph in batches of a size; 0 for whole inputs."""
     try:
         return run_in_batches(session.run, feeds, size) if size else session.run(feeds)
     except (SignatureError, ExecutionError, ConversionError) as error:
@@ -191,7 +190,7 @@ def _run(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
 def _verdicts(
     group: ReferenceSamples, outputs: Arrays, limits: Limits, noise: float | None, batch_sizes: tuple[int, ...]
 ) -> list[Verification]:
-    """Verdicts on the outputs, and on the gradients, which have a separate row of the policy."""
+    """Verdicts on the outputs, and on the gradients, which have their own row of the policy."""
     expected, expected_gradients = _split(group.outputs, group.gradients)
     found, found_gradients = _split(outputs, group.gradients)
     try:
@@ -211,7 +210,7 @@ def _verdicts(
             row = gradient_limits(limits, group.gradient_noise)
             verdicts.append(prove(expected_gradients, found_gradients, row, batch_sizes=batch_sizes))
     except VerificationError as error:
-        # A failure on samples that decide nothing is no verdict on the graph.
+        # A failure on undecided samples does not prove that the graph is wrong.
         if reason := why_undecided(group.task, group.outputs, limits):
             raise _undecided(reason) from error
         raise
@@ -219,7 +218,7 @@ def _verdicts(
 
 
 def _split(outputs: Arrays, gradients: frozenset[str]) -> tuple[Arrays, Arrays]:
-    """Plain outputs, and gradients."""
+    """Split into plain outputs and gradients."""
     return (
         {name: array for name, array in outputs.items() if name not in gradients},
         {name: array for name, array in outputs.items() if name in gradients},
@@ -239,9 +238,9 @@ def _golden(session: Session, group: ReferenceSamples) -> GoldenSamples:
 
 
 def _difference(reference: AnyArray, output: AnyArray) -> float:
-    """The largest difference of floating-point elements that are finite in both."""
+    """Largest difference of floating-point elements that are finite in both."""
     if reference.dtype.kind != "f":
         return 0.0
-    with np.errstate(invalid="ignore", over="ignore"):  # infinite ones are compared elsewhere
+    with np.errstate(invalid="ignore", over="ignore"):  # infinite values are compared elsewhere
         difference = np.abs(output.astype(np.float64) - reference.astype(np.float64))
     return float(np.max(difference, initial=0.0, where=np.isfinite(difference)))

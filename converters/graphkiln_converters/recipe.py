@@ -1,6 +1,6 @@
 """The recipe: all options of `graphkiln convert` as one checked object.
 
-Written on the command line, in a YAML file, or both; kept in the manifest, so that a conversion can be repeated.
+Given on the command line, in a YAML file, or both; stored in the manifest, so that a conversion can be repeated.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name, nearest
 
-# Triton counts in 32 bits.
+# Triton uses 32 bits.
 _MOST = (1 << 31) - 1
 _MOST_DETECTIONS = 10_000
 _DYNAMIC = re.compile(r"(?P<name>[^:]+):(?P<axis>\d{1,9})=(?P<least>\d{1,9})\.\.(?P<most>\d{1,9})")
 _SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d{1,18}(?:x\d{1,18})*)")
 # Key in manifests of earlier releases -> key.
 _OLD_SPELLINGS = {"quantise_bias": "quantize_bias", "quantise_ends": "quantize_ends"}
-# Precisions that a graph can be saved in.
+# Precisions of saved graphs.
 SavedPrecision = Literal[Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8]
 _SOURCE = "Where the model comes from"
 _EDGE = "What goes in and comes out"
@@ -41,10 +41,10 @@ class Flag:
 
     Attributes:
         panel: Heading in the help; empty for the first.
-        metavar: What the help shows for a value; empty for the type's name.
-        default: What the help shows for a default that the field cannot hold.
-        minimum: Smallest number that the command line takes.
-        variable: Environment variable that it is read from, too.
+        metavar: Placeholder of the value in the help; empty for the type's name.
+        default: Default in the help, if it is not that of the field.
+        minimum: Smallest accepted number.
+        variable: Environment variable of the option.
     """
 
     panel: str = ""
@@ -55,7 +55,7 @@ class Flag:
 
 
 class Head(StrEnum):
-    """Kind of output of a detector's graph; `convert` recognizes it by the shapes of the outputs."""
+    """Output format of a detector's graph, recognized by the shapes of the outputs."""
 
     YOLOV8 = "yolov8"
     YOLOV5 = "yolov5"
@@ -64,7 +64,7 @@ class Head(StrEnum):
 
 
 class BoxFormat(StrEnum):
-    """Meaning of the four numbers of a box; `unit` ones are shares of the input, from 0 to 1, others are pixels."""
+    """Meaning of the four numbers of a box: pixels, or with `unit` relative to the input, from 0 to 1."""
 
     CORNERS = "xyxy"
     ROWS_FIRST = "yxyx"
@@ -246,13 +246,13 @@ class Recipe(BaseModel):
 
     @property
     def box_flags(self) -> tuple[str, ...]:
-        """Flags that were given for boxes which a graph does not describe itself."""
+        """Flags for boxes that were given."""
         fields = ("head", "boxes", "iou_threshold", "max_detections")
         return tuple(f"--{name.replace('_', '-')}" for name in fields if getattr(self, name) is not None)
 
     @property
     def has_random_weights(self) -> bool:
-        """True where an architecture gets no trained weights."""
+        """True if an architecture has no trained weights."""
         return not (self.weights or self.pretrained)
 
     @property
@@ -263,36 +263,36 @@ class Recipe(BaseModel):
 
     @property
     def dynamic_axes(self) -> dict[str, dict[int, tuple[int, int]]]:
-        """Input name -> axis with the batch as 0 -> smallest and largest size."""
+        """Input name -> axis (0 is the batch) -> smallest and largest size."""
         found: dict[str, dict[int, tuple[int, int]]] = {}
         for match in filter(None, map(_DYNAMIC.fullmatch, self.dynamic)):
             found.setdefault(match["name"], {})[int(match["axis"])] = int(match["least"]), int(match["most"])
         return found
 
     def frozen(self) -> dict[str, Any]:
-        """As plain data that `read_recipe` reads back."""
+        """Convert to plain data for `read_recipe`."""
         return self.model_dump(mode="json")
 
 
 def respelled(document: Mapping[str, Any]) -> dict[str, Any]:
-    """A recipe whose keys were written by an earlier release, by the keys of this one."""
+    """Rename the keys of earlier releases."""
     return {_OLD_SPELLINGS.get(key, key): value for key, value in document.items()}
 
 
-# The model name that a source suggests, for a conversion that is given none.
+# Default model name for a source.
 
 _KIND = re.compile(r"[a-z]{2,}(?=:)")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
-# Names that say nothing: the folder around them says more.
+# Meaningless names, for which the name of the folder is used.
 _GENERIC = {"model", "saved", "graph", "network", "weights"}
 
 
 def name_of(source: str) -> str:
-    """A legal model name for a source: its architecture, factory, file or folder; empty where it has none.
+    """Valid model name for a source: its architecture, factory, file or folder; may be empty.
 
-    A `model.onnx` of a model repository (`NAME/1/model.onnx`) is called NAME.
+    The name of `NAME/1/model.onnx` in a model repository is NAME.
     """
-    source = source.replace("://", "/")  # an address names a file as a path does
+    source = source.replace("://", "/")  # addresses of files are like paths
     kind = _KIND.match(source)
     location = source.partition(":")[2] if kind else source
     if kind and kind[0] == "python":
@@ -307,12 +307,12 @@ def name_of(source: str) -> str:
 
 
 def _legal(text: str) -> str:
-    """A text whose characters are those of model names, in as few changes as possible."""
+    """Replace characters that are invalid in model names."""
     return _ILLEGAL.sub("-", text).strip("-.")[:MAX_LENGTH]
 
 
 def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
-    """Check that a path leads to a file; its reader checks the contents.
+    """Check that a path is a file.
 
     Args:
         path: The path.
@@ -320,7 +320,7 @@ def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
         expected: Kind of file, for the hint.
 
     Raises:
-        ConversionError: There is nothing, or a folder.
+        ConversionError: The path does not exist, or is a folder.
     """
     path = Path(path)
     prefix, fallback = f"{what}: " if what else "", f"expected {expected}" if expected else ""
@@ -333,12 +333,12 @@ def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
 
 
 def near_file(path: Path) -> str:
-    """Suggest a file with a similar name in the same folder; empty where there is none."""
+    """Suggest a file with a similar name in the same folder; may be empty."""
     files = [each.name for each in path.parent.iterdir() if each.is_file()] if path.parent.is_dir() else []
     near = nearest(path.name, files)
     return f"did you mean '{path.parent / near}'?" if near else ""
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of a library's error, or its type where it has no text."""
+    """First line of a library's error, or its type if it has no text."""
     return (str(error).splitlines() or [type(error).__name__])[0]

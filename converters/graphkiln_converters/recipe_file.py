@@ -1,4 +1,4 @@
-"""Reads recipes: from files that may be based on each other, from manifests, and from the command line."""
+"""Read recipes: files with bases, manifests, and command line options."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphkiln_converters.sources.base import CODE_HINT
 
 _BASE = "_base_"
 _MOST_FILES = 100
-# How pydantic writes a member of an enumeration.
+# Notation of enumeration members in pydantic's messages.
 _MEMBER = re.compile(r"<[\w.]+: ('[^']*')>")
 
 
@@ -29,10 +29,10 @@ def read_recipe(path: Path | None, options: Mapping[str, Any], overrides: Sequen
     Args:
         path: YAML or JSON file, or a manifest of an earlier conversion; None for none.
         options: Options of the command line, by field.
-        overrides: `key=value` with a value in YAML; `preprocess.mean=[0.5]` reaches inside.
+        overrides: `key=value` with a YAML value; `preprocess.mean=[0.5]` sets a nested key.
 
     Raises:
-        ConversionError: A file cannot be read, or a key or value is not one; the message names the nearest key.
+        ConversionError: A file cannot be read, or a key or value is invalid; the message suggests the nearest key.
     """
     document = _Files().load(path, ()) if path is not None else {}
     source_in_file = document.get("source")
@@ -53,7 +53,7 @@ def read_recipe(path: Path | None, options: Mapping[str, Any], overrides: Sequen
 
 
 class _Files:
-    """Reads a recipe and all that it is based on."""
+    """Read a recipe and its bases."""
 
     def __init__(self) -> None:
         self._left = _MOST_FILES
@@ -76,12 +76,12 @@ class _Files:
 def _resolved(path: Path) -> Path:
     try:
         return path.resolve()
-    except (OSError, RuntimeError, ValueError) as error:  # links in a circle, a null character
+    except (OSError, RuntimeError, ValueError) as error:  # circular links, a null character
         raise ConversionError(f"cannot read recipe {path}: {error}") from error
 
 
 def _read(path: Path) -> dict[str, Any]:
-    """The keys of one file, by the names of this release."""
+    """Read the keys of one file, renamed to those of this release."""
     try:
         content = read_text(path)
     except (OSError, UnicodeDecodeError) as error:
@@ -107,7 +107,7 @@ def _bases(document: dict[str, Any], path: Path) -> list[str]:
 
 
 def _recipe_of_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """The recipe of an earlier conversion, to make the next version."""
+    """Recipe of an earlier conversion, for the next version."""
     conversion = manifest.get("conversion")
     recipe = conversion.get("recipe") if isinstance(conversion, dict) else None
     if not isinstance(recipe, dict):
@@ -143,13 +143,13 @@ def _translated(error: ValidationError) -> ConversionError:
     return ConversionError(f"recipe: '{key}': {message}")
 
 
-# The YAML of recipes: plain data of bounded size, each key once.
+# YAML of recipes: plain data of bounded size, without duplicate keys.
 #
-# A few lines of YAML can stand for more than any memory holds: aliases repeat what they name, and so on. They are
-# counted before anything is built from them.
+# A few lines of YAML with aliases can expand to more data than fits into memory, so values are counted before the
+# document is built.
 
 _MOST_VALUES = 1_000_000
-# Takes ten seconds to parse; JSON has another parser, for any size.
+# Takes ten seconds to parse; larger JSON uses another parser.
 _MOST_YAML = MIB
 
 
@@ -161,7 +161,7 @@ def parse_document(text: str, origin: str) -> Any:
         origin: Name of the origin, for errors.
 
     Raises:
-        ConversionError: It is neither, is nested too deeply, repeats a key, or stands for too much.
+        ConversionError: It is invalid, nested too deeply, has duplicate keys, or expands to too much data.
     """
     try:
         if text.lstrip().startswith("{"):
@@ -169,7 +169,7 @@ def parse_document(text: str, origin: str) -> Any:
     except _Duplicate as error:
         raise ConversionError(f"{origin}: {error}") from error
     except (ValueError, RecursionError):
-        pass  # YAML in braces, whose parser has a better word for what is wrong
+        pass  # YAML in braces, whose parser has better error messages
     if len(text) > _MOST_YAML:
         raise ConversionError(f"{origin} is not read: it holds more than {format_size(_MOST_YAML)} of YAML")
     try:
@@ -197,7 +197,7 @@ def _parse_yaml(text: str) -> Any:
 
 
 class _Duplicate(ValueError):
-    """A key is given twice in an object."""
+    """A duplicate key."""
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -209,7 +209,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 class _Census:
-    """Count the values of a document with everything that its aliases repeat, and refuse repeated keys."""
+    """Count the values of a document with aliases expanded, and refuse duplicate keys."""
 
     def __init__(self) -> None:
         self._counts: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Graphs that ONNX Runtime can run on any CPU: without export notes, of the current operator set, with kernels."""
+"""Make graphs run in ONNX Runtime on any CPU: no export notes, current opset, nodes with kernels."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _MOST_OPERATORS = 100
 
 
 def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
-    """Write a graph without export notes; nodes that ONNX Runtime has no kernel for compute in fp32, between casts.
+    """Write a graph without export notes; nodes without a kernel in ONNX Runtime compute in fp32, between casts.
 
     Args:
-        model: The graph; changed in place where nodes must change. What cannot be helped is left to its first session.
+        model: The graph; changed in place if necessary. Other problems are reported by its first session.
         target: The file.
 
     Returns:
-        Remarks for the user: which nodes compute in another type than they were saved in.
+        Remarks for the user: nodes that compute in another type.
     """
     remove_export_notes(model)
     save(model, target)
@@ -48,7 +48,7 @@ def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
 
 
 def _without_double(model: onnx_ir.Model, target: Path) -> list[str]:
-    """Let those nodes of fp64 compute in fp32 that have no kernel, operator by operator."""
+    """Move fp64 nodes without a kernel to fp32, operator by operator."""
     found: list[str] = []
     for _ in range(_MOST_OPERATORS):
         missing = _MISSING.search(_problem(target))
@@ -61,7 +61,7 @@ def _without_double(model: onnx_ir.Model, target: Path) -> list[str]:
 
 
 def _problem(graph: Path) -> str:
-    """Error of ONNX Runtime for a graph; empty where it runs."""
+    """Error of ONNX Runtime for a graph; empty if it runs."""
     try:
         OnnxRuntimeEngine().build_reference(graph).close()
     except LoweringError as error:
@@ -80,13 +80,13 @@ def _types(model: onnx_ir.Model) -> set[onnx_ir.DataType | None]:
     return {*weights, *cast, *values, *(value.dtype for value in model.graph.inputs)}
 
 
-# Notes of exporters that no runtime reads: the origin of each node, with paths of a machine.
+# Notes of exporters, unused by runtimes: the origin of each node, with local paths.
 
 
 def remove_export_notes(model: onnx_ir.Model) -> None:
     """Remove stack traces, names of scopes and doc strings of everything in a graph, in place.
 
-    Metadata of the model as a whole, such as its author and license, stays.
+    Metadata of the model, such as author and license, stays.
     """
     for noted in _parts(model):
         noted.metadata_props.clear()
@@ -106,7 +106,7 @@ def _nodes(model: onnx_ir.Model) -> Iterator[onnx_ir.Node]:
 
 
 def _parts(model: onnx_ir.Model) -> Iterator[Any]:
-    """Graphs, functions, nodes and values."""
+    """Yield graphs, functions, nodes and values."""
     yield from model.functions.values()
     for graph in model.graphs():
         yield graph
@@ -125,36 +125,36 @@ def _clear_attribute(node: onnx_ir.Node, attribute: Any) -> None:
 
 
 def _without_notes(tensor: Any) -> Any:
-    """A tensor without a text beside it; that of a file cannot be changed, and is replaced."""
+    """Remove the text of a tensor; an external tensor is replaced, because it cannot be changed."""
     tensor.metadata_props.clear()
     if not tensor.doc_string:
         return tensor
     return onnx_ir.Tensor(tensor.numpy(), dtype=tensor.dtype, name=tensor.name)
 
 
-# Old operator sets: graphs are rewritten with the operators of the one that converters write.
+# Old operator sets: graphs are converted to the opset of the converters.
 
-# Operator set since which a Resize says how it places the pixels. Before it, and in Upsample, `asymmetric` is meant:
-# ONNX's own reference and ONNX Runtime compute that; the converter leaves it at the new default, `half_pixel`.
+# Opset since which Resize has a coordinate mode. Before, and in Upsample, it is `asymmetric` in ONNX's reference and
+# ONNX Runtime; the version converter wrongly leaves the new default, `half_pixel`.
 _RESIZE_SINCE = 11
-# Operator set since which a Scan has no batch.
+# Opset since which Scan has no batch.
 _SCAN_SINCE = 9
 
 
 def raise_opset(model: onnx_ir.Model) -> None:
-    """Convert a graph of an older operator set, in place; one stays that no converter knows to convert."""
+    """Convert a graph to the current opset in place, if the version converter supports it."""
     version = model.opset_imports.get("") or OPSET
     if version >= OPSET or _has_batched_scans(model, version):
         return
     rounding = ["ceil" if _shrinks(node) else "floor" for node in _resizes(model)] if version < _RESIZE_SINCE else []
     version_converter.convert_version(model, OPSET, fallback=True)
-    for node, nearest in zip(_resizes(model), rounding, strict=False):  # in the same order, maybe with other names
+    for node, nearest in zip(_resizes(model), rounding, strict=False):  # same order, maybe other names
         for name, mode in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", nearest)):
             node.attributes[name] = onnx_ir.AttrString(name, mode)
 
 
 def _has_batched_scans(model: onnx_ir.Model, version: int) -> bool:
-    """Detect scans with a batch and lengths, which the converter misreads."""
+    """Detect scans with a batch and lengths, which the version converter misreads."""
     return version < _SCAN_SINCE and any(node.op_type == "Scan" for node in model.graph.all_nodes())
 
 

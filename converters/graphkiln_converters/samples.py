@@ -1,4 +1,4 @@
-"""Samples for the proof: a user's or synthetic ones, with the source's outputs for them."""
+"""Samples for the proof: the user's or synthetic ones, with the source's outputs."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from graphkiln_converters.sources.base import InputSpec, SourceModel, run_in_bat
 
 SEED = 20260101
 _log = logging.getLogger("graphkiln.converters")
-# The right classes, `[samples]`.
+# True classes, `[samples]`.
 Targets = npt.NDArray[np.int64]
-# Input -> axis of the sample -> size, for axes that vary.
+# Input -> axis of the sample -> size, for dynamic axes.
 Sizes = Mapping[str, Mapping[int, int]]
 _SYNTHETIC_SAMPLES = 6
 _MOST_READ = 256
@@ -45,7 +45,7 @@ _MOST_WHOLE = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sampler:
-    """Makes samples for a graph.
+    """Make samples for a graph.
 
     Attributes:
         model: The source.
@@ -59,11 +59,11 @@ class Sampler:
 
     @property
     def inputs(self) -> dict[str, InputSpec]:
-        """The source's inputs, by the graph's names."""
+        """Inputs of the source, by the graph's names."""
         return {self.edge.input_name(spec.name): spec for spec in self.model.inputs}
 
     def samples(self, recipe: Recipe) -> list[ReferenceSamples]:
-        """Samples at the usual sizes (the user's own where given), then synthetic ones at the smallest and largest.
+        """Samples at the default sizes (the user's, if given), then synthetic ones at the smallest and largest sizes.
 
         Raises:
             ConversionError: The user's samples cannot be read, or the source mixes the rows of a batch.
@@ -72,11 +72,11 @@ class Sampler:
             return self._whole_samples(recipe)
         own = recipe.samples
         first = self._referenced(self._read(own) if own else self._usual_feeds(), self._targets(own) if own else None)
-        _, *ends = sizes_to_try(self.model.inputs)  # the usual sizes come first: `first` has them
+        _, *ends = sizes_to_try(self.model.inputs)  # the default sizes come first
         return [first, *(self._referenced(self._synthetic(sizes, SEED + i)) for i, sizes in enumerate(ends, 1))]
 
     def _whole_samples(self, recipe: Recipe) -> list[ReferenceSamples]:
-        """As `samples`, each of whole tensors."""
+        """Like `samples`, with whole tensors."""
         own = read_samples(recipe.samples, self.inputs, None, _MOST_WHOLE) if recipe.samples else {}
         feeds = [self._as_feeds(sample) for sample in each_sample(own)]
         for number, sizes in enumerate(sizes_to_try(self.model.inputs)):
@@ -86,7 +86,7 @@ class Sampler:
         return [self._referenced(each) for each in feeds]
 
     def calibration(self, recipe: Recipe) -> Arrays:
-        """Feeds to calibrate an int8 graph on; others than those of the proof.
+        """Calibration samples of an int8 graph, distinct from those of the proof.
 
         Raises:
             ConversionError: There are none, they cannot be read, or they are those of the proof.
@@ -103,14 +103,14 @@ class Sampler:
         return self._read(recipe.calibration)
 
     def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float] | None:
-        """The samples with what the source computes for them in fp64, and how far its own fp32 is from that.
+        """Recompute the outputs with the source in fp64, and compare its fp32 with them.
 
         Args:
-            samples: One set at least.
+            samples: At least one set.
 
         Returns:
-            The samples, in the types that they had, and the largest relative L2 error of an output; None where the
-            source cannot be computed in fp64.
+            The samples in their original types, and the largest relative L2 error of an output in fp32; None if the
+            source cannot run in fp64.
         """
         if self.model.whole:
             return None
@@ -134,11 +134,11 @@ class Sampler:
         return self._as_feeds(read_samples(path, self.inputs, self.preprocess, _MOST_READ))
 
     def _as_feeds(self, feeds: Arrays) -> Arrays:
-        """A user's samples as feeds of the graph: those by the source's names are what the source takes."""
+        """Convert a user's samples to inputs of the graph; samples with the source's names are inputs of the source."""
         return feeds if feeds.keys() == self.inputs.keys() else self.edge.to_graph_feeds(feeds)
 
     def _targets(self, path: Path) -> TaskTargets | None:
-        """The ground truth of a folder of images, in the form that the task takes; None where there is none."""
+        """Ground truth of a folder of images for the task, or None."""
         task, labels = self.model.task, self.model.labels
         if not is_judged(task):
             return read_targets(path, labels, _MOST_READ)
@@ -158,7 +158,7 @@ class Sampler:
         return self.edge.to_graph_feeds(synthetic_samples(self.model.inputs, _SYNTHETIC_SAMPLES, sizes, seed=seed))
 
     def _referenced(self, feeds: Arrays, targets: TaskTargets | None = None) -> ReferenceSamples:
-        """Feeds of the graph, and what the source returns for them, as the graph should."""
+        """Inputs of the graph with the expected outputs, computed by the source."""
         model, edge = self.model, self.edge
         return ReferenceSamples(
             feeds=feeds,
@@ -172,7 +172,7 @@ class Sampler:
         )
 
     def _outputs(self, run: Callable[[Arrays], Arrays], feeds: Arrays) -> dict[str, AnyArray]:
-        """What the source computes for feeds of the graph, as the graph should return it."""
+        """Expected outputs of the graph, computed by the source."""
 
         def kept(batch: Arrays) -> Arrays:
             return self.edge.keep(run(batch))
@@ -184,21 +184,21 @@ class Sampler:
 
 
 def each_sample(arrays: Arrays) -> list[dict[str, AnyArray]]:
-    """Whole samples one by one; one of a scalar is an array, too."""
+    """Yield whole samples one by one; scalars become arrays."""
     count = len(next(iter(arrays.values()), ()))
     return [{name: np.asarray(array[i]) for name, array in arrays.items()} for i in range(count)]
 
 
 def recorded_samples(recipe: Recipe, model: SourceModel, outputs: Sequence[str]) -> list[ReferenceSamples]:
-    """Inputs and outputs of the source that were recorded where it ran, by the source's names; none without a file.
+    """Recorded inputs and outputs of the source, by its names; empty without a file.
 
     Args:
-        recipe: Names the file.
+        recipe: The recipe, which may name a file.
         model: The source.
         outputs: Names of the source's outputs.
 
     Raises:
-        ConversionError: The file cannot be read or does not fit, or the graph will take other inputs than the source.
+        ConversionError: The file cannot be read or does not match, or the graph has other inputs than the source.
     """
     if recipe.reference is None:
         return []
@@ -215,7 +215,7 @@ def recorded_samples(recipe: Recipe, model: SourceModel, outputs: Sequence[str])
 
 
 def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
-    """The usual, the smallest and the largest sizes of the axes that vary; one empty dict where none does."""
+    """Default, smallest and largest sizes of the dynamic axes; one empty dict without dynamic axes."""
     yield {}
     if any(spec.dynamic for spec in inputs):
         for end in (0, 1):
@@ -223,7 +223,7 @@ def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
 
 
 def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
-    """Seeded uint8 images `[count, height, width, channels]`: smooth blobs under noise, of different contrast."""
+    """Seeded uint8 images `[count, height, width, channels]`: smooth blobs with noise, of different contrast."""
     generator = np.random.default_rng(SEED)
     height, width, channels = shape_hwc
     coarse = generator.random((count, 5, 5, channels))
@@ -250,21 +250,21 @@ def read_samples(
     Args:
         path: The file or folder.
         inputs: Expected inputs, by the names of the saved graph.
-        preprocess: Preprocessing of an image, for the only input.
-        most: Largest number of samples; of more, evenly spread ones are read.
+        preprocess: Preprocessing of an image, for a single input.
+        most: Maximum number of samples; evenly spread ones are selected.
 
     Returns:
-        `[samples, ...]` arrays by the names of the saved graph; by the source's, where the file has those.
+        `[samples, ...]` arrays by the names of the saved graph, or of the source if the file has those.
 
     Raises:
-        ConversionError: The file cannot be read, or holds nothing that fits.
+        ConversionError: The file cannot be read, or has no matching samples.
     """
     if path.is_dir():
         return _images(path, inputs, preprocess, most)
     arrays = _read_arrays(path, "samples")
     specs = dict(zip(_names_in(arrays, path, inputs), inputs.values(), strict=True))
     for name, spec in specs.items():
-        if arrays[name].ndim == len(spec.shape):  # one sample may come without an axis for the samples
+        if arrays[name].ndim == len(spec.shape):  # a single sample may lack the axis of samples
             arrays[name] = arrays[name][None]
         if not arrays[name].ndim:
             raise ConversionError(f"{path}: '{name}' is one number, expected [samples, ...]")
@@ -272,14 +272,14 @@ def read_samples(
     if not count:
         raise ConversionError(f"{path} holds no sample")
     samples = {name: np.ascontiguousarray(arrays[name][_spread(count, most)]) for name in specs}
-    for name, spec in specs.items():  # numpy alone writes no bf16, and recordings are rarely fp16
+    for name, spec in specs.items():  # numpy has no bf16, and recordings are rarely fp16
         if spec.dtype.is_float and samples[name].dtype.kind == "f":
             samples[name] = samples[name].astype(spec.dtype.numpy)
     return samples
 
 
 def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> list[str]:
-    """The names of all inputs in a file: the saved graph's, or else the source's."""
+    """Names of the inputs in a file: those of the saved graph, or else of the source."""
     sources = [spec.name for spec in inputs.values()]
     for names in (list(inputs), sources):
         if all(name in arrays for name in names):
@@ -293,7 +293,7 @@ def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> li
 
 
 def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
-    """Read the source's own outputs, recorded where it ran: an .npz of arrays by name.
+    """Read recorded inputs and outputs of the source: an .npz of arrays by name.
 
     Args:
         path: The file: every input and output by the source's name, or as `INPUT_<i>` and `OUTPUT_<i>`.
@@ -304,7 +304,7 @@ def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[st
         Inputs and outputs by the source's names, `[samples, ...]` each.
 
     Raises:
-        ConversionError: The file cannot be read, lacks one of them, or holds one that does not fit.
+        ConversionError: The file cannot be read, or an array is missing or does not match.
     """
     arrays = _read_arrays(path, "reference")
     feeds = {spec.name: _recorded(arrays, path, spec.name, f"INPUT_{number}") for number, spec in enumerate(inputs)}
@@ -333,7 +333,7 @@ def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
 
 
 def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None:
-    """Read the right classes of the images that `read_samples` reads, where their folders are named after labels.
+    """Read the true classes of the images of `read_samples` from folder names.
 
     Args:
         path: The file or folder.
@@ -341,7 +341,7 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
         most: As for `read_samples`.
 
     Returns:
-        `[samples]`; None where the folders do not say.
+        `[samples]`; None if the folders are not named after labels.
     """
     if not labels or not path.is_dir():
         return None
@@ -392,7 +392,7 @@ def _images(
 
 
 def _chosen(folder: Path, most: int) -> list[Path]:
-    """The images that `read_samples` reads."""
+    """The images selected by `read_samples`."""
     files = image_files(folder)
     return [files[index] for index in _spread(len(files), most)]
 
@@ -412,14 +412,14 @@ ANNOTATIONS = "annotations.json"
 MASKS_SUFFIX = ".masks"
 _MOST_BYTES = 512 * MIB
 _IGNORED = 255
-# Images of a class, and classes, without which there is no nearest one.
+# Minimum images of a class, and minimum classes, for nearest neighbors.
 _FEWEST = 2
 
 
 def read_task_targets(
     folder: Path, files: Sequence[Path], task: Task | None, labels: Sequence[str], preprocess: Preprocess
 ) -> TaskTargets | None:
-    """Read the ground truth of a task for images; None where the folder has none.
+    """Read the ground truth of a task for images; None if the folder has none.
 
     Args:
         folder: Folder of the images.
@@ -429,12 +429,12 @@ def read_task_targets(
         preprocess: Preprocessing of an image.
 
     Raises:
-        ConversionError: The ground truth cannot be read, or does not fit.
+        ConversionError: The ground truth cannot be read, or does not match.
     """
     if isinstance(task, Detection) and (folder / ANNOTATIONS).exists():
         return _objects(folder, files, labels, preprocess)
     if isinstance(task, Segmentation) and _masks_of(folder).is_dir():
-        known = len(labels) if task.scores else 0  # of which there is a label for each
+        known = len(labels) if task.scores else 0  # one label for each class
         return np.stack([_class_map(file, folder, preprocess, known) for file in files])
     if isinstance(task, Embedding):
         return _classes(files)
@@ -442,7 +442,7 @@ def read_task_targets(
 
 
 def _classes(files: Sequence[Path]) -> npt.NDArray[np.int64] | None:
-    """The classes of images by their folders; None where no image has another one of its class, or all are of one."""
+    """Classes of images from folder names; None if no class has two images, or there is only one class."""
     names = [file.parent.name for file in files]
     classes = sorted(set(names))
     single = [name for name in classes if names.count(name) < _FEWEST]
@@ -459,9 +459,9 @@ def _masks_of(folder: Path) -> Path:
 
 
 def _class_map(file: Path, folder: Path, preprocess: Preprocess, classes: int) -> npt.NDArray[np.int64]:
-    """The class of each pixel of the input, `[height, width]`; where the image is not, it is unknown.
+    """Class of each pixel of the input, `[height, width]`; unknown outside of the image.
 
-    `classes` is how many the model has; 0 where that is not known.
+    `classes` is the number of the model's classes; 0 if unknown.
     """
     mask = (_masks_of(folder) / file.relative_to(folder)).with_suffix(".png")
     pixels, image = _mask_pixels(mask, classes), _open(file)
@@ -478,7 +478,7 @@ def _class_map(file: Path, folder: Path, preprocess: Preprocess, classes: int) -
 
 
 def _sampled(frame: Frame, axis: int) -> npt.NDArray[np.int64]:
-    """The rows (0) or columns (1) of the image in which the centers of the input's lie."""
+    """Rows (0) or columns (1) of the image that contain the centers of the input's pixels."""
     size, scale, shift = (
         (frame.input_height, frame.scale_y, frame.top) if axis == 0 else (frame.input_width, frame.scale_x, frame.left)
     )
@@ -487,7 +487,7 @@ def _sampled(frame: Frame, axis: int) -> npt.NDArray[np.int64]:
 
 
 def _mask_pixels(mask: Path, classes: int) -> npt.NDArray[np.uint8]:
-    """Class numbers, `[height, width]`: of gray or of palette images, whose colors do not matter."""
+    """Class numbers, `[height, width]`, from gray or palette images, independent of colors."""
     image = _open(mask)
     if image.mode not in ("L", "P"):
         raise ConversionError(
@@ -527,7 +527,7 @@ def _objects(folder: Path, files: Sequence[Path], labels: Sequence[str], preproc
 
 
 def _boxes_by_file(document: Mapping[str, Any], labels: Sequence[str]) -> dict[str, list[tuple[int, list[float]]]]:
-    """Class and corners of each object, by the name of its image. Crowds are left out."""
+    """Class and corners of each object, by image name. Crowds are skipped."""
     names = {image["id"]: str(image["file_name"]) for image in document["images"]}
     classes = {row["id"]: _class_of(str(row["name"]), labels) for row in document["categories"]}
     found: dict[str, list[tuple[int, list[float]]]] = {name: [] for name in names.values()}
@@ -548,7 +548,7 @@ def _class_of(name: str, labels: Sequence[str]) -> int:
 def _placed(
     file: Path, objects: Sequence[tuple[int, list[float]]] | None, path: Path, preprocess: Preprocess
 ) -> Objects:
-    """Objects of an image in pixels of the input; those that a crop leaves nothing of are left out."""
+    """Objects of an image in pixels of the input; those outside of a crop are skipped."""
     if objects is None:
         raise ConversionError(f"{path} does not name the image {file.name}", hint="one without objects is named, too")
     image = _open(file)

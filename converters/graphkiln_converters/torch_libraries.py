@@ -1,6 +1,6 @@
-"""Imports torchvision, also where its compiled operators are missing or built for another PyTorch.
+"""Import torchvision even if its compiled operators are missing or built for another PyTorch.
 
-torchvision declares `nms` only in its compiled part, and cannot be imported without it. Classifiers do not use it.
+torchvision declares `nms` in its compiled part only, and cannot be imported without it. Classifiers do not use it.
 """
 
 from __future__ import annotations
@@ -11,14 +11,14 @@ from types import ModuleType
 
 import torch
 
-# A library's declarations live as long as this object.
+# Declarations of a library live as long as this object.
 _DECLARED: list[torch.library.Library] = []
 
 
 def prepare_torchvision() -> None:
-    """Import torchvision where it is installed, so that what imports it next finds it."""
+    """Import torchvision if it is installed, so that later imports find it."""
     if find_spec("torchvision"):
-        with suppress(ImportError, RuntimeError):  # the importing library meets the error itself
+        with suppress(ImportError, RuntimeError):  # the importing library reports the error
             import_torchvision()
 
 

@@ -1,4 +1,4 @@
-"""Prove a written version again, at any time: on another engine, in another build, on more samples."""
+"""Prove a written version again: on another engine, another release, or more samples."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from graphkiln_converters.sources.base import InputSpec, run_in_batches
 
 _BATCH_SIZES = (1, 2, 5)
 _MOST_READ = 256
-# Of dimensions that vary.
+# Sizes of dynamic dimensions.
 _USUAL_SIZE = 8
 
 
@@ -38,8 +38,8 @@ class Verified:
     """Verdicts, and the placement of the nodes.
 
     Attributes:
-        verdicts: One for each reference.
-        placement: Nodes that the engine reports to have run; None without golden samples.
+        verdicts: Verdict for each reference.
+        placement: Executed nodes as reported by the engine; None without golden samples.
     """
 
     verdicts: tuple[Verification, ...]
@@ -47,13 +47,13 @@ class Verified:
 
 
 def check_publication(version: ModelVersion) -> None:
-    """Check that a version can be served beside the model's configuration and its other versions.
+    """Check that a version is consistent with the model's configuration and its other versions.
 
     Args:
-        version: The version; one outside of a model's folder is not served.
+        version: The version; not checked outside of a model's folder.
 
     Raises:
-        RepositoryError: The model's config.pbtxt contradicts it, or other versions contradict it.
+        RepositoryError: It contradicts the model's config.pbtxt or another version.
     """
     folder = version.graph_path.parent
     if version.manifest is None or not is_version(folder.name):
@@ -68,18 +68,18 @@ def check_publication(version: ModelVersion) -> None:
 def verify(
     version: ModelVersion, *, engine: str, precision: Precision | None, samples: Path | None, threads: int
 ) -> Verified:
-    """Run a version's whole graph on an engine and compare it with what is trusted.
+    """Run a version's graph on an engine and compare it with its references.
 
     Args:
         version: The version to prove.
         engine: Name in the registry.
         precision: As for `verify_session`.
         samples: As for `verify_session`.
-        threads: For the engine.
+        threads: Threads of the engine.
 
     Raises:
-        VerificationError: As `verify_session`.
-        RepositoryError: It could not be served: its model's config.pbtxt contradicts it.
+        VerificationError: As for `verify_session`.
+        RepositoryError: It contradicts its model's config.pbtxt.
         EngineUnavailable: The engine is not installed or cannot run here.
         ConversionError: The samples cannot be read.
     """
@@ -98,23 +98,23 @@ def verify(
 def verify_session(
     version: ModelVersion, session: Session, name: str, *, precision: Precision | None, samples: Path | None
 ) -> tuple[Verification, ...]:
-    """Compare what a session of a version computes with what is trusted.
+    """Compare the outputs of a session with the references of a version.
 
-    The golden samples are compared with the source model's outputs (row of the precision) and with the saved graph's
-    own (replay). A user's samples are compared with the reference engine, optimizations off.
+    Golden samples are compared with the outputs of the source model (row of the precision) and of the saved graph
+    (replay). A user's samples are compared with the reference engine without optimizations.
 
     Args:
-        version: The version that it computes.
+        version: The version.
         session: Session to prove; stays open.
-        name: Of what computes, for the verdicts.
-        precision: Row of the policy; None for the one that the graph was saved in.
-        samples: More samples, a folder of images or an .npz, or None.
+        name: Name of the session, for the verdicts.
+        precision: Row of the policy; None for the saved precision.
+        samples: Further samples, a folder of images or an .npz, or None.
 
     Returns:
         A verdict for each reference.
 
     Raises:
-        VerificationError: The outputs changed, or there is nothing to compare with.
+        VerificationError: The outputs changed, or there is no reference.
         ConversionError: The samples cannot be read.
     """
     conversion = version.manifest.conversion if version.manifest else None
@@ -139,8 +139,8 @@ def verify_session(
 def _replay_golden(
     session: Session, golden: GoldenSamples, row: Precision, title: str, reading: Reading | None
 ) -> list[Verification]:
-    """Verdicts beside the source model and beside the saved graph."""
-    # Another engine than the one that wrote the golden outputs rounds otherwise, also in fp32.
+    """Verdicts against the source model and against the saved graph."""
+    # Another engine than that of the golden outputs rounds differently, also in fp32.
     from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
     references = (
         (golden.source_outputs, replace(from_source, name=f"{title}, source model")),
@@ -152,7 +152,7 @@ def _replay_golden(
 def _replay(
     session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, reading: Reading | None
 ) -> Verification:
-    """The worst verdict of all batch sizes."""
+    """Worst verdict of all batch sizes."""
     if golden.whole:
         return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), reading=reading, samples=1)
     verdicts = [
@@ -163,7 +163,7 @@ def _replay(
 
 
 def _compare_samples(version: ModelVersion, session: Session, path: Path, limits: Limits) -> Verification:
-    """The verdict on a user's samples, beside the reference engine; the worst one of whole samples."""
+    """Verdict on a user's samples against the reference engine; the worst one of whole samples."""
     preprocess = version.manifest.preprocess if version.manifest else None
     whole = version.golden is not None and version.golden.whole
     feeds = read_samples(path, _specs(session.signature, first=0 if whole else 1), preprocess, _MOST_READ)
@@ -189,7 +189,7 @@ def _compare(
 
 
 def _specs(signature: Signature, first: int) -> dict[str, InputSpec]:
-    """The inputs; the dimensions of a sample begin with the first one or, behind the batch, with the second."""
+    """Specifications of a sample's inputs: with all dimensions, or without the batch."""
     return {
         spec.name: InputSpec(
             name=spec.name,

@@ -1,4 +1,4 @@
-"""Loads checkpoints into modules: without executing code, and with every tensor accounted for."""
+"""Load checkpoints into modules without executing code; every tensor must match."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkiln_converters.recipe import check_file, first_line
 _WRAPPERS = ("state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema")
 _PREFIXES = ("module.", "model.", "_orig_mod.")
 _SHOWN = 8
-# The first byte of what torch.save writes: a zip archive, or in old releases a pickle.
+# First byte of a file of torch.save: a zip archive, or in old releases a pickle.
 _BEGINS = (b"P", b"\x80")
 _HINT = "save the state dict alone: torch.save(module.state_dict(), path)"
 
@@ -32,19 +32,19 @@ def load_weights(module: nn.Module, path: Path) -> None:
     expected = module.state_dict()
     state = _unwrap(_read(path), expected)
     _check(state, expected, path)
-    expected.update(state)  # names and shapes are this module's, and with them the versions that its layers ask for
+    expected.update(state)  # keep the module's metadata with the versions of its layers
     module.load_state_dict(expected)
 
 
 def trained_classes(module: nn.Module, path: Path) -> int | None:
-    """The number of classes that a file's weights were trained for, where it differs from the module's.
+    """Number of classes of a file's weights, if it differs from the module's.
 
     Args:
-        module: A classifier; its last linear layer or convolution has an output for each class.
+        module: A classifier; its last linear layer or convolution has one output per class.
         path: As for `load_weights`.
 
     Returns:
-        None where both are equal, or not known.
+        None if both are equal, or unknown.
 
     Raises:
         ConversionError: The file cannot be read.
@@ -59,10 +59,10 @@ def trained_classes(module: nn.Module, path: Path) -> int | None:
 
 
 def trained_shapes(module: nn.Module, path: Path) -> dict[str, tuple[int, ...]]:
-    """The shapes of a file's tensors by the names that they have in a module.
+    """Shapes of a file's tensors by their names in a module.
 
     Args:
-        module: What the weights are for.
+        module: The module.
         path: As for `load_weights`.
 
     Raises:
@@ -72,7 +72,7 @@ def trained_shapes(module: nn.Module, path: Path) -> dict[str, tuple[int, ...]]:
 
 
 def not_downloaded(name: str, error: OSError) -> ConversionError:
-    """The error when published weights cannot be downloaded."""
+    """Make the error for a failed download of published weights."""
     return ConversionError(
         f"cannot download the weights of {name}: {error}",
         hint="download them elsewhere and name the file: --weights FILE",

@@ -1,4 +1,4 @@
-"""Write a proven graph as a version of a model repository, whole or not at all."""
+"""Write a proven graph as a version of a model repository, atomically."""
 
 from __future__ import annotations
 
@@ -53,13 +53,13 @@ class SourceInfo:
     """Facts about a source model.
 
     Attributes:
-        description: The model and its data, in words.
-        command: The command that repeats the conversion.
-        libraries: Distributions whose versions matter.
+        description: Description of the model and its data.
+        command: Command that repeats the conversion.
+        libraries: Distributions whose versions are recorded.
         metrics: Metrics of the source task.
         preprocess: Preprocessing of an image, or None.
         labels: Class names in the order of the output's last dimension; empty for none.
-        ranking: Ranking outputs of a graph that ranks its classes itself, or None.
+        ranking: Outputs of an embedded top-k, or None.
         task: The image task, or None.
     """
 
@@ -75,17 +75,17 @@ class SourceInfo:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NewVersion:
-    """Everything that a version folder is written from.
+    """Content of a new version folder.
 
     Attributes:
         graph: The ONNX file; external weights are beside it.
         source: Its source.
         signature: Inputs and outputs.
-        verification: The steps that were proven.
-        golden: Samples that the server replays.
-        conversion: How it was made, or None.
-        max_batch_size: Largest batch that Triton may form, for a config.pbtxt that is written.
-        accepts_images: Whether the model is to take encoded images, too.
+        verification: The proofs.
+        golden: Golden samples.
+        conversion: Details of the conversion, or None.
+        max_batch_size: Maximum batch size, for a new config.pbtxt.
+        accepts_images: Whether the model also accepts encoded images.
     """
 
     graph: Path
@@ -101,18 +101,18 @@ class NewVersion:
 def prove_and_write(
     graph: Path, source: SourceInfo, sample: ReferenceSamples, model_folder: Path, number: int
 ) -> Manifest:
-    """Prove an exported graph and write `MODEL/NUMBER/`, and a config.pbtxt where there is none.
+    """Prove an exported graph and write `MODEL/NUMBER/`, and a config.pbtxt if there is none.
 
     Args:
         graph: The exported ONNX file; copied.
         source: Its source.
-        sample: Inputs, and the source model's own outputs for them.
-        model_folder: Folder of the model in its repository; made when missing.
-        number: Version number; must not exist yet.
+        sample: Inputs and outputs of the source model.
+        model_folder: Folder of the model in its repository; created if missing.
+        number: Version number; must not exist.
 
     Raises:
-        VerificationError: The outputs are not those of the source. Nothing is written.
-        ConversionError: The version exists already.
+        VerificationError: The outputs differ from the source. Nothing is written.
+        ConversionError: The version exists.
     """
     check_free(model_folder, number)
     proof = prove_graph(graph, [sample], EXPORT)
@@ -127,23 +127,22 @@ def prove_and_write(
 
 
 def write_version(version: NewVersion, model_folder: Path, number: int | None = None) -> Path:
-    """Write a version, whole or not at all, and a config.pbtxt where there is none.
+    """Write a version atomically, and a config.pbtxt if there is none.
 
-    The number is claimed by the rename that publishes the folder: of several conversions that end at once, each gets
-    a separate one.
+    The rename that publishes the folder claims the number, so that concurrent conversions get distinct ones.
 
     Args:
-        version: What to write.
-        model_folder: Folder of the model in its repository; made when missing.
-        number: Version number; must not exist yet. None for the next free one.
+        version: The version.
+        model_folder: Folder of the model in its repository; created if missing.
+        number: Version number, which must not exist; None for the next free one.
 
     Returns:
         Folder of the version.
 
     Raises:
-        ConversionError: The version exists already, contradicts the model's config.pbtxt, or cannot be written. No
-            folder is left of it; a new config.pbtxt stays where only the number could not be claimed: another
-            conversion may rely on it by then.
+        ConversionError: The version exists, contradicts the model's config.pbtxt, or cannot be written. Its folder is
+            removed; a new config.pbtxt stays if only the number could not be claimed, because another conversion may
+            use it.
     """
     check_name(model_folder.name)
     try:
@@ -170,13 +169,13 @@ def write_version(version: NewVersion, model_folder: Path, number: int | None = 
 
 @contextmanager
 def _made(folder: Path) -> Iterator[None]:
-    """Make a folder and its parents; remove those that were made where nothing was written into them."""
+    """Create a folder and its parents; remove the created ones if they stay empty."""
     missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     finally:
-        with suppress(OSError):  # the first one that holds something
+        with suppress(OSError):  # the first one that is not empty
             for path in missing:
                 path.rmdir()
 
@@ -195,10 +194,10 @@ def _config_text(name: str, version: NewVersion) -> str:
 
 
 def check_name(name: str) -> None:
-    """Refuse a name that no model can have.
+    """Check a model name.
 
     Raises:
-        ConversionError: It is one.
+        ConversionError: The name is invalid.
     """
     if fault := fault_in_name(name):
         raise ConversionError(fault, hint="choose another --name")
@@ -230,12 +229,12 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
         ranking=version.source.ranking,
         task=version.source.task,
     )
-    manifest.write(folder / MANIFEST_FILE)  # also so that a full disk shows before config.pbtxt is there
+    manifest.write(folder / MANIFEST_FILE)  # detects a full disk before config.pbtxt is written
     return manifest
 
 
 def _write_labels(path: Path, version: NewVersion) -> Labels | None:
-    """Write the labels file of a version that has labels."""
+    """Write the labels file, if the version has labels."""
     labels = version.source.labels
     try:
         check_task(version.source.task, labels, version.signature, "the source")
@@ -248,10 +247,10 @@ def _write_labels(path: Path, version: NewVersion) -> Labels | None:
 
 
 def _link_new(path: Path, draft: Path) -> None:
-    """Publish a file without replacing an existing one, and without showing a part of it."""
+    """Publish a file atomically, without replacing an existing one."""
     try:
         path.hardlink_to(draft)
-    except OSError:  # it is there, or a file system has no hard links: FAT, SMB, buckets that are mounted
+    except OSError:  # it exists, or the file system has no hard links: FAT, SMB, mounted buckets
         if not path.exists():
             draft.rename(path)
 
@@ -264,9 +263,9 @@ def _provenance(source: SourceInfo) -> Provenance:
     )
 
 
-# The number of a new version, which belongs to one conversion only, however many end at once.
+# The number of a new version, unique among concurrent conversions.
 
-# How a rename fails where the target is there. Source: rename(2).
+# Errors of a rename if the target exists. Source: rename(2).
 _TAKEN = {errno.EEXIST, errno.ENOTEMPTY, errno.ENOTDIR}
 
 
@@ -277,10 +276,10 @@ def next_number(model_folder: Path) -> int:
 
 
 def check_free(model_folder: Path, number: int) -> None:
-    """Refuse a version number that is taken.
+    """Check that a version number is free.
 
     Raises:
-        ConversionError: It is.
+        ConversionError: The version exists.
     """
     target = model_folder / str(number)
     if target.exists():
@@ -288,9 +287,9 @@ def check_free(model_folder: Path, number: int) -> None:
 
 
 def _claim(folder: Path, model_folder: Path, requested: int | None, manifest: Manifest) -> Path:
-    """Rename a whole folder to its number: the one step that makes a version, and fails where there is one.
+    """Rename a complete folder to its number, which fails if the version exists.
 
-    The number is written into the recipe of the manifest before each attempt.
+    The number is written to the recipe in the manifest before each attempt.
 
     Raises:
         ConversionError: The requested number is taken.
@@ -316,19 +315,19 @@ def _exists(target: Path) -> ConversionError:
     return ConversionError(f"{target} exists already", hint="choose another version number")
 
 
-# Checks that a new version fits the model that it is written into: its configuration, and the versions that are there.
+# Checks of a new version against the model's configuration and its other versions.
 
 
 def check_fits(config: Path, signature: Signature, *, accepts_images: bool = False) -> None:
-    """Refuse a version that the model's configuration would keep from being served as it is meant to be.
+    """Check a version against the model's configuration.
 
     Args:
         config: The model's config.pbtxt.
-        signature: Of the new version.
-        accepts_images: Whether the model is to take encoded images.
+        signature: Signature of the new version.
+        accepts_images: Whether the model should accept encoded images.
 
     Raises:
-        ConversionError: The configuration is of another signature, or lets the model take no encoded images.
+        ConversionError: The configuration has another signature, or does not accept encoded images.
     """
     try:
         given = read_config(config)
@@ -347,7 +346,7 @@ def check_fits(config: Path, signature: Signature, *, accepts_images: bool = Fal
 
 
 def check_newest_fits(model_folder: Path, config: Path) -> None:
-    """Refuse a version that would take the requests of one with another signature.
+    """Check that a version has the signature of the model's newest version.
 
     Raises:
         ConversionError: The model's newest version contradicts the new one's configuration.
@@ -355,7 +354,7 @@ def check_newest_fits(model_folder: Path, config: Path) -> None:
     try:
         newest = newest_version(model_folder)
         signature = read_version_signature(newest)
-    except GraphkilnError:  # there is none, or none that could serve
+    except GraphkilnError:  # there is none that could serve
         return
     try:
         complete(read_config(config), signature, labels_file=None)
