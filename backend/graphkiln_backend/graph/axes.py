@@ -1,9 +1,8 @@
 """Relations between the axes of the inputs and outputs of an operator: one table for all analyses of graphs.
 
-A relation is written as in an einsum: axes with one label run together. Along such an axis, an element of an output is
-computed from the elements at the same index of the inputs that have the label, and from no other index (it may depend
-on the index itself). This answers whether a row of a batch depends on others, where the batch of a fixed graph goes,
-and how a product is cut into shards.
+A relation is written as in an einsum: axes with the same label correspond. Along such an axis, an element of an output
+depends only on elements at the same index of the inputs with that label (and maybe on the index itself). This
+determines whether rows of a batch are independent, how a fixed batch propagates, and how a product can be sharded.
 
 Source: ONNX operator schemas, versions 1 to 25; the notation is that of sharding rules in OpenXLA's Shardy.
 """
@@ -26,26 +25,26 @@ WORKS = "works along"
 _NORMALIZES = "normalizes over"
 _TIME = "steps through time along"
 
-_AXES_ARE_INPUTS = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}  # since which opset; other reductions: 18
-_SOFTMAX_OF_ONE_AXIS = 13  # before this opset, a softmax took all axes from its `axis` on together
-_MODE_IS_ATTRIBUTE = 14  # before this opset, a BatchNormalization with more than one output trained
-_NUMPY_BROADCASTING = 7  # before this opset, attributes chose how the second input was broadcast
-_MODE_IS_INPUT = 12  # of Dropout; from opset 7 on it had no training mode, before 7 an attribute
+_AXES_ARE_INPUTS = {"ReduceSum": 13, "Squeeze": 13, "Unsqueeze": 13}  # opset of the change; other reductions: 18
+_SOFTMAX_OF_ONE_AXIS = 13  # before this opset, softmax flattened all axes from `axis` on
+_MODE_IS_ATTRIBUTE = 14  # before this opset, a BatchNormalization with several outputs was in training mode
+_NUMPY_BROADCASTING = 7  # before this opset, attributes defined the broadcast of the second input
+_MODE_IS_INPUT = 12  # Dropout: no training mode from opset 7 on, an attribute before
 _SLICE_BY_INPUTS, _PAD_BY_INPUTS, _RESIZE_WITH_ROI, _TILE_BY_INPUTS = 10, 11, 11, 6
-_LARGEST_INT32 = (1 << 31) - 1  # a slice that ends here or beyond takes all there is
+_LARGEST_INT32 = (1 << 31) - 1  # a slice that ends here or beyond is unbounded
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A node of a graph, whatever library holds it.
+    """A node of a graph, independent of the library.
 
     Attributes:
-        operator: Of ONNX's own domains, `ai.onnx` and `ai.onnx.ml`.
+        operator: Operator of ONNX's domains `ai.onnx` and `ai.onnx.ml`.
         opset: Version of `ai.onnx`.
         attributes: Integers, lists of integers and texts.
-        inputs: Shapes; `()` for an input that is left out, None where the rank is not known.
-        outputs: Likewise.
-        read_constant: Elements of an input, None unless it is a small constant; `[]` where it is left out.
+        inputs: Shapes; `()` for an omitted input, None for an unknown rank.
+        outputs: Shapes, as for inputs.
+        read_constant: Elements of an input, None unless it is a small constant; `[]` if it is omitted.
     """
 
     operator: str
@@ -61,11 +60,11 @@ class Node:
         return None if shape is None else len(shape)
 
     def constant(self, index: int) -> list[Any] | None:
-        """Elements of a constant input; `[]` where it is left out, None where it is computed."""
+        """Elements of a constant input; `[]` if it is omitted, None if it is computed."""
         return self.read_constant(index) if index < len(self.inputs) else []
 
     def axis(self, default: int, rank: int) -> int:
-        """The attribute `axis`, from 0."""
+        """The attribute `axis`, counted from 0."""
         return int(self.attributes.get("axis", default)) % max(rank, 1)
 
 
@@ -74,9 +73,9 @@ class Relation:
     """Labels of the axes of a node's tensors.
 
     Attributes:
-        inputs: None, or missing at the end: an input on which all elements of the outputs may depend.
-        outputs: None, or missing at the end: nothing is known.
-        mixed: Labels along which an element is computed from several: the verb for error messages.
+        inputs: Labels; None, or missing at the end, if all elements of the outputs may depend on the input.
+        outputs: Labels; None, or missing at the end, if unknown.
+        mixed: Labels along which elements are combined, with a verb for error messages.
     """
 
     inputs: Sequence[Axes | None]
@@ -84,7 +83,7 @@ class Relation:
     mixed: Mapping[int, str] = field(default_factory=dict)
 
     def label(self, index: int, axis: int) -> int | None:
-        """Return the label of an axis of an input, None for none."""
+        """Label of an axis of an input, or None."""
         axes = self.inputs[index] if index < len(self.inputs) else None
         return axes[axis] if axes and axis < len(axes) else None
 
@@ -93,26 +92,26 @@ Rule: TypeAlias = Callable[[Node], Relation | None]
 
 
 def relate(node: Node) -> Relation | None:
-    """Read the relation of a node from the table; None for an unknown operator or axes that are computed."""
+    """Look up the relation of a node; None for an unknown operator or computed axes."""
     rule = _RULES.get(node.operator)
     try:
         return rule(node) if rule else None
-    except (ArithmeticError, LookupError, TypeError, ValueError):  # attributes or ranks that ONNX does not allow
+    except (ArithmeticError, LookupError, TypeError, ValueError):  # invalid attributes or ranks
         return None
 
 
 def reshape_places(source: Shape, target: Shape, axis: int, inner: int, extent: int) -> list[tuple[int, int]]:
-    """Find where a factor of one axis is after a reshape.
+    """Find the position of a factor of an axis after a reshape.
 
     Args:
         source: Shape before; sizes behind `axis` must be integers.
         target: Shape after.
-        axis: Axis that holds the factor.
-        inner: Product of the factors behind it on the same axis.
+        axis: Axis of the factor.
+        inner: Product of the faster factors of the same axis.
         extent: Size of the factor.
 
     Returns:
-        Possible places as (axis, inner), the last axis first. More than one only for an extent of 1.
+        Possible positions as (axis, inner), last axis first. More than one only for an extent of 1.
     """
     if not all(isinstance(size, int) for size in source[axis + 1 :]):
         return []
@@ -120,7 +119,7 @@ def reshape_places(source: Shape, target: Shape, axis: int, inner: int, extent: 
     places, passed = list[tuple[int, int]](), 1
     for number in range(len(target) - 1, -1, -1):
         size = target[number]
-        if not isinstance(size, int):  # the same dimensions ahead of both mean that as many blocks are behind
+        if not isinstance(size, int):  # equal leading dimensions mean equal numbers of trailing blocks
             same = number <= axis and source[:number] == target[:number] and None not in target[:number]
             return [*places, (number, behind // passed)] if same and behind % passed == 0 else places
         if behind % passed == 0 and size % (behind // passed * extent) == 0:
@@ -134,7 +133,7 @@ def _range(rank: int, *without: int) -> Axes:
 
 
 def _ints(node: Node, attribute: str, index: int, since: int) -> list[int] | None:
-    """Integers of an attribute that an opset turned into an input."""
+    """Integers of an attribute that became an input in a later opset."""
     found = node.constant(index) if node.opset >= since else node.attributes.get(attribute, [])
     return None if found is None else [int(number) for number in found]
 
@@ -146,7 +145,7 @@ def _axes_of(node: Node) -> list[int] | None:
 def _keep(
     rank: int | None, mixed: Mapping[int, str] | None = None, unknown: Sequence[int] = (), *, outputs: int = 1
 ) -> Relation | None:
-    """One input and outputs of its rank, whose other axes are mixed or rearranged."""
+    """Operator with one input and outputs of its rank, whose other axes are mixed or rearranged."""
     if rank is None:
         return None
     mixed = mixed or {}
@@ -154,7 +153,7 @@ def _keep(
 
 
 def _broadcast(shapes: Sequence[Shape | None]) -> list[Axes] | None:
-    """Labels of tensors that broadcast as in numpy; labels are the axes of the result."""
+    """Labels of tensors that broadcast like in numpy; labels are the axes of the result."""
     if any(shape is None for shape in shapes):
         return None
     known = [shape for shape in shapes if shape is not None]
@@ -182,11 +181,11 @@ def _elementwise(node: Node) -> Relation | None:
 
 
 def _by_sample(node: Node) -> Relation | None:
-    """Convolution, pooling and the like: the first axis is that of the samples."""
+    """Convolution, pooling and similar: the first axis is that of the samples."""
     rank = node.rank(0)
     if rank is None or rank < 2:
         return None
-    # The indices of a MaxPool depend on the place of a sample in the batch, and on no other sample.
+    # Indices of a MaxPool depend on the position of a sample in the batch, but not on other samples.
     return _keep(rank, unknown=range(1, rank), outputs=2)
 
 
@@ -289,7 +288,7 @@ def _unsqueeze(node: Node) -> Relation | None:
 
 
 def _reshape(node: Node) -> Relation | None:
-    """Leading dimensions that are copied; `reshape_places` follows a factor through any reshape."""
+    """Copied leading dimensions; `reshape_places` follows a factor through any reshape."""
     rank, target = node.rank(0), node.constant(1)
     if rank is None or not target or node.attributes.get("allowzero"):
         return None
@@ -308,7 +307,7 @@ def _flatten(node: Node) -> Relation | None:
 
 
 def _product(a: Shape | None, b: Shape | None) -> tuple[Axes, Axes, Axes, dict[int, str]] | None:
-    """Labels of the factors and the result of a matrix product, and what it sums over."""
+    """Labels of the factors and the result of a matrix product, and of its summed axis."""
     if not a or not b:
         return None
     left, right = _broadcast([a[:-2], b[:-2]]) or [(), ()]
@@ -328,7 +327,7 @@ def _matmul(node: Node) -> Relation | None:
 
 
 def _quantized_matmul(node: Node) -> Relation | None:
-    """MatMulInteger and QLinearMatMul: scales and zero points are of a tensor, a row of A or a column of B."""
+    """MatMulInteger and QLinearMatMul: scales and zero points per tensor, row of A or column of B."""
     scales_first = node.operator == "QLinearMatMul"
     place = 3 if scales_first else 1
     found = _product(node.inputs[0], node.inputs[place])
@@ -456,7 +455,7 @@ def _expand(node: Node) -> Relation | None:
     target: Sequence[Any] = stated or found or ()
     if len(target) < len(source):
         target = (*(1,) * (len(source) - len(target)), *target)
-    kept = 1 if stated else None  # a stated size of 1 takes the size of the input
+    kept = 1 if stated else None  # a size of 1 keeps the size of the input
     labels = tuple(
         at if target[at] in (size, kept) and target[at] is not None else None
         for at, size in enumerate(source, len(target) - len(source))

@@ -1,4 +1,4 @@
-"""Devices, and how a model is spread over them: copies, pipeline stages, shards."""
+"""Devices, and the distribution of a model over them: copies, pipeline stages, shards."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Device:
 
     Attributes:
         kind: CPU or GPU.
-        index: Number of the GPU in the driver's order; 0 for the CPU.
+        index: Index of the GPU in the driver's order; 0 for the CPU.
     """
 
     kind: DeviceKind
@@ -35,10 +35,10 @@ class Device:
 
     @classmethod
     def parse(cls, text: str) -> Device:
-        """Read `cpu`, `gpu` or `gpu:1`; the inverse of `str`.
+        """Parse `cpu`, `gpu` or `gpu:1`; inverse of `str`.
 
         Raises:
-            ManifestError: The text is another one.
+            ManifestError: The text is invalid.
         """
         kind, colon, index = text.partition(":")
         if text == DeviceKind.CPU:
@@ -59,9 +59,9 @@ class Device:
 CPU = Device(DeviceKind.CPU)
 
 
-# Over how many devices a model is spread: whole copies, consecutive stages of its graph, shards of its products.
+# Distribution of a model: whole copies, consecutive stages of its graph, shards of its products.
 
-# Micro-batches that may wait between two stages of a pipeline: enough that neither waits for the other's slow ones.
+# Queue length between two pipeline stages, to absorb variations of their speed.
 WAITING = 2
 
 
@@ -70,13 +70,13 @@ class Parallelism:
     """Numbers of copies, stages and shards of a model.
 
     Attributes:
-        data: Copies of the whole model, each on separate devices; 0 for as many as there are instances. Where there
-            are more instances, several share the stages of a copy.
-        pipeline: Consecutive stages that a copy is cut into.
-        tensor: Shards that the matrix products of a stage are cut into.
-        auto: Whether `pipeline` and `tensor` are the smallest that fit the memory.
-        micro_batches: Parts of a batch that are under way in the stages; 0 for the default.
-        memory_bytes: What a device may hold; 0 for no limit.
+        data: Copies of the whole model, each on separate devices; 0 for the number of instances. With more instances,
+            several share the stages of a copy.
+        pipeline: Number of consecutive stages of a copy.
+        tensor: Number of shards of the matrix products of a stage.
+        auto: Choose the smallest `pipeline` and `tensor` that fit the memory.
+        micro_batches: Parts of a batch in the pipeline; 0 for the default.
+        memory_bytes: Memory limit of a device; 0 for no limit.
     """
 
     data: int = 0
@@ -88,12 +88,12 @@ class Parallelism:
 
     @property
     def devices(self) -> int:
-        """Devices of one copy."""
+        """Number of devices of a copy."""
         return self.pipeline * self.tensor
 
     @property
     def splits(self) -> bool:
-        """True where a copy is spread over several devices."""
+        """True if a copy uses several devices."""
         return self.devices > 1
 
     def of(self, pipeline: int, tensor: int) -> Parallelism:
@@ -114,7 +114,7 @@ class Place:
 
     Attributes:
         device: The CPU or a GPU.
-        cores: Numbers of the cores of a CPU that compute it and nothing else of the model; empty on a GPU.
+        cores: Numbers of its exclusive CPU cores; empty on a GPU.
     """
 
     device: Device

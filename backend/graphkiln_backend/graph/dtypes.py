@@ -1,4 +1,4 @@
-"""The one dtype vocabulary of the project: Triton's names, and their equals in numpy and the runtimes.
+"""Element types by Triton's names, and their equivalents in numpy and the runtimes.
 
 Source: KServe v2 protocol, "Tensor Data Types"; `onnx.TensorProto.DataType`; ONNX Runtime's `NodeArg.type`.
 """
@@ -26,8 +26,8 @@ AnyArray: TypeAlias = "npt.NDArray[np.generic]"
 class DType(enum.StrEnum):
     """Element type of a tensor, by Triton's name.
 
-    `BF16` arrays are of `ml_dtypes.bfloat16`, as in tritonclient: numpy has no such type. `BYTES` arrays
-    hold objects (`bytes` or `str`).
+    `BF16` arrays have the dtype `ml_dtypes.bfloat16`, like in tritonclient. `BYTES` arrays contain objects (`bytes` or
+    `str`).
     """
 
     BOOL = "BOOL"
@@ -47,12 +47,12 @@ class DType(enum.StrEnum):
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The numpy dtype that carries this element type."""
+        """The numpy dtype of this element type."""
         return _numpy_types()[self]
 
     @property
     def bytes(self) -> int:
-        """Size of an element; 0 for text, whose elements are as long as they are."""
+        """Size of an element in bytes; 0 for text."""
         return _BYTES[self]
 
     @property
@@ -62,7 +62,7 @@ class DType(enum.StrEnum):
 
     @property
     def config_name(self) -> str:
-        """The name in a config.pbtxt: `TYPE_FP32`, and `TYPE_STRING` for BYTES."""
+        """Name in a config.pbtxt: `TYPE_FP32`; `TYPE_STRING` for BYTES."""
         return "TYPE_STRING" if self is DType.BYTES else f"TYPE_{self.value}"
 
     @classmethod
@@ -70,7 +70,7 @@ class DType(enum.StrEnum):
         """Return the element type of an array. Unicode, bytes and object arrays are BYTES.
 
         Raises:
-            ManifestError: The dtype (complex numbers, dates, ...) cannot travel in a tensor.
+            ManifestError: The dtype (complex numbers, dates, ...) has no equivalent.
         """
         if dtype.kind in "OSU":
             return cls.BYTES
@@ -85,7 +85,7 @@ class DType(enum.StrEnum):
         """Return the element type of an ONNX Runtime `NodeArg.type` such as `tensor(float)`.
 
         Raises:
-            ManifestError: The value is a sequence, a map or an element type that Triton cannot carry.
+            ManifestError: The value is a sequence, a map or an element type that Triton does not support.
         """
         try:
             return _ONNXRUNTIME[type_name]
@@ -97,7 +97,7 @@ class DType(enum.StrEnum):
         """Return the element type of an OpenVINO type such as `f32`.
 
         Raises:
-            ManifestError: The element type cannot be carried by Triton.
+            ManifestError: Triton does not support the element type.
         """
         try:
             return _OPENVINO[type_name]
@@ -123,7 +123,7 @@ class DType(enum.StrEnum):
         """Return the element type of an `onnx.TensorProto.DataType`.
 
         Raises:
-            ManifestError: The element type (complex, 4- or 8-bit float, ...) cannot be carried by Triton.
+            ManifestError: Triton does not support the element type (complex, 4- or 8-bit float, ...).
         """
         try:
             return _ONNX[number]
@@ -137,7 +137,7 @@ class DType(enum.StrEnum):
 
 @cache
 def _numpy_types() -> dict[DType, np.dtype[np.generic]]:
-    """Made at its first use: the command that starts a server has none for numpy, which takes 0.1 s to import."""
+    """Created at first use, because importing numpy takes 0.1 s, and `serve` does not need it."""
     return {
         DType.BOOL: np.dtype(np.bool_),
         DType.UINT8: np.dtype(np.uint8),
@@ -161,7 +161,7 @@ def _names() -> dict[np.dtype[np.generic], DType]:
     return {dtype: member for member, dtype in _numpy_types().items()}
 
 
-# What numpy would say, which takes 0.1 s to import.
+# As in numpy, whose import takes 0.1 s.
 _BYTES: dict[DType, int] = {
     DType.BOOL: 1,
     DType.UINT8: 1,
@@ -215,7 +215,7 @@ _ONNX: dict[int, DType] = {
     16: DType.BF16,
 }
 
-# The types of ONNX that Triton has not, by `onnx.TensorProto.DataType`.
+# ONNX types that Triton does not support, by `onnx.TensorProto.DataType`.
 _OTHER_ONNX = {
     0: "UNDEFINED",
     14: "COMPLEX64",

@@ -8,22 +8,22 @@ from dataclasses import dataclass
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ManifestError, SignatureError
 
-# A fixed size, or the name of a size that may vary (equal names vary together).
+# A fixed size, or the symbol of a dynamic size (equal symbols have equal sizes).
 Dim = int | str
 
 # The symbol of the batch dimension.
 BATCH = "batch"
-# The only entry in the shape of a tensor whose graph does not say how many dimensions it has.
+# The only entry in the shape of a tensor of unknown rank.
 ANY_RANK = "..."
 
 
 def free_dim(tensor: str, axis: int) -> str:
-    """The symbol of a varying dimension that a graph gives no name: its own, so that it need not equal any other."""
+    """Unique symbol of a dynamic dimension without a name in the graph."""
     return f"{tensor}.{axis}"
 
 
 def counted_dim(tensor: str, axis: int) -> str:
-    """The symbol of a varying dimension whose size follows from values, such as the number of boxes found."""
+    """Symbol of a dimension whose size depends on values, such as the number of detected boxes."""
     return f"?{tensor}.{axis}"
 
 
@@ -32,7 +32,7 @@ class TensorSpec:
     """One input or output.
 
     Attributes:
-        name: The tensor's name in the graph and on the wire.
+        name: Name of the tensor in the graph and in requests.
         dtype: Element type.
         shape: One entry per dimension: a size or a symbol such as `"batch"`.
     """
@@ -50,21 +50,21 @@ class TensorSpec:
 
     @property
     def has_rank(self) -> bool:
-        """True where the number of dimensions is known."""
+        """True if the rank is known."""
         return self.shape != (ANY_RANK,)
 
     @property
     def varies(self) -> bool:
-        """True where the first dimension varies."""
+        """True if the first dimension is dynamic."""
         return bool(self.shape) and self.has_rank and isinstance(self.shape[0], str)
 
     @property
     def batchable(self) -> bool:
-        """True where the first dimension varies, but not with the values."""
+        """True if the first dimension is dynamic and does not depend on values."""
         return self.varies and not str(self.shape[0]).startswith("?")
 
     def is_like(self, other: TensorSpec) -> bool:
-        """Compare names, dtypes and, where both are known, numbers of dimensions."""
+        """Compare names, dtypes and, if both are known, ranks."""
         same_rank = len(self.shape) == len(other.shape) or not (self.has_rank and other.has_rank)
         return (self.name, self.dtype) == (other.name, other.dtype) and same_rank
 
@@ -77,9 +77,9 @@ class Signature:
     """All inputs and outputs of a graph, in the graph's own order.
 
     Attributes:
-        inputs: What a request must hold.
-        outputs: What a request can fetch.
-        optional_inputs: What a request may hold: the graph has a default for each.
+        inputs: Required inputs.
+        outputs: Outputs.
+        optional_inputs: Inputs with a default in the graph.
     """
 
     inputs: tuple[TensorSpec, ...]
@@ -95,17 +95,17 @@ class Signature:
 
     @property
     def batchable(self) -> bool:
-        """True where the first dimension of every input and output varies, but not with the values."""
+        """True if the first dimension of every input and output is dynamic and does not depend on values."""
         return all(spec.batchable for spec in (*self.inputs, *self.outputs))
 
     @property
     def varies(self) -> bool:
-        """True where the first dimension of every input and output varies."""
+        """True if the first dimension of every input and output is dynamic."""
         return all(spec.varies for spec in (*self.inputs, *self.outputs))
 
     @property
     def fixed_batch(self) -> int | None:
-        """The first dimension that every input and output shares, when it is the same fixed size; else None."""
+        """The fixed first dimension common to all inputs and outputs, or None."""
         sizes = {spec.shape[0] if spec.shape else None for spec in (*self.inputs, *self.outputs)}
         size = sizes.pop() if len(sizes) == 1 else None
         return size if isinstance(size, int) else None
@@ -114,7 +114,7 @@ class Signature:
         """Validate tensors against the inputs: names, dtypes, ranks, sizes, and equal sizes of equal symbols.
 
         Raises:
-            SignatureError: The first tensor that does not fit, with what was expected and what came.
+            SignatureError: A tensor does not match; the error has the expected and the given value.
         """
         known = ", ".join(str(spec) for spec in self.inputs)
         for name in feeds:
