@@ -17,7 +17,9 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.edge import Edge
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.watchdog import exit_code
@@ -25,12 +27,17 @@ from graphkiln_backend.system.processes import kill_group
 from graphkiln_backend.system.signals import StopSignals
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
+
 _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.02
 _SETTLE_S = 0.5  # longer than the time between a request's last byte and its batch
-# For tritonserver to exit by itself, when it writes its traces. It would wait 30 s for HTTP clients (24.10) and exit
-# with code 1.
+# For tritonserver to exit by itself: its models end first, then it writes its traces. It would wait 30 s for HTTP clients
+# (24.10) and exit with code 1.
 _EXIT_S = 1.0
 
 
@@ -44,8 +51,11 @@ class Drain:
         signals: StopSignals,
         limit_s: float,
         edge: Edge | None,
+        *,
+        writes_traces: bool = False,
     ) -> None:
         self._server, self._signals, self._edge = server, signals, edge
+        self._writes_traces = writes_traces
         self._instances = SnapshotReader(folder.instances)
         self._limit_s = limit_s
         self._deadline = time.monotonic() + limit_s
@@ -110,11 +120,18 @@ class Drain:
                 computing,
             )
 
+    def _has_no_models(self) -> bool:
+        """True if the processes of all models have exited, and nothing else remains to be done."""
+        try:
+            return not self._writes_traces and not psutil.Process(self._server.pid).children()
+        except psutil.NoSuchProcess:
+            return True
+
     def _end(self) -> int:
         """End the server: by SIGTERM, then by SIGKILL."""
         if self._server.poll() is None:
             self._server.send_signal(signal.SIGTERM)
-            self._wait(lambda: False, time.monotonic() + _EXIT_S)
+            self._wait(self._has_no_models, time.monotonic() + _EXIT_S)
         code = self._server.poll() or 0
         kill_group(self._server)
         if code in (0, -signal.SIGTERM):  # killed by our signal before it had a handler

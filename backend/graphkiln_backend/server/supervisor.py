@@ -251,7 +251,9 @@ class Supervisor:
 
         if self._versions:
             self._versions.halt()
-        code = Drain(server, folder, signals, self._limits.drain, self._edge).run(live=self._live_at is not None)
+        traces = "trace-config" in self._launch.flags.values
+        drain = Drain(server, folder, signals, self._limits.drain, self._edge, writes_traces=traces)
+        code = drain.run(live=self._live_at is not None)
         if code:
             killed = "tritonserver was killed before it was drained"
             self.last_words = killed if signals.count > 1 else f"tritonserver ended with code {code}"
