@@ -17,6 +17,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.modules import LazyModule
@@ -36,8 +37,8 @@ _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.02
 _SETTLE_S = 0.5  # longer than the time between a request's last byte and its batch
-# For tritonserver to exit by itself: its models end first, then it writes its traces. It would wait 30 s for HTTP clients
-# (24.10) and exit with code 1.
+# For tritonserver to exit by itself: its models end first, then it writes its traces. It would wait 30 s for HTTP
+# clients (24.10) and exit with code 1.
 _EXIT_S = 1.0
 
 
@@ -120,18 +121,18 @@ class Drain:
                 computing,
             )
 
-    def _has_no_models(self) -> bool:
-        """True if the processes of all models have exited, and nothing else remains to be done."""
-        try:
-            return not self._writes_traces and not psutil.Process(self._server.pid).children()
-        except psutil.NoSuchProcess:
-            return True
+    def _count_models(self) -> int:
+        """Number of processes of models."""
+        with suppress(psutil.NoSuchProcess):
+            return len(psutil.Process(self._server.pid).children())
+        return 0
 
     def _end(self) -> int:
         """End the server: by SIGTERM, then by SIGKILL."""
         if self._server.poll() is None:
+            waits_for_models = self._count_models() > 0 and not self._writes_traces
             self._server.send_signal(signal.SIGTERM)
-            self._wait(self._has_no_models, time.monotonic() + _EXIT_S)
+            self._wait(lambda: waits_for_models and not self._count_models(), time.monotonic() + _EXIT_S)
         code = self._server.poll() or 0
         kill_group(self._server)
         if code in (0, -signal.SIGTERM):  # killed by our signal before it had a handler

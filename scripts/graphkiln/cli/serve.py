@@ -71,7 +71,7 @@ def serve(
     ] = None,
     enable_tensorrt: Annotated[
         list[str] | None,
-        typer.Option(help="Run this model with TensorRT (not tested on a GPU yet); may be repeated.", metavar="NAME"),
+        typer.Option(help="Run this model with TensorRT (not yet run on a GPU); may be repeated.", metavar="NAME"),
     ] = None,
     set_: Annotated[
         list[str] | None,

@@ -160,7 +160,7 @@ def find_limit(subject: str, value: int) -> Finding:
     )
 
 
-# GPUs, and compatibility of the driver with the installed CUDA libraries. Not yet tested on a GPU.
+# GPUs, and compatibility of the driver with the installed CUDA libraries. Not yet run on a GPU.
 
 _RUNTIME = re.compile(r"nvidia-cuda-runtime(-cu\d+)?")
 _TIMEOUT_S = 15

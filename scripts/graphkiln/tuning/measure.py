@@ -284,7 +284,7 @@ _PACKAGE = "intel-rapl:[0-9]*"
 
 
 class EnergyMeter:
-    """Energy in joules by RAPL and NVML. The GPU counters have not been tested on a GPU yet.
+    """Energy in joules by RAPL and NVML. The GPU counters are not yet run on a GPU.
 
     Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
     `nvmlDeviceGetTotalEnergyConsumption`.

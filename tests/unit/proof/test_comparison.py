@@ -274,6 +274,6 @@ class TestWithoutNumbers:
     def test_what_is_the_same_for_each_sample_is_told(self) -> None:
         same = np.array([3, 3, 3])
         verdict = prove({"y": same}, {"y": same}, EXPORT, batch_sizes=(1,)).verdict
-        assert "the all with the same outputs" in verdict
+        assert "all with the same outputs" in verdict
         other = np.array([3, 3, 4])
         assert "the same outputs" not in prove({"y": other}, {"y": other}, EXPORT, batch_sizes=(1,)).verdict

@@ -277,4 +277,4 @@ def test_a_third_party_adds_one(third_party: list[EntryPoint]) -> None:
 
 def test_the_guide_counts_the_operations(repository: Path) -> None:
     guide = " ".join((repository / "docs" / "how-to" / "oneflow.md").read_text().split())
-    assert f" {len(built_in_translators())} operations are known" in guide
+    assert f" {len(built_in_translators())} operations are supported" in guide
