@@ -147,7 +147,7 @@ class TestModels:
             opened(models / "training")
 
     def test_a_model_that_mixes_samples_is_refused(self, models: Path, run: Convert) -> None:
-        with pytest.raises(ConversionError, match=r"cannot be made to vary: .*reduces over the batch"):
+        with pytest.raises(ConversionError, match=r"reduces over the batch"):
             run(f"oneflow:{models / 'mixes_samples'}")
 
 

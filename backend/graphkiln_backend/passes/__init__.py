@@ -1,1 +1,1 @@
-"""Rewrites of a saved graph: each module one rewrite, graph in, graph out (see `base`)."""
+"""Graph rewrites on the `Pass` interface in `base`, and the analyses that splitting and sharding share."""

@@ -1,7 +1,6 @@
-"""Add into its producer: a constant added to a convolution becomes its bias, one added to a matrix product a Gemm.
+"""Fuse constant additions: into the bias of a convolution, or with a matrix product into a Gemm.
 
-An addition of two computed tensors (a residual) stays in the graph: ONNX Runtime and OpenVINO fuse it with the
-convolution before it when they load the graph, and a Conv of ONNX has no input for it.
+Residual additions stay: ONNX's Conv has no input for them, and ONNX Runtime and OpenVINO fuse them at load.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class _ConvAdd(RewriteRuleClassBase):
         channels, spatial = weight.shape[0], len(weight.shape) - 2
         shape = list(constant.const_value.shape)
         if shape[-spatial - 1 :] != [channels, *[1] * spatial] or any(size != 1 for size in shape[: -spatial - 1]):
-            return result.fail("not one value a channel")
+            return result.fail("not one value per channel")
         return result
 
     def rewrite(self, op: Any, x: Any, constant: Any, convolved: Any) -> Any:
@@ -54,7 +53,7 @@ class _ConvAdd(RewriteRuleClassBase):
 
 @dataclass(frozen=True)
 class AddIntoProducer(Pass):
-    """Add constants in the convolution or matrix product that comes before them."""
+    """Fuse constant additions into the preceding convolution or matrix product."""
 
     name = "add-into-producer"
     summary = "constant additions into the convolution or product before them"

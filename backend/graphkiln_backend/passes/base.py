@@ -1,8 +1,8 @@
-"""Base of passes, why_skip -> call -> remark, and the loop that runs passes.
+"""Interface of graph passes, and the loop that runs them.
 
-A pass rewrites a graph in place and returns what it did to the graph's edge. `why_skip` says why there is nothing to
-do, `remark` what was not reached. After every pass the graph is checked by ONNX's own checker, so that a broken one is
-the fault of a pass with a name.
+A pass rewrites a graph in place and returns the change to the graph's inputs and outputs (an `Edge`). `why_skip`
+returns the reason to skip a graph; `remark` reports nodes that were left. The ONNX checker runs after every pass, so
+that an invalid graph is attributed to the pass that produced it.
 
 Source: the pattern of onnx/ir-py, `passes/_pass_infra.py`.
 """
@@ -23,7 +23,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.edge import Edge
 
 _RUNTIME_DOMAIN = "ai.onnxruntime"
-# Source: ONNX Runtime 1.31, `get_all_operator_schema`, without those that `onnx.defs` knows.
+# Source: ONNX Runtime 1.31, `get_all_operator_schema`, minus the operators in `onnx.defs`.
 _RUNTIME_OPERATORS = frozenset(
     (
         *("Affine", "Crop", "DynamicSlice", "GRUUnit", "GivenTensorFill", "ImageScaler", "ParametricSoftplus"),
@@ -39,16 +39,16 @@ class Pass(ABC):
     name: ClassVar[str]  # on the command line
     summary: ClassVar[str]  # a few words for users
 
-    def why_skip(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always run
-        """Return why to skip this graph, which the pass has nothing to do for; empty to run."""
+    def why_skip(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - the default always runs
+        """Return the reason to skip this graph; empty to run."""
         return ""
 
     @abstractmethod
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrite the graph in place; return the change of its inputs and outputs, `Edge()` for none."""
+        """Rewrite the graph in place; return the change to its inputs and outputs, `Edge()` for none."""
 
-    def remark(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - for those that always reach all
-        """Return what the pass could not do, or how much it did; empty for nothing to say."""
+    def remark(self, model: onnx_ir.Model) -> str:  # noqa: ARG002 - the default has no remark
+        """Return a note on the nodes that were rewritten or left; may be empty."""
         return ""
 
 
@@ -57,12 +57,9 @@ class PassReport:
     """Result of a pass.
 
     Attributes:
-        name: The pass.
-        nodes_before: Number of nodes.
-        nodes_after: Number of nodes.
-        seconds: Time it took.
-        note: Why it had nothing to do, or what was left, or empty.
-        ran: Whether it had something to do.
+        name: Name of the pass.
+        note: Reason for skipping, or the remark; may be empty.
+        ran: False if the pass was skipped.
     """
 
     name: str
@@ -78,15 +75,15 @@ class Rewritten:
     """Result of several passes on a graph.
 
     Attributes:
-        reports: One for each pass, in order.
-        edge: How the inputs and outputs changed.
+        reports: One per pass, in order.
+        edge: Combined change to the inputs and outputs.
     """
 
     reports: tuple[PassReport, ...]
     edge: Edge
 
     def then(self, other: Rewritten) -> Rewritten:
-        """Join two results, these passes first."""
+        """Concatenate two results; `other` ran second."""
         return Rewritten(reports=(*self.reports, *other.reports), edge=self.edge.then(other.edge))
 
 
@@ -94,7 +91,7 @@ def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> Rewritten:
     """Run passes in order, in place.
 
     Raises:
-        ConversionError: A pass failed, or left an invalid graph; the message names it.
+        ConversionError: A pass failed or produced an invalid graph.
     """
     reports, edge = [], Edge()
     for graph_pass in passes:
@@ -118,7 +115,7 @@ def _run(model: onnx_ir.Model, graph_pass: Pass) -> tuple[PassReport, Edge]:
         except Exception as error:
             raise ConversionError(
                 f"the pass '{graph_pass.name}' failed: {type(error).__name__}: {error}",
-                hint=f"leave it out (--skip {graph_pass.name}) and report it",
+                hint=f"skip the pass (--skip {graph_pass.name}) and report the error",
             ) from error
         _check(model, graph_pass.name)
     report = PassReport(
@@ -145,13 +142,13 @@ def _check(model: onnx_ir.Model, name: str) -> None:
         onnx.checker.check_model(_without_runtime_operators(_with_all_shapes(onnx_ir.to_proto(model))))
     except onnx.checker.ValidationError as error:
         raise ConversionError(
-            f"the pass '{name}' left a graph that is not valid: {error}",
-            hint=f"leave it out (--skip {name}) and report it",
+            f"the pass '{name}' produced an invalid graph: {error}",
+            hint=f"skip the pass (--skip {name}) and report the error",
         ) from error
 
 
 def _with_all_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """The checker asks for the shape of each output; runtimes do not, and that of an `If` may have no fixed rank."""
+    """Add placeholder output shapes: the checker requires them, but an output of `If` may have no fixed rank."""
     for value in proto.graph.output:
         if value.type.HasField("tensor_type"):
             value.type.tensor_type.shape.SetInParent()
@@ -159,9 +156,9 @@ def _with_all_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:
 
 
 def _without_runtime_operators(proto: onnx.ModelProto) -> onnx.ModelProto:
-    """For the checker: ONNX Runtime has operators in ONNX's own domain that ONNX does not know.
+    """Move ONNX Runtime's operators out of ONNX's domain, where the checker would reject them.
 
-    Such as SimplifiedLayerNormalization, which its optimizer of transformers leaves in the graphs that it fuses.
+    ONNX Runtime's transformer optimizer emits SimplifiedLayerNormalization there, for example.
     """
     unknown = [node for node in proto.graph.node if not node.domain and node.op_type in _RUNTIME_OPERATORS]
     for node in unknown:

@@ -1,9 +1,8 @@
-"""Conversion of a graph of a fixed batch to one of any batch.
+"""Conversion of a graph with a fixed batch size to a dynamic batch.
 
-The axis of the batch is followed from the inputs through every node, by the static shapes. Along an axis there can be
-more: a window attention folds its windows into the batch, `[batch * 64, 49, 96]`. What the graph has baked in is
-repaired: the shapes of reshapes, the sizes of expansions, and constants that were expanded to the batch. A node that
-would mix samples is an error.
+The batch axis is propagated from the inputs through every node, based on static shapes. An axis may combine the batch
+with other dimensions: window attention folds its windows into it, `[batch * 64, 49, 96]`. Shapes of reshapes, sizes of
+expansions, and constants that were expanded to the batch are rewritten. A node that mixes samples is an error.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.node_axes import relate
 
-_MOST_TRIES = 500  # of following the batch through a graph
+_MOST_TRIES = 500  # assignments of the batch axis before giving up
 _NOT_BROADCASTING = ("Concat", "Einsum", "GatherElements", "GatherND", "GridSample", "GRU", "LSTM", "RNN")
-_END = (1 << 63) - 1  # the end of a slice that takes all there is
+_END = (1 << 63) - 1  # the end of an open slice
 
 Value = onnx_ir.Value
 
 
 @dataclass(frozen=True, slots=True)
 class VaryBatch(Pass):
-    """Let the batch vary that a graph was saved with."""
+    """Make a fixed batch dimension dynamic."""
 
     name = "vary-batch"
     summary = "lets the batch vary that was saved with the graph"
@@ -60,17 +59,17 @@ class VaryBatch(Pass):
 
 
 def saved_batch(model: onnx_ir.Model) -> int:
-    """Return the batch size that a graph was saved with: the first dimension of all inputs.
+    """Return the fixed batch size of a graph: the first dimension of all inputs.
 
     Raises:
-        ConversionError: It varies, or the inputs do not share it.
+        ConversionError: The first dimension is dynamic or differs between inputs.
     """
     sizes = {_first_dim(value) for value in model.graph.inputs}
     (size,) = sizes if len(sizes) == 1 else (None,)
     if not isinstance(size, int):
         listed = ", ".join(f"{value.name} {list(value.shape or ())}" for value in model.graph.inputs)
         raise ConversionError(
-            f"the inputs have no common first dimension that could be the batch: {listed}",
+            f"the inputs have no common first dimension to use as the batch: {listed}",
             hint="save the graph with the batch first in every input",
         )
     return size
@@ -85,7 +84,7 @@ def _first_dim(value: Value) -> object:
 
 @dataclass(frozen=True, slots=True)
 class BatchAxis:
-    """The place of the batch in a value: `axis` has the size `before * batch * after`, the last varying fastest."""
+    """Position of the batch in a value: `axis` has the size `before * batch * after`, in row-major order."""
 
     axis: int
     before: int = 1
@@ -107,11 +106,11 @@ def _name_batch(value: Value, batch: BatchAxis) -> None:
 
 
 class ExpandedToBatch(Exception):
-    """A constant was expanded to the saved batch further up: it carries the batch from there on.
+    """Signals that a constant was expanded to the saved batch upstream, so that the analysis restarts from there.
 
     Attributes:
-        value: The Expand's output.
-        axis: Its axis of the batch.
+        value: Output of the Expand.
+        axis: Batch axis of the output.
     """
 
     def __init__(self, value: Value, axis: BatchAxis) -> None:
@@ -121,10 +120,10 @@ class ExpandedToBatch(Exception):
 
 
 def _analyze(model: onnx_ir.Model, batch: int) -> BatchAnalysis:
-    """Follow the batch to the end.
+    """Propagate the batch through the graph, backtracking over ambiguous positions of a batch of 1.
 
     Raises:
-        ConversionError: No choice among the places of a batch of 1 leads there; the reason is that of the first.
+        ConversionError: No assignment is consistent; the message is that of the first one tried.
     """
     expanded, choices = dict[Value, BatchAxis](), dict[onnx_ir.Node, int]()
     first: ConversionError | None = None
@@ -132,7 +131,7 @@ def _analyze(model: onnx_ir.Model, batch: int) -> BatchAnalysis:
         analysis = BatchAnalysis(model, batch, expanded, choices)
         try:
             analysis.follow()
-        except ExpandedToBatch as found:  # once for each Expand at most
+        except ExpandedToBatch as found:  # at most once per Expand
             expanded[found.value] = found.axis
         except ConversionError as error:
             first = first or error
@@ -144,7 +143,7 @@ def _analyze(model: onnx_ir.Model, batch: int) -> BatchAnalysis:
 
 
 def _choose_otherwise(choices: dict[onnx_ir.Node, int], open_choices: Mapping[onnx_ir.Node, int]) -> bool:
-    """Take the next choice of the last node that has one left; those after it begin again."""
+    """Advance the last node with an untried choice, and reset the nodes after it."""
     for node, count in reversed(list(open_choices.items())):
         if choices.get(node, 0) + 1 < count:
             choices[node] = choices.get(node, 0) + 1
@@ -154,14 +153,13 @@ def _choose_otherwise(choices: dict[onnx_ir.Node, int], open_choices: Mapping[on
 
 
 class BatchAnalysis:
-    """The batch, followed from node to node. Nothing is changed before `repair`.
+    """Batch axis of every value of a graph. The graph is unchanged until `repair`.
 
     Attributes:
-        model: The graph.
-        batch: The batch size that it was saved with.
-        axes: Value -> its axis of the batch; other values do not carry it.
-        expanded: Constants that are known to be expanded to the batch -> their axis of it.
-        open_choices: Nodes that may leave the batch in several places, in order -> how many.
+        batch: Fixed batch size of the graph.
+        axes: Value -> batch axis; values without the batch are absent.
+        expanded: Constants known to be expanded to the batch -> batch axis.
+        open_choices: Nodes with an ambiguous result -> number of alternatives, in node order.
     """
 
     def __init__(
@@ -177,11 +175,11 @@ class BatchAnalysis:
         self._size: Value | None = None
 
     def follow(self) -> None:
-        """Find the axis of the batch in every value.
+        """Find the batch axis of every value.
 
         Raises:
-            ExpandedToBatch: A constant turned out to be expanded to the batch: begin again with it.
-            ConversionError: A node does not let the batch vary.
+            ExpandedToBatch: A constant was expanded to the batch; restart with it in `expanded`.
+            ConversionError: A node does not support a dynamic batch.
         """
         for node in self.model.graph:
             if node.outputs[0] in self.expanded:
@@ -190,12 +188,12 @@ class BatchAnalysis:
                 self._follow_node(node)
 
     def repair(self) -> None:
-        """Change what has the saved batch baked in."""
+        """Rewrite the shapes and constants that contain the saved batch size."""
         for repair in self._repairs:
             repair()
 
     def _reaches(self, node: onnx_ir.Node) -> bool:
-        """Return true where the batch comes into a node, or into a graph inside it."""
+        """Return True if an input of a node, or of its subgraphs, carries the batch."""
         inner = (nested for attribute in node.attributes.values() for nested in _inner_nodes(attribute))
         return any(value in self.axes for each in (node, *inner) for value in each.inputs if value is not None)
 
@@ -206,7 +204,7 @@ class BatchAnalysis:
             return
         relation = relate(node)
         if relation is None:
-            raise self._error(node, "its treatment of a batch is not known")
+            raise self._error(node, "the operator is not supported")
         label, batch = self._label(node, relation)
         for index, (value, axes) in enumerate(zip(node.inputs, relation.inputs, strict=False)):
             if value is not None and value not in self.axes and axes and label in axes:
@@ -218,10 +216,10 @@ class BatchAnalysis:
             if labels and label in labels:
                 self.axes[value] = replace(batch, axis=labels.index(label))
             elif value.uses() or value.is_graph_output():
-                raise self._error(node, f"the place of the batch in '{value.name}' is not known")
+                raise self._error(node, f"the batch axis of '{value.name}' is unknown")
 
     def _label(self, node: onnx_ir.Node, relation: Relation) -> tuple[int, BatchAxis]:
-        """Return the label of the batch in the inputs of a node."""
+        """Return the axis label of the batch in the inputs of a node, and its position."""
         found = dict[tuple[int, int, int], BatchAxis]()
         for index, value in enumerate(node.inputs):
             if value is None or value not in self.axes:
@@ -229,34 +227,34 @@ class BatchAnalysis:
             batch = self.axes[value]
             label = relation.label(index, batch.axis)
             if label is None:
-                raise self._error(node, f"it rearranges the samples of the batch in input {index}")
+                raise self._error(node, f"it reorders samples of input {index}")
             if label in relation.mixed:
                 raise self._error(node, f"it {relation.mixed[label]} the batch")
             found[label, batch.before, batch.after] = batch
         if len(found) > 1:
             places = ", ".join(map(str, found.values()))
-            raise self._error(node, f"its inputs carry the batch in different places: {places}")
+            raise self._error(node, f"its inputs have the batch on different axes: {places}")
         (((label, _, _), batch),) = found.items()
         return label, batch
 
     def _error(self, node: onnx_ir.Node, why: str) -> ConversionError:
         return ConversionError(
-            f"the saved batch of {self.batch} cannot be made to vary: {node.op_type} '{node.name}': {why}",
-            hint="a model that treats the samples of a batch alike can: look at this place of it",
+            f"the saved batch of {self.batch} cannot be made dynamic: {node.op_type} '{node.name}': {why}",
+            hint="change the model so that this operation treats each sample independently",
         )
 
     def _shape(self, value: Value | None) -> tuple[int, ...]:
-        """Return a value's shape as saved.
+        """Return the static shape of a value.
 
         Raises:
-            ConversionError: It is not known.
+            ConversionError: The shape is unknown.
         """
         if value is None or value.shape is None or not value.shape.is_static():
-            raise ConversionError(f"the shape of '{value.name if value else ''}' is not known")
+            raise ConversionError(f"the shape of '{value.name if value else ''}' is unknown")
         return tuple(int(dim) for dim in value.shape.numpy())
 
     def _constant(self, node: onnx_ir.Node, index: int) -> list[int]:
-        """Return the integers of a constant input; empty where it is left out."""
+        """Return the integers of a constant input; empty if the input is omitted."""
         value = node.inputs[index] if index < len(node.inputs) else None
         if value is None:
             return []
@@ -264,11 +262,11 @@ class BatchAnalysis:
             raise self._error(node, f"'{value.name}' is computed, expected a constant")
         return [int(number) for number in value.const_value.numpy().ravel()]
 
-    # Operators whose settings have the batch baked in: their rules repair these, and return None where the relation of
-    # the axes says all.
+    # Operators whose constant inputs may contain the batch size. Each method schedules the repair, and returns None if
+    # the axis relation already determines the result.
 
     def reshape(self, node: onnx_ir.Node) -> BatchAxis:
-        """Follow the batch through a Reshape: it keeps its place among the elements."""
+        """Find the batch axis of a Reshape, which preserves the order of elements."""
         batch = self.axes[node.inputs[0]]  # type: ignore[index]
         source, target = self._shape(node.inputs[0]), self._shape(node.outputs[0])
         if not math.prod(source):
@@ -277,7 +275,7 @@ class BatchAnalysis:
         if not found:
             raise self._error(node, f"{list(source)} -> {list(target)} does not preserve the batch")
         places = [BatchAxis(axis, target[axis] // (self.batch * after), after) for axis, after in found]
-        # A batch of 1 can be any axis of size 1, or a factor of a larger one: the former first.
+        # A batch of 1 may be any axis of size 1, or a factor of a larger axis. Try axes of size 1 first.
         places.sort(key=lambda place: place.before * place.after != 1)
         if len(places) > 1:
             self.open_choices[node] = len(places)
@@ -286,7 +284,7 @@ class BatchAnalysis:
         return place
 
     def flatten(self, node: onnx_ir.Node) -> BatchAxis:
-        """Follow the batch through a Flatten, into `[first axes, last axes]`."""
+        """Find the batch axis of a Flatten, whose output is `[first axes, last axes]`."""
         batch = self.axes[node.inputs[0]]  # type: ignore[index]
         shape = self._shape(node.inputs[0])
         at = node.attributes.get_int("axis", 1)
@@ -296,7 +294,7 @@ class BatchAnalysis:
         return BatchAxis(axis, before * batch.before, batch.after * after)
 
     def squeeze(self, node: onnx_ir.Node) -> BatchAxis | None:
-        """Name the axes of a Squeeze without them: it would remove a batch of 1, too."""
+        """Make implicit axes of a Squeeze explicit, so that it does not remove a batch of 1."""
         if self._constant(node, 1):
             return None
         batch = self.axes[node.inputs[0]]  # type: ignore[index]
@@ -307,7 +305,7 @@ class BatchAnalysis:
         return replace(batch, axis=batch.axis - sum(axis < batch.axis for axis in axes))
 
     def slice(self, node: onnx_ir.Node) -> BatchAxis | None:
-        """Let a Slice that takes the whole batch take it whatever its size."""
+        """Open the end of a Slice that takes the whole batch."""
         batch = self.axes[node.inputs[0]]  # type: ignore[index]
         shape = self._shape(node.inputs[0])
         starts, ends, given, steps = (self._constant(node, index) for index in range(1, 5))
@@ -316,12 +314,12 @@ class BatchAnalysis:
             return None
         at = axes.index(batch.axis)
         if starts[at] != 0 or (steps and steps[at] != 1) or ends[at] < shape[batch.axis]:
-            raise self._error(node, "it takes some samples of the batch")
+            raise self._error(node, "it selects some samples of the batch")
         self._replace_constant(node, 2, [_END if place == at else end for place, end in enumerate(ends)])
         return batch
 
     def gather(self, node: onnx_ir.Node) -> BatchAxis | None:
-        """Replace a Gather or GatherND that picks every sample in order by an Identity."""
+        """Replace a Gather or GatherND that selects every sample in order with an Identity."""
         data, indices = node.inputs[0], node.inputs[1]
         nd = node.op_type == "GatherND"
         axis = node.attributes.get_int("batch_dims" if nd else "axis", 0) % len(self._shape(data))
@@ -334,19 +332,19 @@ class BatchAnalysis:
         return BatchAxis(axis)
 
     def expand(self, node: onnx_ir.Node) -> BatchAxis | None:
-        """Let an Expand keep the size of the batch."""
+        """Make an Expand keep the batch size of its input."""
         relation = relate(node)
         batch = self.axes[node.inputs[0]]  # type: ignore[index]
         axis = relation.label(0, batch.axis) if relation else None
         if axis is None:
             return None
         target = list(self._shape(node.outputs[0]))
-        target[axis] = 1  # as the input has it
+        target[axis] = 1  # broadcasts to the input's size
         self._replace_constant(node, 1, target)
         return replace(batch, axis=axis)
 
     def resize(self, node: onnx_ir.Node) -> BatchAxis | None:
-        """Leave the batch out of the sizes of a Resize."""
+        """Restrict the sizes of a Resize to the other axes."""
         batch = self.axes[node.inputs[0]]  # type: ignore[index]
         shape, sizes = self._shape(node.inputs[0]), self._constant(node, 3)
         axes = [axis % len(shape) for axis in node.attributes.get_ints("axes", tuple(range(len(shape))))]
@@ -357,13 +355,13 @@ class BatchAnalysis:
         self._repairs.append(lambda: node.attributes.add(onnx_ir.AttrInt64s("axes", list(kept))))
         return batch
 
-    # Constants that must carry the batch, too.
+    # Constants that have to be expanded to the batch.
 
     def _carry(self, node: onnx_ir.Node, index: int, batch: BatchAxis) -> None:
-        """Let an input carry the batch that does not: it was expanded to it, or must be now.
+        """Expand an input without the batch to the batch of each request.
 
         Raises:
-            ExpandedToBatch: It was computed from one that was expanded.
+            ExpandedToBatch: The input is computed from a constant that was expanded to the saved batch.
         """
         value = node.inputs[index]
         if value is None:
@@ -383,7 +381,7 @@ class BatchAnalysis:
         node.replace_input_with(index, result)
 
     def _unexpanded(self, node: onnx_ir.Node, value: Value, batch: BatchAxis) -> Value:
-        """Return a value before it was expanded to the saved batch."""
+        """Return a value as it was before its expansion to the saved batch."""
         if self._shape(value)[batch.axis] == 1:
             return value
         producer = value.producer()
@@ -396,11 +394,11 @@ class BatchAnalysis:
             return row
         above = self._expanded_above(value)
         if above is None:
-            raise self._error(node, f"'{value.name}' has the saved batch in it, and no Expand says where from")
+            raise self._error(node, f"'{value.name}' contains the saved batch, but not from an Expand")
         raise above
 
     def _equal_row(self, value: Value, batch: BatchAxis) -> Value | None:
-        """Return one row of a constant that holds the same for each sample, or None."""
+        """Return one row of a constant whose rows are all equal, or None."""
         if value.const_value is None or batch.before * batch.after != 1:
             return None
         array = value.const_value.numpy()
@@ -413,7 +411,7 @@ class BatchAnalysis:
         return self._add_weight(name, onnx_ir.Tensor(row, dtype=value.dtype, name=name))
 
     def _expanded_above(self, value: Value) -> ExpandedToBatch | None:
-        """Return the nearest Expand to the saved batch that a value is computed from."""
+        """Return the nearest Expand to the saved batch upstream of a value."""
         waiting = [value]
         for computed in waiting:
             producer = computed.producer()
@@ -429,14 +427,14 @@ class BatchAnalysis:
         return None
 
     def _expand_here(self, node: onnx_ir.Node) -> BatchAxis:
-        """Let an Expand of a constant go to the batch of each request."""
+        """Make an Expand of a constant use the batch size of the request."""
         (result,) = node.outputs
         batch, shape = self.expanded[result], self._shape(result)
         self._repairs.append(lambda: node.replace_input_with(1, self._target(node, f"{node.name}/batch", shape, batch)))
         return batch
 
     def _target(self, node: onnx_ir.Node, name: str, shape: Sequence[int], batch: BatchAxis) -> Value:
-        """Compute a shape with the batch of each request in it, `[rank]`."""
+        """Build nodes that compute a shape with the request's batch size, INT64 `[rank]`."""
         size, factor = self._batch_size(), batch.before * batch.after
         if factor != 1:
             times = onnx_ir.node("Mul", [size, self._integers(f"{name}/factor", [factor])], name=f"{name}/size")
@@ -449,7 +447,7 @@ class BatchAnalysis:
         return joined.outputs[0]
 
     def _batch_size(self) -> Value:
-        """Compute the batch of a request, `[1]`."""
+        """Build nodes that compute the request's batch size, INT64 `[1]`."""
         if self._size is None:
             node = onnx_ir.node("Shape", [self.model.graph.inputs[0]], {"start": 0, "end": 1}, name="batch/size")
             self.model.graph.insert_before(self.model.graph[0], [node])
@@ -457,7 +455,7 @@ class BatchAnalysis:
         return self._size
 
     def _replace_constant(self, node: onnx_ir.Node, index: int, numbers: Sequence[int]) -> None:
-        """Give a node another constant; the old one may have other users."""
+        """Replace a constant input of a node; the old constant may have other readers."""
         name = f"{node.outputs[0].name}/batch/{index}"  # nodes may have no name, or all the same
         self._repairs.append(lambda: node.replace_input_with(index, self._integers(name, numbers)))
 
@@ -483,7 +481,7 @@ _SPECIAL: dict[str, Callable[[BatchAnalysis, onnx_ir.Node], BatchAxis | None]] =
 
 
 def _inner_nodes(attribute: onnx_ir.Attr) -> Iterator[onnx_ir.Node]:
-    """Yield the nodes of a graph that is an attribute, such as a branch of an If."""
+    """Yield the nodes of a subgraph attribute, for example a branch of an If."""
     if attribute.type == onnx_ir.AttributeType.GRAPH:
         yield from attribute.as_graph().all_nodes()
 

@@ -1,4 +1,4 @@
-"""Constant folding: what does not depend on an input is computed now."""
+"""Constant folding and weight sharing."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.repository.training_mode import DRAWING
 
-# Nodes that compute from weights alone, such as those that dequantize them: each reader has its own, right before it.
-#
-# Quantizers write all of them in front of a graph. A cut behind them would hand weights from stage to stage,
-# dequantized, with every batch, and leave the first stage with the weights of all.
+# Quantizers put all nodes that dequantize weights at the start of a graph. Cut into stages as it is, such a graph would
+# keep all weights in the first stage and send dequantized ones on with every batch. Each reader gets its own copy of
+# these nodes, directly before it.
 
 
 def bring_to_readers(model: onnx_ir.Model) -> None:
-    """Put copies of the nodes that compute from weights alone before each node that needs them, in place.
+    """Copy nodes that depend on weights alone to directly before each reader, in place.
 
     Args:
-        model: The graph, its nodes in an order in which they can be computed.
+        model: A topologically sorted graph.
     """
     constant = {node: number for number, node in enumerate(find_constant_nodes(model))}
     taken = Counter[onnx_ir.Node]()
@@ -42,10 +41,10 @@ def bring_to_readers(model: onnx_ir.Model) -> None:
 
 
 def find_constant_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
-    """The nodes that compute the same in every run, and whose outputs other nodes of the main graph alone read.
+    """Return the constant nodes whose outputs are read only by nodes of the main graph.
 
     Args:
-        model: The graph, its nodes in an order in which they can be computed.
+        model: A topologically sorted graph.
     """
     found: dict[onnx_ir.Node, None] = {}
     for node in model.graph:
@@ -56,7 +55,7 @@ def find_constant_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
 
 
 def _may_move(node: onnx_ir.Node, graph: onnx_ir.Graph) -> bool:
-    """Return true for a node without random numbers and graphs that only nodes of the main graph read."""
+    """Return True for a deterministic node without subgraphs that only nodes of the main graph read."""
     holds = any(_is_graph(attribute) for attribute in node.attributes.values())
     users = (user.graph for value in node.outputs for user, _ in value.uses())
     read = all(user is graph for user in users) and not any(value.is_graph_output() for value in node.outputs)
@@ -68,7 +67,7 @@ def _is_graph(attribute: onnx_ir.Attr) -> bool:
 
 
 def _needed(reader: onnx_ir.Node, constant: Mapping[onnx_ir.Node, int]) -> set[onnx_ir.Node]:
-    """The nodes that compute what a node reads of weights, and what these read."""
+    """Return the constant nodes upstream of a node."""
     found, waiting = set[onnx_ir.Node](), [reader]
     while waiting:
         new = set(_constant_inputs(waiting.pop(), constant)) - found
@@ -83,7 +82,7 @@ def _constant_inputs(node: onnx_ir.Node, constant: Mapping[onnx_ir.Node, int]) -
 
 
 def _copy(node: onnx_ir.Node, copies: Mapping[onnx_ir.Value, onnx_ir.Value], number: int) -> onnx_ir.Node:
-    """A node like another one that reads copies; the first has its names, the others have names of their own."""
+    """Copy a node; the first copy keeps the names, later ones get a suffix."""
     suffix = f"_again{number}" if number else ""
     own = onnx_ir.Node(
         node.domain,
@@ -105,13 +104,13 @@ _MOST_ELEMENTS = 2**20
 
 @dataclass(frozen=True)
 class FoldConstants(Pass):
-    """Compute what no input changes, and lift constants to initializers, where other passes look for them."""
+    """Fold constant nodes, and lift Constant nodes to initializers, which other passes match."""
 
     name = "fold-constants"
     summary = "compute what no input changes"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Folds; results of more than 2^20 elements are left to be computed, they would only swell the file."""
+        """Fold all results of at most 2^20 elements; larger ones would bloat the file."""
         InlinePass()(model)
         optimizer.fold_constants(
             model, onnx_shape_inference=True, input_size_limit=_MOST_ELEMENTS, output_size_limit=_MOST_ELEMENTS
@@ -127,7 +126,7 @@ class FoldConstants(Pass):
 
 @dataclass(frozen=True)
 class ShareWeights(Pass):
-    """Keep equal weights once. After the folds: a weight that others use cannot be folded into."""
+    """Deduplicate equal weights. Runs after the folds, which cannot change a weight with several readers."""
 
     name = "share-weights"
     summary = "equal weights are kept once"
@@ -137,6 +136,6 @@ class ShareWeights(Pass):
         return "" if model.graph.initializers else "no weights"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Compare all of the same shape and type."""
+        """Compare weights of the same shape and type."""
         DeduplicateInitializersPass()(model)
         return Edge()

@@ -1,7 +1,7 @@
-"""Changes of the inputs and outputs of a graph as a value: from the source model to the rewritten graph.
+"""Mapping between the inputs and outputs of a source model and those of the rewritten graph.
 
-A pass that changes a graph's edge says so twice: as nodes, and as an `Edge` in numpy. The proof runs the source model
-through the edge and compares it with the graph; a pass that leaves the edge alone returns `Edge()`, the identity.
+A pass that changes inputs or outputs implements the change twice: as nodes, and as an `Edge` in NumPy. The proof runs
+the source model through the edge and compares the result with the graph. `Edge()` is the identity.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ class Edge:
     """Difference between the inputs and outputs of a graph and those of its source.
 
     Attributes:
-        to_graph_feeds: Feeds of the source -> feeds of the graph.
-        to_source_feeds: Feeds of the graph -> feeds of the source; the inverse.
-        to_graph_outputs: Outputs of the source -> outputs of the graph.
-        to_graph_preprocess: How an image becomes the source's input -> how it becomes the graph's.
-        inputs: Inputs that were renamed: the source's name -> the graph's.
-        outputs: Outputs that were renamed, likewise.
-        kept: The source's outputs that the graph still computes something from; None for all.
-        ranking: The outputs of a top-k, by the graph's names, or None.
+        to_graph_feeds: Source feeds -> graph feeds.
+        to_source_feeds: Graph feeds -> source feeds; the inverse.
+        to_graph_outputs: Source outputs -> graph outputs.
+        to_graph_preprocess: Preprocessing for the source -> preprocessing for the graph.
+        inputs: Renamed inputs: source name -> graph name.
+        outputs: Renamed outputs: source name -> graph name.
+        kept: Source outputs that the graph still depends on; None for all.
+        ranking: Graph outputs of a top-k, or None.
     """
 
     to_graph_feeds: Transform = dict
@@ -43,7 +43,7 @@ class Edge:
     ranking: Ranking | None = None
 
     def then(self, other: Edge) -> Edge:
-        """Both changes, this one first."""
+        """Compose two edges; `other` is applied second."""
         return Edge(
             to_graph_feeds=lambda feeds: other.to_graph_feeds(self.to_graph_feeds(feeds)),
             to_source_feeds=lambda feeds: self.to_source_feeds(other.to_source_feeds(feeds)),
@@ -68,7 +68,7 @@ class Edge:
         return self.outputs.get(name, name)
 
     def to_graph_task(self, task: Task | None) -> Task | None:
-        """A task that is read from the source's outputs, by what the graph calls them."""
+        """Translate the output names of a task to those of the graph."""
         return rename_outputs(task, self.outputs) if task else None
 
     def _kept_after(self, other: Edge) -> frozenset[str] | None:
@@ -88,7 +88,7 @@ class Edge:
 
 
 def _joined(first: Mapping[str, str], second: Mapping[str, str]) -> dict[str, str]:
-    """Two renamings, one after the other; names that end where they began are left out."""
+    """Compose two renamings, without names that map to themselves."""
     made = set(first.values())
     joined = {
         **{source: name for source, name in second.items() if source not in made},

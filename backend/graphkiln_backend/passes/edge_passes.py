@@ -1,4 +1,4 @@
-"""Passes that change the inputs and outputs of a graph: which there are, their names and layouts, pixels and scores."""
+"""Passes that change a graph's inputs and outputs: selection, names, layout, preprocessing, softmax and top-k."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from graphkiln_backend.passes.splicing import append, prepend
 
 @dataclass(frozen=True)
 class PruneOutputs(Pass):
-    """Drop outputs, and the nodes that only they need.
+    """Remove outputs, and the nodes that only they depend on.
 
     Attributes:
-        outputs: Names of those to keep.
+        outputs: Names of outputs to keep.
     """
 
     outputs: tuple[str, ...]
@@ -46,7 +46,7 @@ class PruneOutputs(Pass):
         return "" if len(self.outputs) < len(known) else "all outputs are kept"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Inputs stay, also those that no output needs any more."""
+        """Remove the outputs; inputs stay even if they become unused."""
         kept = [value for value in model.graph.outputs if value.name in self.outputs]
         model.graph.outputs.clear()
         model.graph.outputs.extend(kept)
@@ -62,14 +62,14 @@ def keep_outputs(graph_path: Path, outputs: Collection[str], target: Path) -> fl
 
     Args:
         graph_path: The graph.
-        outputs: Names of outputs that it has.
-        target: Where to write; its folder must be empty of other graphs, weights may be put beside it.
+        outputs: Names of outputs to keep.
+        target: File to write. Weights may be written beside it, so its folder must not contain another graph.
 
     Returns:
-        The share of the nodes that were dropped.
+        Fraction of nodes removed.
 
     Raises:
-        LoweringError: The graph cannot be read, or has no such output.
+        LoweringError: The graph cannot be read, or lacks one of the outputs.
     """
     try:
         model = onnx_ir.load(graph_path)
@@ -109,10 +109,10 @@ class Rename(Pass):
         return "" if any(new.get(str(value.name), value.name) != value.name for value in values) else "named so already"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Inner values that have one of the new names get another one."""
+        """Rename inputs and outputs; an inner value with one of the new names gets a suffix."""
         input_names = [self.inputs.get(str(value.name), str(value.name)) for value in model.graph.inputs]
         output_names = [self.outputs.get(str(value.name), str(value.name)) for value in model.graph.outputs]
-        OutputFixPass()(model)  # an input that is an output, too, becomes two values; it renames the input
+        OutputFixPass()(model)  # splits an input that is also an output into two values, and renames the input
         at_edge = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
         taken = {*input_names, *output_names}
         for node in model.graph:
@@ -132,7 +132,7 @@ class Rename(Pass):
         )
 
     def remark(self, model: onnx_ir.Model) -> str:
-        """Report the new names that are missing."""
+        """Report inputs and outputs without the new names."""
         found = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
         missing = {*self.inputs.values(), *self.outputs.values()} - found
         return f"missing: {', '.join(sorted(missing))}" if missing else ""
@@ -143,11 +143,11 @@ NCHW_TO_NHWC, NHWC_TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 @dataclass(frozen=True)
 class Nhwc(Pass):
-    """Take and return images as `[batch, height, width, channels]`.
+    """Convert image inputs and outputs to `[batch, height, width, channels]`.
 
     Attributes:
-        inputs: Whether inputs of rank 4 are transposed.
-        outputs: Whether outputs of rank 4 are transposed.
+        inputs: Transpose inputs of rank 4.
+        outputs: Transpose outputs of rank 4.
     """
 
     inputs: bool
@@ -184,7 +184,7 @@ def _transpose(arrays: Arrays, names: Iterable[str], perm: tuple[int, ...]) -> d
 
 
 def transposed_shape(value: onnx_ir.Value, perm: tuple[int, ...]) -> onnx_ir.Shape:
-    """The shape of a value of rank 4 once its axes are permuted."""
+    """Return the permuted shape of a value of rank 4."""
     return onnx_ir.Shape([(value.shape or ())[axis] for axis in perm])
 
 
@@ -199,7 +199,7 @@ class EmbedPreprocess(Pass):
     A quarter of the bytes on the wire, and no arithmetic in the client.
 
     Attributes:
-        preprocess: How an image becomes the input before the pass.
+        preprocess: Preprocessing for the input before the pass.
     """
 
     preprocess: Preprocess
@@ -207,20 +207,20 @@ class EmbedPreprocess(Pass):
     summary = "raw image bytes in; cast, normalize and layout inside"
 
     def why_skip(self, model: onnx_ir.Model) -> str:
-        """Skip all but one input, of rank 4 and floating-point; and padding that pixels cannot hold."""
+        """Skip a graph unless its only input is an FP32 image and the padding can be expressed in pixels."""
         letterbox = self.preprocess.letterbox
         if letterbox and letterbox.padding is None and self.preprocess.mean:
-            return "the letterbox pads with zeros after the normalization, which are no pixels"
+            return "the letterbox pads after the normalization, with values that pixels cannot express"
         value = model.graph.inputs[0]
         fits = len(model.graph.inputs) == 1 and value.shape is not None and len(value.shape) == 4
-        return "" if fits and value.dtype == onnx_ir.DataType.FLOAT else "the input is no FP32 image"
+        return "" if fits and value.dtype == onnx_ir.DataType.FLOAT else "the input is not an FP32 image"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Cast, transpose, subtract 255 * mean, divide by 255 * std.
 
-        Transposed first: a channel then lies in one piece. Pixel by pixel, ONNX Runtime computes in strides of three
-        numbers: with 224 by 224 pixels, MobileNetV3 took a third more of the processor. The cast comes before it:
-        TensorRT does nothing else with bytes.
+        The transpose precedes the arithmetic to make channels contiguous: interleaved, MobileNetV3 at 224x224 took a
+        third more CPU time in ONNX Runtime. The cast comes first because it is the only operation that TensorRT
+        supports on uint8.
         """
         is_chw = self.preprocess.layout == "CHW"
         for op_type, factors in (("Div", self._scale()), ("Sub", self._shift())):
@@ -244,15 +244,15 @@ class EmbedPreprocess(Pass):
         )
 
     def remark(self, model: onnx_ir.Model) -> str:
-        """Report an input that does not take bytes."""
-        return "" if model.graph.inputs[0].dtype == onnx_ir.DataType.UINT8 else "the input does not take bytes"
+        """Report an input that is not uint8."""
+        return "" if model.graph.inputs[0].dtype == onnx_ir.DataType.UINT8 else "the input is not uint8"
 
     def _normalized(self, images: AnyArray) -> AnyArray:
-        """Compute the client's preprocessing, image by image."""
+        """Apply the client's preprocessing to each image."""
         return np.stack([self.preprocess.normalize(image.astype(np.uint8)) for image in images])
 
     def _pixels(self, samples: AnyArray) -> AnyArray:
-        """The nearest pixels to samples that were normalized, or made at random."""
+        """Return the uint8 pixels nearest to normalized samples."""
         arranged = samples.transpose(NCHW_TO_NHWC) if self.preprocess.layout == "CHW" else samples
         pixels: AnyArray = np.add(np.multiply(arranged, self._scale()), self._shift())
         return pixels.round().clip(0, 255).astype(np.uint8)
@@ -265,19 +265,19 @@ class EmbedPreprocess(Pass):
 
 
 def _geometry(preprocess: Preprocess) -> Preprocess:
-    """Return the part that is left for the client: sizes and colors."""
+    """Return the part of the preprocessing that stays in the client: sizes and colors."""
     return replace(preprocess, mean=(), std=(), layout="HWC", dtype=DType.UINT8)
 
 
 @dataclass(frozen=True)
 class Softmax(Pass):
-    """Turn scores into probabilities, along the last axis of the first output."""
+    """Append a Softmax along the last axis of the first output."""
 
     name = "softmax"
     summary = "scores to probabilities"
 
     def why_skip(self, model: onnx_ir.Model) -> str:
-        """Skip a graph whose first output is one already."""
+        """Skip a graph whose first output already is a Softmax."""
         producer = model.graph.outputs[0].producer()
         return "the output is a Softmax already" if producer is not None and producer.op_type == "Softmax" else ""
 
@@ -298,8 +298,8 @@ class TopK(Pass):
     """Return the k largest scores of the first output and their indices, instead of all scores.
 
     Attributes:
-        k: How many.
-        index_name: Name of the new output of indices, INT64 `[batch, k]`.
+        k: Number of scores.
+        index_name: Name of the index output, INT64 `[batch, k]`.
     """
 
     k: int
@@ -308,10 +308,10 @@ class TopK(Pass):
     summary = "the k best scores and their indices"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Replace the first output by two.
+        """Replace the first output with scores and indices.
 
         Raises:
-            ConversionError: It has fewer scores.
+            ConversionError: The output has fewer than k scores.
         """
         value = model.graph.outputs[0]
         name = str(value.name)
@@ -333,7 +333,7 @@ class TopK(Pass):
         )
 
     def _rank(self, outputs: Arrays, name: str) -> dict[str, AnyArray]:
-        """The best of an output and where they were, in its place; of equal scores the first, as ONNX says."""
+        """Replace an output with its top k and their indices; ties go to the lower index, as in ONNX's TopK."""
         if name not in outputs:
             return dict(outputs)
         scores = outputs[name]

@@ -1,4 +1,4 @@
-"""Graphs from files and into files, weights included."""
+"""Reading and writing of ONNX files, including external weights."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.passes.base import weight_bytes
 from graphkiln_backend.repository.onnx_file import external_locations
 
-# Makes the sparse constants of a file dense, which onnx_ir (0.2) drops or refuses; ONNX Runtime does so itself.
+# onnx_ir 0.2 drops or rejects sparse constants; ONNX Runtime makes them dense, too.
 
 Part = onnx.GraphProto | onnx.FunctionProto
 
@@ -50,27 +50,26 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     return onnx.numpy_helper.from_array(dense, sparse.values.name)
 
 
-# ONNX operator set that converters write. Read by every ONNX Runtime since 1.14, hence by every supported Triton
-# release.
+# Operator set that converters write: supported by ONNX Runtime 1.14 and later, and so by every supported Triton release.
 OPSET = 18
 _FREE_INITIALIZERS = 4  # source: ONNX, "IR version 4"
-_EXTERNAL_DATA_FROM_BYTES = 2**30  # A protobuf message ends at 2 GiB: larger weights go into a file of their own
+_EXTERNAL_DATA_FROM_BYTES = 2**30  # protobuf messages are limited to 2 GiB
 
-_LINKS = "links that lead out of its folder are not followed: cp -rL FOLDER COPY makes files of them"
+_LINKS = "links that leave the model's folder are not followed: replace them with files (cp -rL FOLDER COPY)"
 
 
 def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:
-    """Read a graph with its weights, so that it no longer depends on their files.
+    """Read a graph.
 
-    Up to IR version 3 every initializer had to be an input as well: such a graph is read as one of version 4, where an
-    input is what a request brings.
+    Up to IR version 3 every initializer is also an input. Such a graph is converted to version 4, where only tensors of
+    a request are inputs.
 
     Args:
-        path: The file.
-        weights: Whether weights in other files are read, too; else they are when somebody asks for one.
+        path: The ONNX file.
+        weights: Read external weights now; otherwise on first access.
 
     Raises:
-        RepositoryError: It is not a valid graph, or its weights cannot be read.
+        RepositoryError: The file is not a valid graph, or its weights cannot be read.
     """
     proto = onnx.load(path, load_external_data=False)
     make_dense(proto)
@@ -100,10 +99,10 @@ def from_proto(proto: onnx.ModelProto, path: Path) -> onnx_ir.Model:
 
     Args:
         proto: The graph.
-        path: Its file.
+        path: File of the graph, for error messages.
 
     Raises:
-        RepositoryError: It is none: a value is computed twice, or the like.
+        RepositoryError: The graph is invalid, for example a value is defined twice.
     """
     try:
         return onnx_ir.from_proto(proto)
@@ -116,9 +115,9 @@ def _first_cause(error: BaseException) -> BaseException:
 
 
 def tidied(model: onnx_ir.Model) -> onnx_ir.Model:
-    """The graph, in place, without what runtimes let pass and ONNX's checker does not.
+    """Repair, in place, faults that runtimes accept but ONNX's checker rejects.
 
-    That is: no name, sizes of -1, by which older exporters say that a dimension varies, and an output listed twice.
+    These are a missing graph name, dimensions of -1 (dynamic in older exporters) and duplicate outputs.
     """
     graph = model.graph
     graph.name = graph.name or "graph"
@@ -136,7 +135,7 @@ def _list_outputs_once(graph: onnx_ir.Graph) -> None:
 
 
 def save(model: onnx_ir.Model, target: Path) -> None:
-    """Write a graph; weights above 1 GiB go into a file beside it, named after it."""
-    onnx_ir.external_data.load_to_model(model)  # else the copy would look for its weights where the graph has them
+    """Write a graph; weights above 1 GiB go into `<name>.data` beside it."""
+    onnx_ir.external_data.load_to_model(model)  # external paths are relative to the original file
     external = f"{target.name}.data" if weight_bytes(model) > _EXTERNAL_DATA_FROM_BYTES else None
     onnx_ir.save(model, target, external_data=external)

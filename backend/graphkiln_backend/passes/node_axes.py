@@ -1,4 +1,4 @@
-"""Nodes of `onnx_ir` as the table of axis relations reads them."""
+"""Adapter from `onnx_ir` nodes to the axis analysis in `graph.axes`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import onnx_ir
 from graphkiln_backend.graph import axes
 
 _ATTRIBUTES = (onnx_ir.AttributeType.INT, onnx_ir.AttributeType.INTS, onnx_ir.AttributeType.STRING)
-_LARGEST_CONSTANT = 1024  # elements of constants that are read: axes and shapes are small
+_LARGEST_CONSTANT = 1024  # elements; larger constants are not axes or shapes
 
 
 def relate(node: onnx_ir.Node) -> axes.Relation | None:
-    """Read how the axes of a node run together; None where that is not known."""
+    """Return the axis relation of a node, or None if unknown."""
     return axes.relate(describe(node)) if node.domain in ("", "ai.onnx") else None
 
 
@@ -31,7 +31,7 @@ def describe(node: onnx_ir.Node) -> axes.Node:
 
 
 def sizes(value: onnx_ir.Value | None) -> axes.Shape | None:
-    """Sizes of a tensor: integers, names, None where one is not known; `()` for an input that is left out."""
+    """Return the dimensions of a tensor: integers, names, or None if unknown; `()` for an omitted input."""
     if value is None:
         return ()
     return None if value.shape is None else tuple(dim if isinstance(dim, int) else dim.value for dim in value.shape)

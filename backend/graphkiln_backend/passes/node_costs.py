@@ -1,4 +1,4 @@
-"""Costs of each node of a graph, for spreading the graph over devices."""
+"""Statistics of a graph, and costs of its nodes for splitting the graph over devices."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ from graphkiln_backend.passes.constants import bring_to_readers, find_constant_n
 from graphkiln_backend.passes.graph_file import load
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
-# What a graph consists of: operators, parameters, arithmetic, precision. Changes nothing.
+
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Census:
-    """A graph in numbers.
+    """Statistics of a graph.
 
     Attributes:
-        operators: Number of nodes by operator type, most frequent first.
+        operators: Operator type -> number of nodes, most frequent first.
         parameters: Number of elements of all weights.
-        weight_bytes: Bytes of all weights.
-        precisions: Number of elements of the weights by element type.
-        flops: Floating-point operations of one sample in convolutions and matrix products (a multiply and an add are
-            two), with varying dimensions other than the batch as 1; None where a shape is not known.
-        opset: Version of ONNX's operators.
-        ir_version: Version of the file format.
+        weight_bytes: Total size of the weights.
+        precisions: Element type -> number of weight elements.
+        flops: Floating-point operations of convolutions and matrix products for one sample (a multiply-add counts as
+            two; dynamic dimensions count as 1). None if a shape is unknown.
+        opset: Version of the ONNX operator set.
+        ir_version: Version of the ONNX file format.
     """
 
     operators: dict[str, int]
@@ -52,7 +52,7 @@ class Census:
 
 
 def census(graph_path: Path) -> Census:
-    """Count a graph.
+    """Compute the statistics of an ONNX file.
 
     Raises:
         RepositoryError: The file cannot be read.
@@ -80,9 +80,9 @@ def census(graph_path: Path) -> Census:
 
 
 def flops_of(node: onnx_ir.Node) -> int | None:
-    """Floating-point operations of a product: elements of the output, times twice what is summed up for each.
+    """Return the floating-point operations of a product: output elements, times twice the length of each sum.
 
-    Varying dimensions count as 1; None where a shape is not known.
+    Dynamic dimensions count as 1. None if a shape is unknown.
     """
     output, weight = node.outputs[0].shape, node.inputs[1].shape if node.inputs[1] is not None else None
     first = node.inputs[0].shape if node.inputs[0] is not None else None
@@ -109,9 +109,9 @@ def _name(dtype: onnx_ir.DataType) -> str:
         return dtype.name
 
 
-ALL_REDUCE = "AllReduce"  # operator of ours, between the shards of a stage: the sum of what all of them computed
-PARTIAL = "_partial"  # ends the name of what shards compute and an `AllReduce` adds up, which has the name itself
-# What runtimes fuse into the node before: a cut there would give other roundings than the whole graph has. Source:
+ALL_REDUCE = "AllReduce"  # graphkiln's own operator: the sum of a tensor over all shards of a stage
+PARTIAL = "_partial"  # suffix of the partial sum that an `AllReduce` reads; the sum has the original name
+# Operators that runtimes fuse into the preceding node: a cut before one would change the rounding. Source:
 # ONNX Runtime, "Graph Optimizations in ONNX Runtime" (extended and layout optimizations).
 _FUSING = frozenset(
     (
@@ -121,9 +121,9 @@ _FUSING = frozenset(
         ALL_REDUCE,
     )
 )
-_OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))  # what runtimes fuse into the node behind
+_OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))  # runtimes fuse these into the following node
 
-# What computes sequences and optionals.
+# Operators that return sequences or optionals.
 _NO_TENSORS = frozenset(
     (
         *("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
@@ -133,14 +133,14 @@ _NO_TENSORS = frozenset(
 
 
 def load_for_splitting(graph_path: Path, *, weights: bool = True) -> onnx_ir.Model:
-    """A graph with its weights, sorted, with as many shapes as can be inferred; no node is computed otherwise.
+    """Load a graph, sort it topologically and infer shapes. No node is rewritten.
 
     Args:
         graph_path: The graph.
-        weights: As for `graph_file.load`: costs are counted without them.
+        weights: As for `graph_file.load`; costs do not depend on them.
 
     Raises:
-        LoweringError: It cannot be read, or has an input with a default, which no stage could be handed.
+        LoweringError: The graph cannot be read, or has an optional input (a weight that a request may replace).
     """
     try:
         model = load(graph_path, weights=weights)
@@ -158,13 +158,13 @@ def load_for_splitting(graph_path: Path, *, weights: bool = True) -> onnx_ir.Mod
         raise LoweringError(
             f"cannot split {graph_path}",
             attempts=(f"a request may replace the weight '{defaults[0]}'",),
-            hint="take it out of the graph's inputs, or leave `parallel` out",
+            hint="remove it from the graph's inputs, or remove `parallel` from the settings",
         )
     return model
 
 
 def _name_nodes(model: onnx_ir.Model) -> None:
-    """Give each node of the main graph a unique name, the key of costs and times."""
+    """Make node names of the main graph unique; they are the keys of costs and times."""
     taken = set[str]()
     for position, node in enumerate(model.graph):
         node.name = node.name if node.name and node.name not in taken else f"{node.name or node.op_type}#{position}"
@@ -172,11 +172,11 @@ def _name_nodes(model: onnx_ir.Model) -> None:
 
 
 def bind_sizes(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int]]) -> None:
-    """Write the sizes of a request into a graph whose costs are counted next; do not save it afterwards.
+    """Replace dynamic sizes with those of a request, in place, to count costs. Do not save the graph afterwards.
 
     Args:
         model: The graph.
-        shapes: Of its inputs, by name.
+        shapes: Input name -> shape.
     """
     for value in model.graph.inputs:
         value.shape = onnx_ir.Shape(shapes[str(value.name)]) if value.name in shapes else value.shape
@@ -186,15 +186,15 @@ def bind_sizes(model: onnx_ir.Model, shapes: Mapping[str, Sequence[int]]) -> Non
         value.shape = None
     ShapeInferencePass()(model)
     for value, shape in zip(varying, before, strict=True):
-        value.shape = shape if value.shape is None else value.shape  # as far known as it was, where nothing is inferred
+        value.shape = shape if value.shape is None else value.shape  # keep a partial shape if inference adds nothing
 
 
 def bind_shard(shard: onnx_ir.Model, whole: onnx_ir.Model) -> None:
-    """As `bind_sizes`, of a shard: sizes that vary are those of the whole graph, since what is cut never varies.
+    """Replace dynamic sizes of a shard with those of the whole graph. Dimensions that are cut are always static.
 
     Args:
-        shard: A shard; its values have the names of the whole graph's.
-        whole: The graph, its sizes bound.
+        shard: A shard, with the value names of the whole graph.
+        whole: The whole graph, after `bind_sizes`.
     """
     sizes = {value.name: value.shape for value in _values(whole)}
     for value in _values(shard):
@@ -210,11 +210,11 @@ def _values(model: onnx_ir.Model) -> Iterator[onnx_ir.Value]:
 
 
 def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> GraphCosts:
-    """The costs of a graph as `load_for_splitting` gives it.
+    """Count the costs of a graph from `load_for_splitting`.
 
     Args:
         model: The graph.
-        local: As in `GraphCosts`: of shards.
+        local: See `GraphCosts.local`.
     """
     constant = frozenset(find_constant_nodes(model))
     kept = (
@@ -232,9 +232,9 @@ def count_costs(model: onnx_ir.Model, local: frozenset[str] = frozenset()) -> Gr
 
 
 def _can_be_handed(value: onnx_ir.Value) -> bool:
-    """Return true for a tensor of a type that can pass from stage to stage; sequences and optionals cannot.
+    """Return True for tensors that can be sent between stages; sequences and optionals cannot.
 
-    What a graph does not say of a sequence, the inference of shapes takes for a tensor: its operator tells.
+    Shape inference reports some sequences as tensors, so the producing operator is checked as well.
     """
     node = value.producer()
     if not isinstance(value.type, onnx_ir.TensorType) or not _is_carried(value.type.dtype) or _is_no_tensor(node):
@@ -243,7 +243,7 @@ def _can_be_handed(value: onnx_ir.Value) -> bool:
 
 
 def _is_carried(dtype: onnx_ir.DataType) -> bool:
-    """Return true for an element type that numpy arrays hold: no 4- and 8-bit floats."""
+    """Return True for element types that NumPy supports, which excludes 4- and 8-bit floats."""
     try:
         DType.from_onnx(int(dtype))
     except ManifestError:
@@ -256,17 +256,17 @@ def _is_no_tensor(node: onnx_ir.Node | None) -> bool:
 
 
 def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:
-    """What an output of a node is handed on from."""
+    """Yield the values that an output of a node is taken from, for operators that pass values on."""
     if node.op_type == "Identity":
         yield from (value for value in node.inputs if value is not None)
     for attribute in node.attributes.values():
         if attribute.type == onnx_ir.AttributeType.GRAPH and node.op_type in ("If", "Loop"):
             outputs = attribute.as_graph().outputs
-            yield from outputs[index + (node.op_type == "Loop") :][:1]  # a loop's first is its condition
+            yield from outputs[index + (node.op_type == "Loop") :][:1]  # the first output of a loop body is the condition
 
 
 def _cost(node: onnx_ir.Node, constant: Collection[onnx_ir.Node]) -> NodeCost:
-    """Count the costs of a node; results from weights alone are computed once, while the graph is loaded."""
+    """Count the costs of a node; constant nodes cost nothing, since they are computed at load."""
     read = list(dict.fromkeys(values_read(node)))
     tensors = {str(value.name): value.const_value for value in read if value.is_initializer()}
     weights = {name: tensor.nbytes for name, tensor in tensors.items() if tensor is not None}
@@ -284,7 +284,7 @@ def _cost(node: onnx_ir.Node, constant: Collection[onnx_ir.Node]) -> NodeCost:
 
 
 def values_read(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
-    """The values of the main graph that a node reads, also those that only the graphs inside of it do."""
+    """Yield the values of the main graph that a node or its subgraphs read."""
     yield from (value for value in node.inputs if value is not None)
     for attribute in node.attributes.values():
         if attribute.type == onnx_ir.AttributeType.GRAPH:
@@ -292,14 +292,14 @@ def values_read(node: onnx_ir.Node) -> Iterator[onnx_ir.Value]:
 
 
 def _captured(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
-    """Return the values that a graph inside a node reads of the graph around it."""
+    """Yield the outer values that a subgraph captures."""
     own = {*graph.inputs, *graph.initializers.values(), *(value for node in graph for value in node.outputs)}
     inner = [value for node in graph for value in values_read(node)]
     yield from (value for value in (*inner, *graph.outputs) if value not in own)
 
 
 def _sample_bytes(value: onnx_ir.Value) -> int:
-    """Bytes of one sample of an activation; 0 where its shape or type is not known."""
+    """Return the bytes of an activation for one sample; 0 if its shape or type is unknown."""
     if value.shape is None or value.dtype is None:
         return 0
     elements = math.prod(dim if isinstance(dim, int) else 1 for dim in value.shape)

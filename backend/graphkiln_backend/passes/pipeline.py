@@ -1,4 +1,4 @@
-"""The passes that rewrite a graph, in order."""
+"""Pass pipeline: the passes of a conversion in order, and the fusions that need no file of their own."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ from graphkiln_backend.passes.constants import FoldConstants, ShareWeights
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.edge_passes import EmbedPreprocess, Nhwc, PruneOutputs, Rename, Softmax, TopK
 
-# Pad into convolution: zeros that a Pad node writes into memory become the convolution's own padding.
+
 
 
 @dataclass(frozen=True)
 class PadIntoConv(Pass):
-    """Move constant zero padding of the spatial axes into the convolution behind it."""
+    """Move constant zero padding of spatial axes into the following convolution."""
 
     name = "pad-into-conv"
     summary = "zero padding into the convolution behind it"
@@ -48,30 +48,30 @@ class PadIntoConv(Pass):
         return Edge()
 
     def remark(self, model: onnx_ir.Model) -> str:
-        """Report the Pads that stay: of other values, or before no convolution."""
+        """Report the Pads that were left."""
         left = count(model, "Pad")
-        return f"{left} stand before no convolution, or pad with other values" if left else ""
+        return f"{left} left: not before a convolution, or not with zeros" if left else ""
 
 
-# Batch-norm folding: scale and shift of a trained batch norm become the weights and bias of what stands before it.
+
 
 
 @dataclass(frozen=True)
 class FoldBatchNorm(Pass):
-    """Fold batch norms into the convolution or matrix product before them."""
+    """Fold batch norms into the weights and bias of the preceding convolution or matrix product."""
 
     name = "fold-batch-norm"
     summary = "batch norms into the convolutions before them"
 
     def why_skip(self, model: onnx_ir.Model) -> str:
-        """Skip a graph without batch norms, or with one in training mode: the rules do not look at that."""
+        """Skip a graph without batch norms, or with one in training mode, which the rules do not check for."""
         norms = [node for node in model.graph if node.op_type == "BatchNormalization"]
         if any("training_mode" in node.attributes and node.attributes["training_mode"].as_int() for node in norms):
             return "batch norms in training mode"
         return "" if norms else "no batch norm"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrite the weights."""
+        """Fold every batch norm that follows a convolution or product."""
         rules = (
             fuse_batchnorm_into_conv_rule,
             fuse_batchnorm_into_conv_transpose_rule,
@@ -81,23 +81,23 @@ class FoldBatchNorm(Pass):
         return Edge()
 
     def remark(self, model: onnx_ir.Model) -> str:
-        """Report the batch norms that stay: those behind no convolution cannot be folded."""
+        """Report the batch norms that were left."""
         left = count(model, "BatchNormalization")
-        return f"{left} stand behind no convolution" if left else ""
+        return f"{left} left: not after a convolution" if left else ""
 
 
-# Clean-up: casts, transposes, reshapes and copies that undo each other or do nothing.
+
 
 
 @dataclass(frozen=True)
 class CleanUp(Pass):
-    """Remove casts, transposes, reshapes, expands and identities without effect; compute equal things once."""
+    """Remove redundant casts, transposes, reshapes, expands and identities; merge common subexpressions."""
 
     name = "clean-up"
     summary = "casts, transposes and reshapes without effect"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrite until nothing changes."""
+        """Repeat until nothing changes."""
         rules = (
             common.cast_cast_rule,
             common.no_op_cast_rule,
@@ -122,12 +122,12 @@ class CleanUp(Pass):
 
 
 def _repeats(graph: onnx_ir.Graph) -> bool:
-    """Return true where two outputs of a body are one value, which ONNX Runtime's loops compute wrongly."""
+    """Return True if two outputs of a loop body are one value, for which ONNX Runtime returns wrong results."""
     return len(set(graph.outputs)) < len(graph.outputs)
 
 
 def _eliminate_identities(model: onnx_ir.Model) -> None:
-    """Eliminate identities, restoring the names of outputs: two outputs of one value would get the same."""
+    """Eliminate identities and restore output names, since two outputs of one value would get the same name."""
     names = [value.name for value in model.graph.outputs]
     IdentityEliminationPass()(model)
     if [value.name for value in model.graph.outputs] != names:
@@ -136,11 +136,11 @@ def _eliminate_identities(model: onnx_ir.Model) -> None:
             value.name = name
 
 
-# Layer norms that a source wrote out, mean by mean, become the one operator that engines have a kernel for.
+
 
 
 class _MeanOfSum(RewriteRuleClassBase):
-    """`ReduceSum(x) * (1 / n)`: OneFlow's mean."""
+    """Match `ReduceSum(x) * (1 / n)`, OneFlow's mean."""
 
     def pattern(self, op: Any, x: Any, axes: Any, share: Any) -> Any:
         return op.Mul(op.ReduceSum(x, axes, _outputs=["summed"]), share)
@@ -152,7 +152,7 @@ class _MeanOfSum(RewriteRuleClassBase):
         number = 1
         for axis in axes.const_value.numpy().reshape(-1):
             if not isinstance(x.shape[int(axis)], int):
-                return result.fail("a size that varies")
+                return result.fail("dynamic size")
             number *= x.shape[int(axis)]
         shares = share.const_value.numpy()
         if shares.size != 1 or shares.reshape(()) != shares.dtype.type(1 / number):
@@ -160,12 +160,12 @@ class _MeanOfSum(RewriteRuleClassBase):
         return result
 
     def rewrite(self, op: Any, x: Any, axes: Any, summed: Any, **_: Any) -> Any:
-        # With all attributes, those at their defaults, too: else it is not the same as a mean that was written as one.
+        # All attributes are explicit, so that common subexpressions with means of other exporters are recognized.
         return op.ReduceMean(x, axes, **summed.producer().attributes)
 
 
 class _Scaled(RewriteRuleClassBase):
-    """`(x - mean) * (1 / sqrt(mean((x - mean)^2) + epsilon)) * scale`, or the same with a division."""
+    """Match `(x - mean) * (1 / sqrt(mean((x - mean)^2) + epsilon)) * scale`, or the same with a division."""
 
     def pattern(self, op: Any, x: Any, epsilon: Any, scale: Any) -> Any:
         centered = op.Sub(x, op.ReduceMean(x, [-1], keepdims=1))
@@ -176,7 +176,7 @@ class _Scaled(RewriteRuleClassBase):
     def check(self, op: Any, x: Any, epsilon: Any, scale: Any, **_: Any) -> MatchResult:  # noqa: ARG002
         result = MatchResult()
         if epsilon.const_value is None or epsilon.const_value.size != 1:
-            return result.fail("epsilon is not one constant")
+            return result.fail("epsilon is not a scalar constant")
         return result if _is_of_last_axis(scale, x) else result.fail("the scale is not of the last axis")
 
     def rewrite(self, op: Any, x: Any, epsilon: Any, scale: Any, **_: Any) -> Any:
@@ -184,7 +184,7 @@ class _Scaled(RewriteRuleClassBase):
 
 
 class _Shifted(RewriteRuleClassBase):
-    """A layer norm plus a constant."""
+    """Match a layer norm plus a constant."""
 
     def pattern(self, op: Any, x: Any, scale: Any, shift: Any) -> Any:
         return op.Add(op.LayerNormalization(x, scale, _outputs=["normed"]), shift)
@@ -204,25 +204,25 @@ def _is_of_last_axis(value: Any, x: Any) -> bool:
 
 @dataclass(frozen=True)
 class FuseLayerNorm(Pass):
-    """Replace layer norms of the last axis that are written out by one node."""
+    """Replace decomposed layer norms of the last axis with LayerNormalization, which engines have kernels for."""
 
     name = "fuse-layer-norm"
     summary = "layer norms that are written out into one node"
 
     def why_skip(self, model: onnx_ir.Model) -> str:
-        """Skip a graph without a square root, or without a mean (or a sum, of which OneFlow makes its means)."""
+        """Skip a graph without a square root, or without a mean (or a sum, in OneFlow's form)."""
         means = count(model, "ReduceMean") + count(model, "ReduceSum")
         return "" if means and count(model, "Sqrt") else "no mean with a square root"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rewrite the means, then the norms, then what is added to them."""
+        """Rewrite means first, then the norms, then additions to them."""
         for rule in (_MeanOfSum, _Scaled, _Shifted):
             RewritePass((rule.rule(),))(model)  # type: ignore[no-untyped-call]
-            CommonSubexpressionEliminationPass()(model)  # a mean that was written twice is one from here on
+            CommonSubexpressionEliminationPass()(model)  # merge means that were computed twice
         return Edge()
 
 
-# Always run, unless they are skipped; none changes an output.
+# Passes that run by default. None changes an output.
 OPTIMIZATIONS: tuple[Pass, ...] = (
     FoldConstants(),
     CleanUp(),
@@ -244,16 +244,16 @@ def edge_passes(
     top_k: int = 0,
     nhwc: bool = False,
 ) -> tuple[Pass, ...]:
-    """The passes that change what goes in and comes out, as requested.
+    """Return the requested passes that change inputs and outputs.
 
     Args:
-        model: The graph, with the source's names.
+        model: The graph, with the names of its source.
         outputs: Outputs to keep; empty for all.
         keep_names: Keep the source's names instead of `INPUT_<i>` and `OUTPUT_<i>`.
-        preprocess: Embed this normalization; None to leave it to the client.
+        preprocess: Normalization to embed, or None to leave it to the client.
         softmax: Return probabilities.
-        top_k: Return so many best scores and their indices; 0 for all scores.
-        nhwc: Take images and return feature maps as `[batch, height, width, channels]`.
+        top_k: Number of best scores to return with their indices; 0 for all scores.
+        nhwc: Convert images and feature maps to `[batch, height, width, channels]`.
     """
     passes: list[Pass] = []
     names = [str(value.name) for value in model.graph.outputs]
@@ -275,10 +275,10 @@ def edge_passes(
 
 
 def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
-    """Leave passes out by name.
+    """Remove passes by name.
 
     Raises:
-        ConversionError: There is no such pass.
+        ConversionError: No pass has the name.
     """
     names = [graph_pass.name for graph_pass in passes]
     for name in skipped:
@@ -287,11 +287,11 @@ def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
     return tuple(graph_pass for graph_pass in passes if graph_pass.name not in skipped)
 
 
-# All passes, for `graphkiln convert --explain`.
+
 
 
 def catalog() -> tuple[tuple[Pass, str], ...]:
-    """Every pass in the order in which they run, and when it does."""
+    """Return every pass with the condition under which it runs, in order, for `graphkiln convert --explain`."""
     return (
         *((graph_pass, "always") for graph_pass in OPTIMIZATIONS),
         (PruneOutputs(()), "--outputs"),

@@ -1,8 +1,8 @@
-"""Mixed precision: a saved fp32 graph becomes an fp16 or bf16 one, node by node.
+"""Mixed precision: conversion of nodes of an fp32 graph to fp16 or bf16.
 
-The levels are those of NVIDIA Apex's `amp` (O0 to O3). Inputs and outputs keep their types unless `edges` is set. A
-node stays fp32 when its operator must (control flow, shapes), when the user keeps it, or when one of its weights is too
-large for the type.
+The levels O0 to O3 are those of NVIDIA Apex's `amp`. Inputs and outputs keep their types unless `edges` is set. A node
+stays fp32 if its operator requires it (control flow, shapes), if the user excludes it, or if one of its weights
+overflows the type.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
-# Casts between fp32 and another floating-point type inside a graph, each made once.
+
 
 # Precision -> the element type of lowered tensors.
 LOW_TYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.DataType.BFLOAT16}
 
 
 class Casts:
-    """Casts between fp32 and another type, each made once.
+    """Inserts casts between fp32 and another type, at most one per value and type.
 
     Attributes:
-        low: The other element type: a lower one, or fp64.
+        low: The other element type: fp16, bf16 or fp64.
     """
 
     def __init__(self, model: onnx_ir.Model, low: onnx_ir.DataType, keep: Collection[onnx_ir.Value] = ()) -> None:
-        """Keep some values of the lower type as they are."""
+        """Prepare a graph; values in `keep` are never cast."""
         self._graph = model.graph
         self._keep = keep
         self.low = low
@@ -46,13 +46,13 @@ class Casts:
         self._names = set(_names(model.graph))
 
     def lower_inputs(self) -> None:
-        """Give the graph's fp32 inputs the lower type."""
+        """Change the graph's fp32 inputs to the lower type."""
         for value in self._graph.inputs:
             if value.dtype == onnx_ir.DataType.FLOAT:
                 value.dtype = self.low
 
     def lower(self, node: onnx_ir.Node) -> None:
-        """Give a node inputs and outputs of the lower type."""
+        """Change a node's inputs and outputs to the lower type."""
         for index, value in enumerate(node.inputs):
             if value is not None and value.dtype == onnx_ir.DataType.FLOAT:
                 node.replace_input_with(index, self._as(value, self.low))
@@ -61,14 +61,14 @@ class Casts:
                 value.dtype = self.low
 
     def raise_inputs(self, node: onnx_ir.Node) -> None:
-        """Give a node (and the graphs inside it) fp32 where it would read the low type."""
+        """Cast inputs of the lower type to fp32 for a node and its subgraphs."""
         for inner in _with_inner(node):
             for index, value in enumerate(inner.inputs):
                 if value is not None and value.dtype == self.low and self._is_outer(value) and value not in self._keep:
                     inner.replace_input_with(index, self._as(value, onnx_ir.DataType.FLOAT))
 
     def retype_outputs(self, dtype: onnx_ir.DataType) -> None:
-        """Give the graph's floating-point outputs a type; they keep their names."""
+        """Change the type of the graph's floating-point outputs; they keep their names."""
         for position, value in enumerate(list(self._graph.outputs)):
             is_float = value.dtype in (self.low, onnx_ir.DataType.FLOAT) and value not in self._keep
             if is_float and value.dtype != dtype:
@@ -79,7 +79,7 @@ class Casts:
                 self._graph.outputs[position] = result
 
     def round_output(self, node: onnx_ir.Node, value: onnx_ir.Value) -> None:
-        """Let a node compute an fp32 value, and round it for its readers."""
+        """Make a node compute in fp32, and round the value for its readers."""
         value.dtype = onnx_ir.DataType.FLOAT
         uses = list(value.uses())
         rounded = onnx_ir.node("Cast", [value], {"to": self.low})
@@ -94,7 +94,7 @@ class Casts:
                 self._graph.outputs[position] = rounded.outputs[0]
 
     def _free(self, name: str) -> str:
-        """A name that nothing has yet: a graph that was lowered has casts already."""
+        """Return an unused name; a graph that was lowered before already contains casts."""
         while name in self._names:
             name += "_"
         self._names.add(name)
@@ -137,7 +137,7 @@ class Casts:
 
 
 def _names(graph: onnx_ir.Graph) -> Iterator[str]:
-    """Yield the names of all values, in nested graphs, too."""
+    """Yield the names of all values, including subgraphs."""
     produced = (value for node in graph.all_nodes() for value in node.outputs)
     for value in (*graph.inputs, *graph.initializers.values(), *produced):
         yield str(value.name)
@@ -153,7 +153,7 @@ def _with_inner(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
 
 Amp = Literal["O0", "O1", "O2", "O3"]
 
-# Normalizations, reductions, and what belongs to them: the deny list of O1 and O2.
+# Normalizations and reductions: the deny list of O1 and O2.
 _STATISTICS = frozenset(
     {
         *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"),
@@ -164,7 +164,7 @@ _STATISTICS = frozenset(
     }
 )
 
-# Operators that make types of their own, hold graphs, or take fp32 by definition.
+# Operators that set the output type, have subgraphs, or require fp32.
 _NEVER = frozenset(
     {
         *("If", "Loop", "Scan", "SequenceMap", "NonMaxSuppression", "Range", "RoiAlign", "Resize", "Upsample"),
@@ -175,7 +175,7 @@ _NEVER = frozenset(
 )
 
 _LARGEST = {Precision.FP16: 65504.0, Precision.BF16: 3.3895314e38}
-_BF16_OPSET = 22  # the first in which convolutions and poolings take bf16
+_BF16_OPSET = 22  # first opset with bf16 convolutions and poolings
 
 
 @dataclass(frozen=True)
@@ -184,10 +184,10 @@ class LowerPrecision(Pass):
 
     Attributes:
         target: Precision of the lowered nodes, fp16 or bf16.
-        amp: O0 nothing; O1 products only; O2 all but normalizations and reductions; O3 all that can be.
-        keep: Patterns (`*`, `?`) of names or operator types of nodes that stay fp32.
+        amp: O0: none; O1: products; O2: all except normalizations and reductions; O3: all that support the type.
+        keep: Glob patterns of node names or operator types that stay fp32.
         keep_nodes: Names of further nodes that stay fp32.
-        edges: Whether the graph's fp32 inputs and outputs take the type, too.
+        edges: Lower the graph's fp32 inputs and outputs, too.
     """
 
     target: Precision
@@ -199,16 +199,16 @@ class LowerPrecision(Pass):
     summary = "convolutions and products in fp16 or bf16"
 
     def why_skip(self, model: onnx_ir.Model) -> str:
-        """Skip a graph without a node that may be lowered."""
-        return "" if self.candidates(model) else "nothing may be lowered"
+        """Skip a graph without a node to lower."""
+        return "" if self.candidates(model) else "no node can be lowered"
 
     def candidates(self, model: onnx_ir.Model) -> list[str]:
-        """Return the names of the nodes that the level lowers, in the graph's order."""
+        """Return the names of the nodes to lower, in graph order."""
         name_nodes(model)
         return [str(node.name) for node in model.graph if self._lowers(node)]
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Change the types of nodes and weights, with casts in between."""
+        """Change the types of nodes and weights, and insert casts."""
         if self.target is Precision.BF16 and (model.opset_imports.get("") or 0) < _BF16_OPSET:
             version_converter.convert_version(model, _BF16_OPSET, fallback=True)
         ShapeInferencePass()(model)
@@ -227,12 +227,12 @@ class LowerPrecision(Pass):
         return edge
 
     def remark(self, model: onnx_ir.Model) -> str:
-        """Report the products that run in the type: none means that the request failed."""
+        """Report the share of products in the type; zero means that lowering failed."""
         lowered, total = lowered_products(model, self.target)
         return f"{lowered}/{total} products in {self.target}"
 
     def _edge(self, model: onnx_ir.Model) -> Edge:
-        """The change of the graph's inputs and outputs, of a graph that is not lowered yet."""
+        """Return the change to inputs and outputs; call before lowering."""
         if not self.edges:
             return Edge()
         inputs, outputs = _float_names(model.graph.inputs), _float_names(model.graph.outputs)
@@ -267,14 +267,14 @@ class LowerPrecision(Pass):
 
 
 def lowered_products(model: onnx_ir.Model, target: Precision) -> tuple[int, int]:
-    """Count the convolutions and matrix products that take a type, and all of them."""
+    """Count the convolutions and matrix products in a type, and in total."""
     products = [node for node in model.graph if node.op_type in PRODUCTS]
     lowered = [node for node in products if node.inputs[0] is not None and node.inputs[0].dtype == LOW_TYPES[target]]
     return len(lowered), len(products)
 
 
 def name_nodes(model: onnx_ir.Model) -> None:
-    """Give nodes without a name one, so that users can name them."""
+    """Name unnamed nodes, so that users can refer to them."""
     taken = {node.name for node in model.graph}
     for number, node in enumerate(model.graph):
         if not node.name:
@@ -283,13 +283,13 @@ def name_nodes(model: onnx_ir.Model) -> None:
 
 
 def matches(node: onnx_ir.Node, patterns: Iterable[str]) -> bool:
-    """Return true where the name or the type of a node matches a pattern (`*`, `?`)."""
+    """Return True if the name or operator type of a node matches a glob pattern."""
     words = (str(node.name), node.op_type)
     return any(fnmatch.fnmatchcase(word, pattern) for pattern in patterns for word in words)
 
 
 def _values(model: onnx_ir.Model, dtype: onnx_ir.DataType) -> frozenset[onnx_ir.Value]:
-    """All values of the main graph that have a type."""
+    """Return the values of the main graph with an element type."""
     computed = (value for node in model.graph for value in node.outputs)
     given = (*model.graph.inputs, *model.graph.initializers.values())
     return frozenset(value for value in (*given, *computed) if value.dtype == dtype)

@@ -1,4 +1,4 @@
-"""Rounding to 16 bits in a graph: its type, and how often in a row."""
+"""Emulation of 16-bit types with fp32 kernels, and the depth of 16-bit rounding in a graph."""
 
 from __future__ import annotations
 
@@ -11,14 +11,12 @@ from onnx_ir.passes.common import ShapeInferencePass
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.passes.precision import LOW_TYPES, Casts
 
-# Lets nodes compute in fp32, between casts, where a runtime has no kernels for their own type.
-#
-# So a lowered graph can be proven on any CPU, and one that was saved in bf16 be served by any: values are kept in their
-# type, sums are done in fp32, as processors with units for the type do, too. ONNX Runtime on a CPU has no bf16 kernels
-# but for what moves values, not all for fp64, and computes fp16 in fp32 without rounding what passes from one node to
-# the next: overflow would go unseen.
+# Emulation inserts casts around nodes that lack kernels for a type, so that they compute in fp32. Values are stored in
+# the type and sums accumulate in fp32, as in hardware with units for the type. This lets any CPU prove a lowered graph,
+# and serve one that was saved in bf16. ONNX Runtime on CPU has bf16 kernels only for data movement, lacks some for
+# fp64, and computes fp16 in fp32 without rounding between nodes, which would hide overflow.
 
-# Operators that move values of any type. Tried with ONNX Runtime 1.31.
+# Data-movement operators with kernels for all types. Verified with ONNX Runtime 1.31.
 _MOVES = frozenset(
     {
         *("Cast", "Concat", "Constant", "ConstantOfShape", "Flatten", "Gather", "GatherElements", "GatherND"),
@@ -31,20 +29,20 @@ _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, *LOW_TYPES.values())
 
 
 def emulate(model: onnx_ir.Model, target: Precision) -> None:
-    """Let a graph of a lower precision run where only fp32 kernels exist."""
+    """Make a graph of a lower precision run on fp32 kernels, in place."""
     compute_in_fp32(model, LOW_TYPES[target])
 
 
 def compute_in_fp32(model: onnx_ir.Model, dtype: onnx_ir.DataType, operators: Collection[str] | None = None) -> int:
-    """Let nodes of a type compute in fp32: cast their inputs to it, and their outputs back.
+    """Make nodes of a type compute in fp32: cast their inputs to fp32 and their outputs back.
 
     Args:
-        model: Changed in place; its types are known.
-        dtype: The type.
-        operators: Which operators; None for all but those that move values only.
+        model: A graph with known types; changed in place.
+        dtype: Element type of the nodes to change.
+        operators: Operator types to change; None for all except data movement.
 
     Returns:
-        How many nodes.
+        Number of nodes changed.
     """
     casts, changed = Casts(model, dtype), 0
     for node in list(model.graph):
@@ -60,12 +58,12 @@ def compute_in_fp32(model: onnx_ir.Model, dtype: onnx_ir.DataType, operators: Co
 
 
 def infer_types(model: onnx_ir.Model) -> list[onnx_ir.Value]:
-    """Give every value of the main graph a type, also where ONNX's own inference gives up.
+    """Infer the type of every value of the main graph, including those that ONNX's inference does not reach.
 
-    It does so for whole graphs, because of one node: a convolution in bf16 before opset 22, say.
+    ONNX's inference fails for the whole graph at a single unsupported node, such as a bf16 convolution before opset 22.
 
     Returns:
-        The values whose type is a guess: that of the node's inputs.
+        Values whose type is a guess, taken from the inputs of their node.
     """
     ShapeInferencePass()(model)
     guessed: list[onnx_ir.Value] = []
@@ -78,7 +76,7 @@ def infer_types(model: onnx_ir.Model) -> list[onnx_ir.Value]:
 
 
 def forget_types(values: Iterable[onnx_ir.Value]) -> None:
-    """Remove guessed types: a file must not state them, and the output of a quantized operator is no float."""
+    """Remove guessed types, which must not be saved: they are wrong for outputs of quantized operators."""
     for value in values:
         value.type = None
 
@@ -96,7 +94,7 @@ def _result_type(node: onnx_ir.Node) -> onnx_ir.DataType | None:
     return next((dtype for dtype in types if dtype in _FLOATS), types[0] if types else None)
 
 
-# Operators that round nothing: each of their outputs is an input, or a constant.
+# Operators that do not round: their outputs are inputs or constants.
 _COPIES = frozenset(
     {
         *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
@@ -109,11 +107,11 @@ _LOW = frozenset(LOW_TYPES.values())
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rounding:
-    """Rounding of the values that a graph computes.
+    """Rounding behavior of a graph.
 
     Attributes:
-        precision: What it computes in.
-        depth: Most nodes in a row that round to 16 bits.
+        precision: Coarsest floating-point type of the computation.
+        depth: Largest number of nodes on a path that round to 16 bits.
     """
 
     precision: Precision
@@ -121,7 +119,7 @@ class Rounding:
 
     @classmethod
     def of(cls, model: onnx_ir.Model) -> Rounding:
-        """Read it from a graph. Types are inferred; guesses do not stay in the graph."""
+        """Analyze a graph. Inferred types are kept, guessed ones are removed."""
         guessed = infer_types(model)
         rounding = cls(precision=computed_precision(model), depth=rounding_depth(model))
         forget_types(guessed)
@@ -129,11 +127,12 @@ class Rounding:
 
 
 def computed_precision(model: onnx_ir.Model) -> Precision:
-    """The coarsest floating-point type that a graph computes in: bf16, fp16, or else fp32.
+    """Return the coarsest floating-point type that a graph computes in: bf16, fp16, or fp32.
+
+    Types of inputs, outputs and weights are ignored: a result may be computed in fp32 and only returned in 16 bits.
 
     Args:
-        model: A graph whose types are known. Types of inputs, outputs and weights alone say nothing: what is only
-            returned in 16 bits was computed in more.
+        model: A graph with known types.
     """
     results = set(model.graph.outputs)
     types = {
@@ -147,7 +146,7 @@ def computed_precision(model: onnx_ir.Model) -> Precision:
 
 
 def rounding_depth(model: onnx_ir.Model) -> int:
-    """Most nodes in a row of the main graph that round to 16 bits."""
+    """Return the largest number of nodes on a path of the main graph that round to 16 bits."""
     depths: dict[onnx_ir.Value, int] = {}
     for node in model.graph:
         before = max((depths.get(value, 0) for value in node.inputs if value is not None), default=0)

@@ -1,8 +1,8 @@
-"""Tensor parallelism: cut matrix products into columns of one weight, rows of the next, and a sum after it.
+"""Tensor parallelism: split one weight by columns and the next by rows, followed by an all-reduce.
 
-From the columns of a product's weight a cut is followed forwards and backwards through the nodes in between, such as
-activations and attention heads, until it ends in the rows of another weight, whose product is a partial sum. What
-cannot be followed to such an end stays whole in every shard.
+A cut starts at the columns of a weight and is propagated in both directions through the nodes in between, for example
+activations and attention heads, until it ends at the rows of another weight, whose product is a partial sum. Products
+for which this fails are replicated in every shard.
 
 Source: M. Shoeybi et al., "Megatron-LM: Training Multi-Billion Parameter Language Models", 2019.
 """
@@ -38,7 +38,7 @@ from graphkiln_backend.passes.splicing import insert_behind
 from graphkiln_backend.repository.training_mode import DRAWING
 
 _DOMAIN = "graphkiln"
-_BLOCKS = (1, 3, 2)  # what a weight may hold behind each other: one matrix; queries, keys and values; keys and values
+_BLOCKS = (1, 3, 2)  # matrices packed in one weight: a single one; query, key and value; key and value
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,8 +46,8 @@ class Sharded:
     """A shard of a graph.
 
     Attributes:
-        model: It, with an `AllReduce` behind each partial sum.
-        local: Names of the activations of which every shard holds a part.
+        model: Graph of the shard, with an `AllReduce` after each partial sum.
+        local: Names of activations that are split over the shards.
     """
 
     model: onnx_ir.Model
@@ -56,11 +56,11 @@ class Sharded:
 
 @dataclass(slots=True)
 class Region:
-    """Connected cuts through activations, and their effects on nodes.
+    """A connected set of cut activations, and the effects on nodes.
 
     Attributes:
-        cuts: Through activations.
-        effects: For each node that reads or computes one of them.
+        cuts: Activation -> cut.
+        effects: Effects on each node that reads or computes a cut activation.
     """
 
     cuts: dict[Value, Cut] = field(default_factory=dict)
@@ -68,15 +68,15 @@ class Region:
 
 
 def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
-    """One shard of a graph.
+    """Return one shard of a graph.
 
     Args:
         graph_path: The graph.
-        shards: How many there are, at least 2.
-        shard: Which one, from 0.
+        shards: Number of shards, at least 2.
+        shard: Index of the shard, from 0.
 
     Raises:
-        LoweringError: It cannot be read, or none of its products can be cut into so many shards.
+        LoweringError: The graph cannot be read, or none of its products can be split into this many shards.
     """
     model = load_for_splitting(graph_path)
     _check_draws(model)
@@ -86,7 +86,7 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
         raise LoweringError(
             f"no product of {graph_path} can be cut into {shards} shards",
             attempts=tuple(f"{node.name}: {reason}" for node, reason in islice(reasons.items(), 3)),
-            hint="choose another `tensor`, or `pipeline`, which cuts between products",
+            hint="choose another `tensor` size, or `pipeline`, which cuts between products",
         )
     _cut_weights(model, region, shards, shard)
     for value, cut in region.cuts.items():
@@ -104,26 +104,26 @@ def shard_graph(graph_path: Path, shards: int, shard: int) -> Sharded:
 
 
 def _check_draws(model: onnx_ir.Model) -> None:
-    """Refuse graphs whose shards would draw different random numbers.
+    """Reject graphs whose shards would draw different random numbers.
 
     Raises:
-        LoweringError: A node draws them without a seed.
+        LoweringError: A node draws random numbers without a seed.
     """
     for node in onnx_ir.traversal.RecursiveGraphIterator(model.graph):
         if node.op_type in DRAWING and "seed" not in node.attributes:
             raise LoweringError(
                 "the graph cannot be cut into shards",
                 attempts=(f"{node.op_type} {node.name} draws random numbers, and each shard would draw its own",),
-                hint="choose `pipeline`, or give the graph the numbers as an input",
+                hint="choose `pipeline`, or make the random numbers an input of the graph",
             )
 
 
 def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, dict[onnx_ir.Node, str]]:
-    """All that can be cut, and why each product cannot that a cut could begin with and that stays whole.
+    """Return the regions that can be cut, and the reason for each product that is replicated instead.
 
     Args:
-        model: The graph, with its shapes; not changed.
-        shards: How many.
+        model: The graph, with inferred shapes; not changed.
+        shards: Number of shards.
     """
     found, reasons = Region(), dict[onnx_ir.Node, str]()
     for node in model.graph:
@@ -140,7 +140,7 @@ def find_regions(model: onnx_ir.Model, shards: int) -> tuple[Region, dict[onnx_i
 
 
 def _grow(model: onnx_ir.Model, node: onnx_ir.Node, shards: int) -> Region:
-    """Find the region that begins with the columns of a product; raises `CannotShard` for none."""
+    """Return the region that starts at the columns of a product, or raise `CannotShard`."""
     seed = node.outputs[0]
     *_, size = dims(seed)
     reasons = []
@@ -159,7 +159,7 @@ def _block(size: object, blocks: int) -> int:
 
 
 def _follow(model: onnx_ir.Model, seed: Value, cut: Cut, shards: int) -> Region:
-    """Propagate a cut until nothing new follows."""
+    """Propagate a cut to a fixed point."""
     region = Region(cuts={seed: cut})
     touched: dict[onnx_ir.Node, None] = {}
     waiting = [seed]
@@ -176,23 +176,23 @@ def _follow(model: onnx_ir.Model, seed: Value, cut: Cut, shards: int) -> Region:
                     raise CannotShard(f"'{other.name}' would be cut in two ways")
     region.effects = {node: follow_cuts(node, region.cuts, shards) for node in touched}
     if not any(effects.reduced for effects in region.effects.values()):
-        raise CannotShard("it ends in no product that could be summed up")
+        raise CannotShard("the cut does not end in a partial sum")
     return region
 
 
 def _around(model: onnx_ir.Model, value: Value) -> Iterator[onnx_ir.Node]:
-    """The nodes that compute and read an activation; raises `CannotShard` where others do."""
+    """Yield the producer and the readers of an activation; raise `CannotShard` if there are others."""
     producer = value.producer()
     if producer is None or value.is_graph_output():
         raise CannotShard(f"'{value.name}' is an input or output of the graph")
     for node in (producer, *value.consumers()):
         if node.graph is not model.graph:
-            raise CannotShard(f"'{value.name}' is read inside of another node")
+            raise CannotShard(f"'{value.name}' is read by a subgraph")
         yield node
 
 
 def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) -> None:
-    """Give every node the weights of one shard; equal parts of one weight are kept once."""
+    """Replace the weights of every node with those of one shard; equal parts of a weight are shared."""
     made: dict[tuple[str, str], Value] = {}
     for node, effects in region.effects.items():
         for number, array, key in _new_weights(node, effects, shards, shard):
@@ -205,14 +205,14 @@ def _cut_weights(model: onnx_ir.Model, region: Region, shards: int, shard: int) 
 
 
 def _holder(node: onnx_ir.Node, number: int) -> tuple[onnx_ir.Node, int]:
-    """The node that reads the weight behind an input, and as which input: another one where it is dequantized."""
+    """Return the node and input index that read the weight: a DequantizeLinear upstream if it is quantized."""
     value = node.inputs[number]
     before = value.producer() if value is not None and not is_weight(value) else None
     return (before, 0) if before is not None else (node, number)
 
 
 def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) -> Iterator[tuple[int, Any, str]]:
-    """The weights of a node that are other ones in a shard: number of the input, content, what was done to it."""
+    """Yield the changed weights of a node in a shard: input index, array, suffix of the new name."""
     for number, cut in effects.weights.items():
         array = _tensor(node, number).numpy()  # type: ignore[union-attr]
         part = np.take(array, cut.indices(array.shape[cut.axis], shards, shard), axis=cut.axis)
@@ -230,7 +230,7 @@ def _new_weights(node: onnx_ir.Node, effects: Effects, shards: int, shard: int) 
 
 
 def _nothing(node: onnx_ir.Node, number: int) -> Any:
-    """Return a neutral summand in place of a weight: zeros, or integers that are dequantized to zeros."""
+    """Return zeros in place of a weight, or integers that are dequantized to zeros."""
     zeros = np.zeros_like(_tensor(node, number).numpy())  # type: ignore[union-attr]
     point = _tensor(node, 2) if node.op_type == "DequantizeLinear" and len(node.inputs) > 2 else None
     return zeros if point is None else zeros + point.numpy()
@@ -242,38 +242,37 @@ def _tensor(node: onnx_ir.Node, number: int) -> onnx_ir.TensorProtocol | None:
 
 
 def _add_up(model: onnx_ir.Model, value: Value) -> str:
-    """Add an `AllReduce` after a partial sum; return the new name of the partial sum."""
+    """Insert an `AllReduce` after a partial sum; return the new name of the partial sum."""
     insert_behind(model, value, onnx_ir.node(ALL_REDUCE, [value], domain=_DOMAIN), PARTIAL)
     return str(value.name)
 
 
-# Embedding tables, and large products that no cut can be followed from, such as those from hidden states to the words
-# of a vocabulary, are cut into columns. Each shard pads its own with zeros to the width of the whole, so that the sum
-# over all shards is the whole.
+# Embedding tables, and large products outside of regions (for example from hidden states to a vocabulary), are split
+# by columns. Each shard pads its columns with zeros to the full width, so that the sum over all shards is the result.
 
-# Bytes of weights below which the sum would take longer than computing the whole in every shard.
+# Smallest weights to split, in bytes; below, the all-reduce takes longer than computing the whole product.
 _WORTH_TABLE_BYTES = 1 << 20
 _WORTH_PRODUCT_BYTES = 8 << 20
 
 
 def cut_columns(model: onnx_ir.Model, shards: int, shard: int, cut: Collection[onnx_ir.Node] = ()) -> list[Value]:
-    """Cut the tables and large products of a graph that are whole, in place.
+    """Split the embedding tables and large products outside of regions by columns, in place.
 
     Args:
         model: The graph.
         shards: Number of shards.
-        shard: Number of this one, from 0.
+        shard: Index of this shard, from 0.
         cut: Nodes that are cut already.
 
     Returns:
-        The padded columns of each, still to be summed up.
+        The padded columns, which need an all-reduce.
     """
     whole = [node for node in model.graph if node not in cut]
     return [_cut(model, node, shards, shard) for node in whole if _is_lookup(node, shards) or _is_large(node)]
 
 
 def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:
-    """Return true for a node that reads rows of a large table whose columns can be divided."""
+    """Return True for a lookup in a large table whose columns can be split evenly."""
     if node.op_type != "Gather" or node.attributes.get_int("axis") not in (None, 0):
         return False
     table, numbers = node.inputs[0], node.inputs[1]
@@ -286,7 +285,7 @@ def _is_lookup(node: onnx_ir.Node, shards: int) -> bool:
 
 
 def _is_large(node: onnx_ir.Node) -> bool:
-    """Return true for a product with a large matrix of weights that no other node reads."""
+    """Return True for a product with a large weight that no other node reads."""
     if node.op_type not in ("MatMul", "Gemm") or node.attributes.get_int("transA") == 1 or len(node.inputs) < 2:
         return False
     matrix, bias = node.inputs[1], node.inputs[2] if len(node.inputs) > 2 else None
@@ -298,7 +297,7 @@ def _is_large(node: onnx_ir.Node) -> bool:
 
 
 def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> Value:
-    """Give a node its columns, and pad the result; return what all who read the columns now read."""
+    """Replace the weights of a node with its columns, pad the result, and return the padded value."""
     found: Any = node.outputs[0]
     inputs: Any = node.inputs
     if node.op_type == "Gather":
@@ -310,7 +309,7 @@ def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> V
     begin, end = width * shard // shards, width * (shard + 1) // shards
     for number, axis in weights:
         value = inputs[number] if number < len(inputs) else None
-        if value is not None and value.const_value.shape[axis] == width:  # a bias of one number is every column's
+        if value is not None and value.const_value.shape[axis] == width:  # a scalar bias applies to every column
             part = np.take(value.const_value.numpy(), range(begin, end), axis)
             node.replace_input_with(number, add_weight(model, f"{value.name}_columns", part))
     pads = np.zeros(2 * rank, np.int64)
@@ -321,17 +320,15 @@ def _cut(model: onnx_ir.Model, node: onnx_ir.Node, shards: int, shard: int) -> V
     return result
 
 
-# Shapes that a graph computes for its Reshapes are written down where they are known but for the sizes that vary.
-#
-# Exporters compute `[batch, 128, 12, 64]` from the shape of an input; as `[-1, 128, 12, 64]` it needs no computing, and
-# a shard changes the 12 where it is.
+# Exporters compute Reshape shapes like `[batch, 128, 12, 64]` from the shape of an input. As the constant
+# `[-1, 128, 12, 64]` a shard can replace the 12.
 
 
 def state_shapes(model: onnx_ir.Model) -> None:
-    """Replace computed shapes of Reshapes by weights, in place, and remove the nodes that computed them.
+    """Replace computed Reshape shapes with constants, in place, and remove the nodes that computed them.
 
     Args:
-        model: The graph, its shapes inferred.
+        model: The graph, with inferred shapes.
     """
     made: dict[tuple[int, ...], onnx_ir.Value] = {}
     for node in model.graph:
@@ -349,7 +346,7 @@ def state_shapes(model: onnx_ir.Model) -> None:
 
 
 def _sizes(node: onnx_ir.Node) -> tuple[int, ...] | None:
-    """The shape that a Reshape computes: 0 for a size of its input at the same place, -1 for one other that varies."""
+    """Return the target shape of a Reshape: 0 copies the input's dimension, -1 for one other dynamic dimension."""
     data, out = node.inputs[0], node.outputs[0].shape
     if data is None or out is None:
         return None

@@ -1,7 +1,7 @@
-"""Propagation of cuts through a node: the rules by which products are sharded.
+"""Propagation of cuts through single nodes, for tensor parallelism.
 
-A tensor is cut along an axis into as many equal parts as there are shards. Where that axis holds several blocks one
-after another, each block is cut: queries, keys and values in one weight, or the heads of each sample of a batch.
+A tensor is cut along an axis into one equal part per shard. If the axis consists of several blocks, each block is cut:
+query, key and value packed in one weight, or the heads of each sample of a batch.
 
 Source: Y. Xu et al., "GSPMD: General and Scalable Parallelization for ML Computation Graphs", 2021 (propagation).
 """
@@ -25,8 +25,8 @@ _FOLLOWED = {
     *("ConstantOfShape", "DequantizeLinear", "Expand", "Gather", "Gemm", "LayerNormalization", "LogSoftmax", "MatMul"),
     *("QuantizeLinear", "Reshape", "Slice", "Softmax", "Split", "Squeeze", "Transpose", "Unsqueeze"),
 }
-_SHAPE_INPUT = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}  # the input that states the shape of the output
-_BIAS = 2  # of a Gemm
+_SHAPE_INPUT = {"ConstantOfShape": 0, "Expand": 1, "Reshape": 1}  # index of the input with the output shape
+_BIAS = 2  # index of a Gemm's bias
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,31 +34,31 @@ class Cut:
     """A cut through a tensor.
 
     Attributes:
-        axis: The axis that is cut.
-        block: Size of each block along that axis; the whole axis where there is one block.
+        axis: Axis that is cut.
+        block: Size of each block along the axis; the size of the axis if there is one block.
     """
 
     axis: int
     block: int
 
     def indices(self, size: int, shards: int, shard: int) -> Any:
-        """Return the indices along the axis that a shard holds, INT64 `[size / shards]`."""
+        """Return the indices of a shard along the axis, INT64 `[size / shards]`."""
         blocks = np.arange(size).reshape(-1, shards, self.block // shards)
         return blocks[:, shard].reshape(-1)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Effects:
-    """Consequences of a cut for a node.
+    """Effects of a cut on a node.
 
     Attributes:
-        values: Cuts through the activations that it reads and computes.
-        weights: Cuts through its weights, by the number of the input.
-        first_only: Weights that the first shard alone has, and zeros elsewhere: a sum would add them for each shard.
-        target: The cut through an output whose shape is an input.
-        shape_input: The number of that input.
-        divided: Weights that hold sizes of the dimension that is cut: of each a shard has its part.
-        reduced: Whether its output is a partial sum.
+        values: Cuts of the activations that the node reads and computes.
+        weights: Input index -> cut of the weight.
+        first_only: Input indices of weights that are zero in all but the first shard, so that they are summed once.
+        target: Cut of an output whose shape is an input.
+        shape_input: Index of the input with the output shape.
+        divided: Input indices of weights that contain sizes of the cut dimension, to be divided by the shards.
+        reduced: The output is a partial sum.
     """
 
     values: Mapping[Value, Cut] = field(default_factory=dict)
@@ -71,42 +71,36 @@ class Effects:
 
 
 class CannotShard(Exception):
-    """A cut cannot be carried on; the text says why."""
+    """A cut cannot be propagated; the message is the reason."""
 
 
 def is_weight(value: Value | None) -> bool:
-    """Return true for a weight whose content is known."""
+    """Return True for a weight with known content."""
     return value is not None and value.is_initializer() and value.const_value is not None
 
 
 def holds_weights(value: Value | None) -> bool:
-    """Return true for a weight, or one that is dequantized before it is read."""
+    """Return True for a weight or a dequantized weight."""
     node = value.producer() if value is not None else None
     return is_weight(value) or (node is not None and node.op_type == "DequantizeLinear" and is_weight(node.inputs[0]))
 
 
 def check_divides(value: Value, cut: Cut, shards: int) -> None:
-    """Raise `CannotShard` where a tensor cannot be cut into equal parts."""
+    """Raise `CannotShard` if a tensor cannot be cut into equal parts."""
     size = dims(value)[cut.axis]
     if cut.block % shards or (isinstance(size, int) and size % cut.block):
-        raise CannotShard(f"'{value.name}' has {size} in dimension {cut.axis}, which {shards} shards do not divide")
+        raise CannotShard(f"dimension {cut.axis} of '{value.name}' is {size}, which {shards} does not divide")
 
 
 def dims(value: Value | None) -> list[Any]:
-    """Return the shape of a tensor; raises `CannotShard` where it is not known."""
+    """Return the shape of a tensor, or raise `CannotShard` if it is unknown."""
     if value is None or value.shape is None:
-        raise CannotShard(f"the shape of '{value.name if value else 'a tensor'}' is not known")
+        raise CannotShard(f"the shape of '{value.name if value else 'a tensor'}' is unknown")
     return list(value.shape)
 
 
 def add_weight(model: onnx_ir.Model, name: str, array: Any) -> Value:
-    """Add a weight to a graph.
-
-    Args:
-        model: The graph.
-        name: Unique in the graph.
-        array: Content.
-    """
+    """Add a weight to a graph; the name must be unique."""
     tensor = onnx_ir.tensor(np.ascontiguousarray(array), name=name)
     weight = onnx_ir.Value(
         name=name, shape=onnx_ir.Shape(array.shape), type=onnx_ir.TensorType(tensor.dtype), const_value=tensor
@@ -116,15 +110,15 @@ def add_weight(model: onnx_ir.Model, name: str, array: Any) -> Value:
 
 
 def follow_cuts(node: onnx_ir.Node, cuts: Mapping[Value, Cut], shards: int) -> Effects:
-    """Carry the known cuts through the tensors of a node on to its others.
+    """Propagate known cuts to the other tensors of a node.
 
     Args:
-        node: Reads or computes one of the tensors that are cut.
-        cuts: Through activations, as far as they are known.
-        shards: Their number.
+        node: A node that reads or computes a cut tensor.
+        cuts: Known cuts of activations.
+        shards: Number of shards.
 
     Raises:
-        CannotShard: The node needs the whole of a tensor, or its axes are not known.
+        CannotShard: The node needs a whole tensor, or the operator is not supported.
     """
     if node.op_type not in _FOLLOWED or node.domain not in ("", "ai.onnx"):
         raise CannotShard(f"{node.op_type} {node.name} has no rule")
@@ -158,13 +152,13 @@ def follow_cuts(node: onnx_ir.Node, cuts: Mapping[Value, Cut], shards: int) -> E
 
 
 def _labelled(tensors: Any, labels: Any, label: int) -> list[tuple[int, Axes, Value]]:
-    """Return the tensors that have a label: number, axes, value."""
+    """Return the tensors with an axis label: index, axes, value."""
     pairs = enumerate(zip(tensors, labels, strict=False))
     return [(number, axes, value) for number, (value, axes) in pairs if value is not None and axes and label in axes]
 
 
 def _label(node: onnx_ir.Node, relation: Relation, cuts: Mapping[Value, Cut]) -> tuple[int, int]:
-    """Return the label of the axes that are cut, and the size of a block along them."""
+    """Return the label of the cut axes, and the block size."""
     found = set[tuple[int, int]]()
     for tensors, labels in ((node.inputs, relation.inputs), (node.outputs, relation.outputs)):
         for number, value in enumerate(tensors):
@@ -184,23 +178,23 @@ def _check_equal(node: onnx_ir.Node, values: Mapping[Value, Cut], weights: Mappi
     cuts = [*values.items(), *((node.inputs[number], cut) for number, cut in weights.items())]
     found = {str(dims(value)[cut.axis]) for value, cut in cuts}
     if len(found) != 1 or "?" in found or "None" in found:
-        raise CannotShard(f"{node.name} combines sizes that are not known to be equal")
+        raise CannotShard(f"{node.name} combines sizes that may differ")
 
 
 def _partial_sum(node: onnx_ir.Node, effects: Effects, verb: str) -> Effects:
-    """Return the effects of a product along whose rows of weights a cut goes."""
+    """Return the effects on a product whose weight is cut by rows."""
     if verb != SUMS or not holds_weights(node.inputs[1]):
         raise CannotShard(f"{node.name} {verb} the dimension that is cut")
     bias = node.inputs[_BIAS] if len(node.inputs) > _BIAS else None
     if bias is None:
         return effects
     if not holds_weights(bias):
-        raise CannotShard(f"{node.name} adds something that is no weight")
+        raise CannotShard(f"{node.name} adds a computed tensor")
     return Effects(values=effects.values, weights=effects.weights, first_only=frozenset([_BIAS]), reduced=True)
 
 
 def _split_blocks(node: onnx_ir.Node, relation: Relation, cuts: Mapping[Value, Cut], shards: int) -> Effects | None:
-    """Split along the cut into outputs of whole blocks, as queries, keys and values; None along another dimension."""
+    """Return the effects on a Split into whole blocks (query, key, value); None if it splits another dimension."""
     data = node.inputs[0]
     found = {cuts[value] for value in (data, *node.outputs) if value is not None and value in cuts}
     cut = found.pop() if len(found) == 1 else None
@@ -225,38 +219,38 @@ def _reshape(node: onnx_ir.Node, cuts: Mapping[Value, Cut], shards: int) -> Effe
     target = got or _moved(data, fed, out, shards)
     source = fed or _moved(out, got, data, shards)
     if _moved(data, source, out, shards) != target:
-        raise CannotShard(f"{node.name} does not keep parts together")
+        raise CannotShard(f"{node.name} does not split at block boundaries")
     _check_stated(node, 1, target)
     return Effects(values={data: source, out: target}, target=target)
 
 
 def _moved(data: Value, cut: Cut | None, out: Value, shards: int) -> Cut:
-    """Return a cut through a tensor as one through the same elements in another shape."""
+    """Convert a cut to another shape of the same elements."""
     before, after = sizes(data), sizes(out)
     if cut is None or before is None or after is None:
-        raise CannotShard(f"the shapes of '{data.name}' and '{out.name}' are not known")
+        raise CannotShard(f"the shapes of '{data.name}' and '{out.name}' are unknown")
     places = reshape_places(before, after, cut.axis, cut.block // shards, shards)
     if not places:
-        raise CannotShard(f"'{out.name}' has no dimension that holds whole parts of '{data.name}'")
+        raise CannotShard(f"no dimension of '{out.name}' corresponds to the cut of '{data.name}'")
     axis, inner = places[0]
     return Cut(axis, inner * shards)
 
 
 def _check_stated(node: onnx_ir.Node, number: int, target: Cut) -> None:
-    """Raise `CannotShard` where the size of a shard along the cut could not be written into the shape."""
+    """Raise `CannotShard` if the shape input cannot be changed to the size of a shard."""
     shape, found = node.inputs[number], dims(node.outputs[0])
     if not is_weight(shape) and (not isinstance(found[target.axis], int) or dims(shape) != [len(found)]):
         raise CannotShard(f"{node.name} computes its shape")
 
 
 def state_size(model: onnx_ir.Model, node: onnx_ir.Node, effects: Effects, shards: int) -> None:
-    """Write the size of a shard over the dimension of a computed shape that is cut, in place.
+    """Replace the cut dimension of a computed shape with the size of a shard, in place.
 
     Args:
         model: The graph.
-        node: Reads the shape of its output; that output still has the whole's.
-        effects: Of the cut on the node.
-        shards: Their number.
+        node: A node with a shape input; its output still has the whole shape.
+        effects: Effects of the cut on the node.
+        shards: Number of shards.
     """
     target = effects.target
     shape = node.inputs[effects.shape_input] if target else None

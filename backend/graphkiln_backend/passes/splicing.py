@@ -1,4 +1,4 @@
-"""Insertion of nodes before a graph's inputs, after its outputs and after values inside; all keep their names."""
+"""Insertion of nodes after inputs, before outputs and after inner values, without changing names."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def prepend(
     Args:
         model: The graph.
         value: The input.
-        op_type: Of the node.
-        attributes: Of the node.
-        shape: What the input becomes.
-        dtype: What the input becomes; as before when None.
+        op_type: Operator type of the node.
+        attributes: Attributes of the node.
+        shape: New shape of the input.
+        dtype: New element type of the input, or None to keep it.
     """
     name = value.name
     fresh = onnx_ir.Value(name=name, shape=shape, type=onnx_ir.TensorType(dtype) if dtype else value.type)
@@ -50,16 +50,16 @@ def append(
     constants: list[onnx_ir.Value] | None = None,
     outputs: int = 1,
 ) -> onnx_ir.Node:
-    """Insert a node after an output of the graph; its first result takes the output's place and name.
+    """Insert a node before an output of the graph; the node's first result becomes the output and keeps its name.
 
     Args:
         model: The graph.
         value: The output.
-        op_type: Of the node.
-        attributes: Of the node.
-        shape: What the output becomes.
+        op_type: Operator type of the node.
+        attributes: Attributes of the node.
+        shape: New shape of the output.
         constants: Further inputs of the node.
-        outputs: How many results the node has.
+        outputs: Number of results of the node.
     """
     name = value.name
     position = list(model.graph.outputs).index(value)
@@ -73,16 +73,16 @@ def append(
 
 
 def insert_behind(model: onnx_ir.Model, value: onnx_ir.Value, node: onnx_ir.Node, suffix: str) -> onnx_ir.Value:
-    """Insert a node after a value; its first result takes the value's name, place among outputs, and readers.
+    """Insert a node after a value; its first result takes over the value's name, readers and place among outputs.
 
     Args:
         model: The graph.
-        value: What a node of the graph computes; its name gets the suffix.
-        node: Reads the value, and is in no graph yet.
-        suffix: Of the value's new name.
+        value: A computed value; the suffix is appended to its name.
+        node: A node that reads the value and is not in a graph yet.
+        suffix: Suffix of the value's new name.
 
     Returns:
-        The first result of the node, of the value's shape and type.
+        The first result of the node, with the value's shape and type.
     """
     result = node.outputs[0]
     result.name, result.shape, result.type = value.name, value.shape, value.type

@@ -1,6 +1,6 @@
-"""Division of a graph into parts that are computed one after another: stages, cut at every all-reduce.
+"""Pipeline parallelism: split a graph into parts that run in sequence, at stage boundaries and all-reduces.
 
-A part computes with the same nodes as the whole graph. What passes from part to part keeps its name.
+Parts keep the nodes and tensor names of the whole graph.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from graphkiln_backend.passes.node_costs import ALL_REDUCE, values_read
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PartTensors:
-    """A part of a graph, by the names of its tensors.
+    """Tensor names of a part of a graph.
 
     Attributes:
-        stage: The stage that it belongs to.
-        inputs: What it reads: inputs of the graph, and what earlier parts compute.
-        outputs: What it computes and later parts read, or users.
-        reduced: Of outputs that are summed over all shards: name -> the name of the sum.
+        stage: Index of the stage.
+        inputs: Graph inputs and outputs of earlier parts that the part reads.
+        outputs: Graph outputs and tensors for later parts that the part computes.
+        reduced: Outputs that are summed over all shards -> name of the sum.
     """
 
     stage: int
@@ -34,14 +34,14 @@ class PartTensors:
 
 
 def find_parts(model: onnx_ir.Model, cuts: Sequence[int]) -> tuple[PartTensors, ...]:
-    """The parts of a graph.
+    """Return the parts of a graph.
 
     Args:
-        model: The graph, its nodes in the order in which they are computed.
-        cuts: Positions of the first node of each stage but the first.
+        model: A topologically sorted graph.
+        cuts: Position of the first node of each stage after the first.
 
     Raises:
-        LoweringError: An output of the graph is one of its inputs, or a weight: no part would compute it.
+        LoweringError: An output of the graph is an input or a weight, so that no part computes it.
     """
     groups, reduced = _groups(model, cuts)
     users = {str(value.name) for value in model.graph.outputs}
@@ -50,7 +50,7 @@ def find_parts(model: onnx_ir.Model, cuts: Sequence[int]) -> tuple[PartTensors, 
     if left := sorted(users - computed):
         raise LoweringError(
             "the graph cannot be split", attempts=(f"its output '{left[0]}' is computed by no node",),
-            hint="leave `parallel` out",
+            hint="remove `parallel` from the settings",
         )  # fmt: skip
     reads = [_read_names(nodes) for _, nodes in groups]
     parts = []
@@ -61,7 +61,7 @@ def find_parts(model: onnx_ir.Model, cuts: Sequence[int]) -> tuple[PartTensors, 
         own = set(written)
         inputs = [name for name in reads[number] if name not in own]
         if number == 0:
-            inputs += [name for name in given if name not in set().union(*reads)]  # a request brings it all the same
+            inputs += [name for name in given if name not in set().union(*reads)]  # unused inputs go to the first part
         if outputs:
             parts.append(
                 PartTensors(
@@ -79,26 +79,26 @@ def write_part(model: onnx_ir.Model, part: PartTensors, target: Path) -> None:
 
     Args:
         model: The whole graph; not changed.
-        part: One of its parts.
-        target: The file; its weights may be put beside it.
+        part: The part to write.
+        target: File to write; large weights are written beside it.
 
     Raises:
-        LoweringError: The element type of a tensor that passes from part to part is not known.
-        OSError: It cannot be written.
+        LoweringError: The element type of a tensor between parts is unknown.
+        OSError: The file cannot be written.
     """
     graph = onnx_ir.convenience.extract(model.graph, inputs=list(part.inputs), outputs=list(part.outputs))
     graph.name = model.graph.name
     if unknown := [str(value.name) for value in graph.inputs if value.dtype is None]:
         raise LoweringError(
             "the graph cannot be split",
-            attempts=(f"the element type of '{unknown[0]}', which would pass from part to part, is not known",),
-            hint="leave `parallel` out",
+            attempts=(f"the element type of '{unknown[0]}', a tensor between parts, is unknown",),
+            hint="remove `parallel` from the settings",
         )
     save(onnx_ir.Model(graph, ir_version=model.ir_version), target)
 
 
 def _groups(model: onnx_ir.Model, cuts: Sequence[int]) -> tuple[list[tuple[int, list[onnx_ir.Node]]], dict[str, str]]:
-    """The nodes of each part with its stage, and what is summed up between parts: name -> name of the sum."""
+    """Return stage and nodes of each part, and the all-reduces between parts: partial sum -> sum."""
     groups: list[tuple[int, list[onnx_ir.Node]]] = [(0, [])]
     reduced: dict[str, str] = {}
     for position, node in enumerate(model.graph):
@@ -114,6 +114,6 @@ def _groups(model: onnx_ir.Model, cuts: Sequence[int]) -> tuple[list[tuple[int, 
 
 
 def _read_names(nodes: Sequence[onnx_ir.Node]) -> dict[str, None]:
-    """Return the names that nodes read of others and of the graph's inputs, in order."""
+    """Return the names of values that nodes read, without weights, in order."""
     values = (value for node in nodes for value in values_read(node))
     return {str(value.name): None for value in values if not value.is_initializer()}

@@ -105,10 +105,10 @@ def test_an_output_whose_rank_is_not_known_is_valid() -> None:
 
 
 class TestFaults:
-    def test_a_graph_that_is_not_valid_is_the_fault_of_its_pass(self) -> None:
-        with pytest.raises(ConversionError, match="the pass 'second' left a graph that is not valid") as caught:
+    def test_invalid_graph_names_the_pass_that_produced_it(self) -> None:
+        with pytest.raises(ConversionError, match="'second' produced") as caught:
             run_passes(model(), [Planted(name="first"), Planted(retype, name="second"), Planted(name="third")])
-        assert caught.value.hint == "leave it out (--skip second) and report it"
+        assert "--skip second" in caught.value.hint
 
     def test_an_error_of_a_library_names_the_pass(self) -> None:
         def fail(_: onnx_ir.Model) -> None:
@@ -127,13 +127,13 @@ class TestFaults:
             run_passes(model(), [Planted(refuse)])
         assert caught.value.hint == "mend it"
 
-    def test_an_output_that_nobody_computes(self) -> None:
+    def test_undefined_output(self) -> None:
         def cut(model: onnx_ir.Model) -> None:
             model.graph.outputs[0] = onnx_ir.Value(
                 name="ghost", type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT), shape=onnx_ir.Shape([1])
             )
 
-        with pytest.raises(ConversionError, match=r"not valid.*ghost"):
+        with pytest.raises(ConversionError, match=r"invalid.*ghost"):
             run_passes(model(), [Planted(cut)])
 
     def test_operators_of_onnx_runtime_in_the_domain_of_onnx_are_left_to_it(self) -> None:

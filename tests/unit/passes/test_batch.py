@@ -170,10 +170,10 @@ class TestConstants:
         row = np.random.default_rng(0).standard_normal((1, 3)).astype(np.float32)
         check_varies(graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=np.repeat(row, 2, axis=0)), 2)
 
-    def test_a_weight_of_the_size_of_the_batch_is_refused(self) -> None:
+    def test_weight_with_the_saved_batch_is_refused(self) -> None:
         weight = np.arange(6, dtype=np.float32).reshape(2, 3)
         model = graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=weight)
-        with pytest.raises(ConversionError, match="Add 'node0': 'w' has the saved batch in it"):
+        with pytest.raises(ConversionError, match="Add 'node0': 'w' contains the saved batch"):
             run_passes(model, (VaryBatch(),))
 
 
@@ -184,18 +184,18 @@ class TestMixing:
             ("y = Softmax<axis=0>(x)", "works along the batch"),
             ("y = ReduceMean<keepdims=1>(x, zero)", "reduces over"),
             ("a = ReduceMax<keepdims=0>(x) y = Mul(x, a)", "reduces over"),
-            ("y = Slice(x, zero, one, zero)", "takes some samples"),
-            ("y = Concat<axis=0>(x, x)", "rearranges"),
-            ("y = Gather<axis=0>(x, zero)", "rearranges"),
-            ("y = GatherND(x, index)", "rearranges"),
+            ("y = Slice(x, zero, one, zero)", "selects some"),
+            ("y = Concat<axis=0>(x, x)", "reorders"),
+            ("y = Gather<axis=0>(x, zero)", "reorders"),
+            ("y = GatherND(x, index)", "reorders"),
             ("y = CumSum(x, axis)", "sums over the batch"),
             ("a = Transpose<perm=[1,0]>(x) y = MatMul(a, x)", "it sums over the batch"),
-            ("a = Transpose<perm=[1,0]>(x) y = MatMul(x, a)", "in different places"),
+            ("a = Transpose<perm=[1,0]>(x) y = MatMul(x, a)", "different axes"),
             ("y = Einsum<equation=\"ij,ik->jk\">(x, x)", "sums over the batch"),
-            ("y = Einsum<equation=\"i...->i...\">(x)", "not known"),
-            ("y, z = Split<axis=0, num_outputs=2>(x)", "rearranges"),
+            ("y = Einsum<equation=\"i...->i...\">(x)", "not supported"),
+            ("y, z = Split<axis=0, num_outputs=2>(x)", "reorders"),
             ("y = Hardmax<axis=0>(x)", "works along the batch"),
-            ("y = Tile(x, twos)", "rearranges"),
+            ("y = Tile(x, twos)", "reorders"),
         ],
     )  # fmt: skip
     def test_a_node_that_mixes_samples(self, text: str, why: str) -> None:
@@ -204,7 +204,7 @@ class TestMixing:
             twos=ints(2, 1),
             axis=np.int64(0),
         )  # fmt: skip
-        with pytest.raises(ConversionError, match=f"saved batch of 4 cannot be made to vary: .*{why}"):
+        with pytest.raises(ConversionError, match=f"saved batch of 4 .*.*{why}"):
             run_passes(model, (VaryBatch(),))
 
     def test_inputs_without_a_common_batch(self) -> None:

@@ -82,8 +82,8 @@ def test_the_graph_of_any_batch_computes_row_by_row(kind: str) -> None:
     [
         (f"t = {TURN}(x) y = LayerNormalization<axis=0>(t, w)", "5,4", {"w": draw(5, 4)}, "normalizes over"),
         (f"t = {TURN}(x) y = Softmax<axis=-1>(t)", "5,4", {}, "works along the batch"),
-        ("y = Pad(x, widths)", "5,5", {"widths": ints(1, 0, 0, 0)}, "rearranges"),
-        ("y = Pad(x, widths, , turned)", "6,5", {"widths": ints(0, 1, 0, 1), "turned": ints(1, 0)}, "rearranges"),
+        ("y = Pad(x, widths)", "5,5", {"widths": ints(1, 0, 0, 0)}, "reorders"),
+        ("y = Pad(x, widths, , turned)", "6,5", {"widths": ints(0, 1, 0, 1), "turned": ints(1, 0)}, "reorders"),
         (
             "e = Slice(x, n, n, one) y = Reshape<allowzero=1>(e, s)",
             "0,4",
@@ -91,7 +91,7 @@ def test_the_graph_of_any_batch_computes_row_by_row(kind: str) -> None:
             "is empty",
         ),
         ("y = ReduceMax<keepdims=0>(x, zero)", "5", {"zero": ints(0)}, "reduces over"),
-        ("y = GatherElements<axis=0>(x, i)", "4,5", {"i": np.zeros((4, 5), np.int64)}, "rearranges"),
+        ("y = GatherElements<axis=0>(x, i)", "4,5", {"i": np.zeros((4, 5), np.int64)}, "reorders"),
         (f"t = {TURN}(x) y = MatMul(t, x)", "5,5", {}, "it sums over the batch"),
         ("v = Reshape(x, flat) y = MatMul(w, v)", "3", {"flat": ints(20), "w": draw(3, 20)}, "sums over"),
         ("y = MatMul(w, x)", "3,5", {"w": draw(3, 4)}, "it sums over the batch"),

@@ -98,7 +98,7 @@ def test_a_spec_of_the_last_axis_needs_no_transpose() -> None:
 )
 def test_what_is_no_fp32_image(text: str) -> None:
     (report,) = run_passes(graph(text), [EmbedPreprocess(Preprocess())]).reports
-    assert (report.ran, report.note) == (False, "the input is no FP32 image")
+    assert (report.ran, report.note) == (False, "the input is not an FP32 image")
 
 
 @pytest.mark.parametrize(("mean", "ran"), [((0.5, 0.5, 0.5), False), ((), True)])
