@@ -50,7 +50,7 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     return onnx.numpy_helper.from_array(dense, sparse.values.name)
 
 
-# Operator set that converters write: supported by ONNX Runtime 1.14 and later, and so by every supported Triton release.
+# Operator set that converters write: supported by ONNX Runtime 1.14 and later, and so by all supported Triton releases.
 OPSET = 18
 _FREE_INITIALIZERS = 4  # source: ONNX, "IR version 4"
 _EXTERNAL_DATA_FROM_BYTES = 2**30  # protobuf messages are limited to 2 GiB

@@ -25,8 +25,6 @@ from graphkiln_backend.passes.graph_file import load
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
 
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Census:
     """Statistics of a graph.
@@ -262,7 +260,9 @@ def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:
     for attribute in node.attributes.values():
         if attribute.type == onnx_ir.AttributeType.GRAPH and node.op_type in ("If", "Loop"):
             outputs = attribute.as_graph().outputs
-            yield from outputs[index + (node.op_type == "Loop") :][:1]  # the first output of a loop body is the condition
+            yield from outputs[index + (node.op_type == "Loop") :][
+                :1
+            ]  # the first output of a loop body is the condition
 
 
 def _cost(node: onnx_ir.Node, constant: Collection[onnx_ir.Node]) -> NodeCost:

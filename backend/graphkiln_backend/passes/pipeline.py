@@ -29,8 +29,6 @@ from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.edge_passes import EmbedPreprocess, Nhwc, PruneOutputs, Rename, Softmax, TopK
 
 
-
-
 @dataclass(frozen=True)
 class PadIntoConv(Pass):
     """Move constant zero padding of spatial axes into the following convolution."""
@@ -51,9 +49,6 @@ class PadIntoConv(Pass):
         """Report the Pads that were left."""
         left = count(model, "Pad")
         return f"{left} left: not before a convolution, or not with zeros" if left else ""
-
-
-
 
 
 @dataclass(frozen=True)
@@ -84,9 +79,6 @@ class FoldBatchNorm(Pass):
         """Report the batch norms that were left."""
         left = count(model, "BatchNormalization")
         return f"{left} left: not after a convolution" if left else ""
-
-
-
 
 
 @dataclass(frozen=True)
@@ -134,9 +126,6 @@ def _eliminate_identities(model: onnx_ir.Model) -> None:
         OutputFixPass()(model)
         for value, name in zip(model.graph.outputs, names, strict=True):
             value.name = name
-
-
-
 
 
 class _MeanOfSum(RewriteRuleClassBase):
@@ -285,9 +274,6 @@ def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
         if name not in names:
             raise ConversionError(f"there is no pass '{name}' to skip", hint=did_you_mean(name, names))
     return tuple(graph_pass for graph_pass in passes if graph_pass.name not in skipped)
-
-
-
 
 
 def catalog() -> tuple[tuple[Pass, str], ...]:

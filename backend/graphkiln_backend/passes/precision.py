@@ -24,8 +24,6 @@ from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
-
-
 # Precision -> the element type of lowered tensors.
 LOW_TYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.DataType.BFLOAT16}
 

@@ -59,7 +59,7 @@ def test_behind_something_else_it_stays_and_is_told(text: str) -> None:
     model = graph(f"(float[b,3,6,6] x) => (float[b,3,h,k] y) {{ {text} y = {NORM.format('c')} }}", **norm(3))
     (report,) = run_passes(model, [FoldBatchNorm()]).reports
     assert "BatchNormalization" in operators(model)
-    assert report.note .startswith("1 left")
+    assert report.note.startswith("1 left")
 
 
 def test_a_convolution_that_others_read_is_not_changed_for_them() -> None:

@@ -44,7 +44,7 @@ def test_of_the_spatial_axes(widths: list[int], attributes: str) -> None:
 )
 def test_with_other_values_it_stays_and_is_told(options: dict[str, Any]) -> None:
     note = check(["Pad", "Conv"], [0, 0, 1, 1, 0, 0, 1, 1], **options)
-    assert note .startswith("1 left")
+    assert note.startswith("1 left")
 
 
 def test_of_channels_it_stays() -> None:
@@ -59,4 +59,4 @@ def test_of_channels_it_stays() -> None:
 def test_before_no_convolution_it_stays_and_is_told() -> None:
     text = "(float[b,3,6,6] x) => (float[b,3,8,8] y) { p = Pad(x, widths) y = Relu(p) }"
     (report,) = run_passes(graph(text, widths=np.array([0, 0, 1, 1, 0, 0, 1, 1])), [PadIntoConv()]).reports
-    assert report.note .startswith("1 left")
+    assert report.note.startswith("1 left")
