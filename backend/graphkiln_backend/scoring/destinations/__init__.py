@@ -1,1 +1,1 @@
-"""Destinations: each module commits a unit in one step, under its id."""
+"""Destinations: each module commits the result of a unit atomically, under its id."""

@@ -1,7 +1,7 @@
 """Interface of destinations.
 
-A unit's result is visible whole or not at all, and once: `commit` is one atomic step of the store, and the second
-attempt of a unit is refused.
+A unit's result is visible completely or not at all, and exactly once: `commit` is atomic, and a second attempt is
+refused.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from graphkiln_backend.scoring.destinations.store import Notes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Result:
-    """The answers of a unit.
+    """The result of a unit.
 
     Attributes:
-        configuration: Digest of the model and of all that changes an answer.
-        table: A row per row of the unit, in its order; `error` is null where the others are not.
+        configuration: Digest of the model and everything else that affects results.
+        table: One row for each row of the unit, in order; either `error` or the other columns are set.
     """
 
     unit_id: str
@@ -37,14 +37,14 @@ class Result:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Committed:
-    """A unit that has a result, as the store keeps it.
+    """A committed unit.
 
     Attributes:
-        place: The file, object or table that holds it, for messages.
-        configuration: Digest of what it was computed by.
-        scored: Rows with an answer.
+        place: File, object or table of the result, for messages.
+        configuration: Digest of its configuration.
+        scored: Rows with a result.
         errors: Rows with an error.
-        damage: Why it cannot be read or believed; empty where it can. The counts are 0 then.
+        damage: Why the result is unreadable or invalid; empty if it is valid. The counts are 0 if it is not.
     """
 
     unit_id: str
@@ -56,18 +56,18 @@ class Committed:
 
 
 class Destination(ABC):
-    """A store of results. It is opened by its text on the driver and again on each worker.
+    """A store of results, opened by its text on the driver and on each worker.
 
-    All methods raise `StoreError` where the store fails.
+    All methods raise `StoreError` if the store fails.
     """
 
     @property
     @abstractmethod
     def notes(self) -> Notes:
-        """Files beside the results, whose names begin with `_`, such as `_run.json`."""
+        """Files beside the results with names that begin with `_`, such as `_run.json`."""
 
     def lock(self, run_id: str) -> Lock:
-        """Take the lock that keeps other drivers away; called after `prepare`, before the results are listed.
+        """Lock the destination against other drivers; called after `prepare`, before the results are listed.
 
         Raises:
             DestinationBusy: Another run holds it.
@@ -76,37 +76,37 @@ class Destination(ABC):
 
     @abstractmethod
     def prepare(self) -> None:
-        """Make it ready for a run, and prove that it can commit as it must.
+        """Prepare for a run, and check that commits are atomic and exclusive.
 
         Raises:
-            ScoringError: It cannot be written, or would lose or double results.
+            ScoringError: The destination is not writable, or its commits are not exclusive.
         """
 
     @abstractmethod
     def committed_ids(self) -> Iterator[str]:
-        """List the ids of all units that have a result, once."""
+        """Yield the ids of all committed units."""
 
     @abstractmethod
     def commit(self, result: Result) -> None:
-        """Make a result visible in one step.
+        """Commit a result atomically.
 
         Raises:
-            CommitConflict: The unit has one already.
-            ScoringError: The store has no place for such a result, such as a table with other columns.
+            CommitConflict: The unit is already committed.
+            ScoringError: The result does not match the store, for example a table with other columns.
         """
 
     @abstractmethod
     def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
-        """Describe units that have a result, in any order; `damage` marks those that cannot be read."""
+        """Describe committed units, in any order; `damage` marks unreadable ones."""
 
     @abstractmethod
     def read(self, unit_id: str, columns: Sequence[str]) -> pa.Table:
-        """Read columns of a unit's result, its rows in their order.
+        """Read columns of a unit's result, with rows in order.
 
         Raises:
-            ScoringError: It cannot be read.
+            ScoringError: The result cannot be read.
         """
 
     @abstractmethod
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Remove results; units without one are left out."""
+        """Delete results; uncommitted units are ignored."""

@@ -1,4 +1,4 @@
-"""A PostgreSQL database: connections that are used again, transactions, and what their errors mean."""
+"""PostgreSQL databases: pooled connections, transactions, and translation of errors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from psycopg import conninfo
 from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
-# Notes and the lock in a table of a database, as a store of files.
+# Notes and the lock as files in a table of a database.
 #
-# A value of a database has a gigabyte at most, and is held in memory as a whole, here and there: what is larger than a
-# piece is kept in several rows, the second one called `NAME/000001`.
+# A database value is limited to a gigabyte and held in memory on both sides, so large files are split into rows: the
+# second one is named `NAME/000001`.
 
 _PIECE = 32 * MIB
 _TABLE = """
@@ -50,32 +50,32 @@ class DatabaseNotes:
     """The notes of one destination.
 
     Args:
-        database: Where the table `graphkiln_notes` is.
+        database: Database of the table `graphkiln_notes`.
         destination: Key of this destination in the table.
-        called: What people call it; empty for `destination`.
+        called: Name for messages; empty for `destination`.
     """
 
     def __init__(self, database: Database, destination: str, *, called: str = "") -> None:
         self._database, self._destination, self._called = database, destination, called or destination
 
     def prepare(self) -> None:
-        """Make the table."""
+        """Create the table."""
         with self._database.making_tables() as connection:
             connection.execute(_TABLE)
 
     def place(self, name: str) -> str:
-        """The database, the destination, and the name."""
+        """Database, destination and name."""
         return f"{self._database}, {self._called}{f', note {name}' if name else ''}"
 
     def create(self, name: str, content: memoryview) -> bool:
-        """An insert that a row which is there already makes void."""
+        """Insert unless the row exists."""
         with self._database.transaction() as connection:
             row = [self._destination, name, bytes(content)]
             created = connection.execute(_INSERT + "ON CONFLICT DO NOTHING", row).rowcount
         return bool(created) or self.read(name) == bytes(content)
 
     def replace(self, name: str, content: memoryview | Path) -> None:
-        """Insert or update, all in one transaction; memory holds a piece."""
+        """Insert or update in one transaction; memory holds one piece."""
         kept: list[str] = []
         with self._database.transaction() as connection:
             for number, piece in enumerate(_pieces(content)):
@@ -84,12 +84,12 @@ class DatabaseNotes:
             connection.execute(_DELETE, self._named(name) | {"kept": kept})
 
     def read(self, name: str) -> bytes | None:
-        """The content; a database in which nothing was prepared has none."""
+        """Read the content; None in an unprepared database."""
         with io.BytesIO() as content:
             return content.getvalue() if self._copy(name, content) else None
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Copy the content; memory holds a piece."""
+        """Copy the content; memory holds one piece."""
         with path.open("wb") as file:
             found = self._copy(name, file)
         if not found:
@@ -97,7 +97,7 @@ class DatabaseNotes:
         return found
 
     def delete(self, name: str) -> None:
-        """Delete its rows."""
+        """Delete the rows of a name."""
         with self._database.transaction() as connection:
             connection.execute(_DELETE, self._named(name) | {"kept": []})
 
@@ -110,7 +110,7 @@ class DatabaseNotes:
         return float(found[0][0]) if found else None
 
     def _copy(self, name: str, file: io.BytesIO | io.BufferedWriter) -> bool:
-        """Write the pieces of a note to a file; False where there is none."""
+        """Write the pieces of a note to a file; return False if there is none."""
         with self._database.transaction() as connection:
             if connection.execute("SELECT to_regclass('graphkiln_notes')").fetchone() == (None,):
                 return False
@@ -131,7 +131,7 @@ class DatabaseNotes:
 
 
 def _pieces(content: memoryview | Path) -> Iterator[bytes]:
-    """A content in pieces: one at least, which may be empty."""
+    """Split a content into at least one piece."""
     with content.open("rb") if isinstance(content, Path) else io.BytesIO(content) as stream:
         yield stream.read(_PIECE)
         while piece := stream.read(_PIECE):
@@ -139,7 +139,7 @@ def _pieces(content: memoryview | Path) -> Iterator[bytes]:
 
 
 _SESSION = {
-    # What a dead node holds must be free soon: its unit is given to another worker.
+    # Resources of a dead node must be released soon, because its unit is given to another worker.
     "tcp_keepalives_idle": "30",
     "tcp_keepalives_interval": "10",
     "tcp_keepalives_count": "3",
@@ -147,16 +147,15 @@ _SESSION = {
     "lock_timeout": "2min",
 }
 _NETWORK = {"connect_timeout": 10, "keepalives_idle": 30, "keepalives_interval": 10, "keepalives_count": 3}
-# Classes of SQLSTATE that may be over without anybody's doing: connections, a standby that will be the server soon,
-# transactions that took too long, deadlocks, resources, locks, shutdowns.
+# SQLSTATE classes of temporary errors: connections, failover, time limits, deadlocks, resources, locks, shutdowns.
 _PASSING = ("08", "25006", "25P03", "25P04", "40", "53", "55", "57")
 _FULL, _DENIED = "53100", "42501"
-# Of the advisory lock under which tables are made: IF NOT EXISTS alone does not protect from another creator.
+# Advisory lock for creating tables: IF NOT EXISTS does not protect against concurrent creation.
 _LOCK = 6_118_214_937_501
 
 
 class Database:
-    """A database; opens no connection before it is asked. Threads may use it at the same time.
+    """A database. Thread-safe; connects when it is used.
 
     Args:
         address: `postgresql://USER@HOST:PORT/DATABASE`; a password comes from there, PGPASSWORD or ~/.pgpass.
@@ -181,10 +180,10 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction: committed at the end of the block, rolled back where it raises.
+        """Open a transaction: committed at the end of the block, rolled back by an exception.
 
         Raises:
-            StoreError: The database fails; whether a transaction was committed may be unknown then.
+            StoreError: The database fails; it may be unknown whether the transaction was committed.
                 ScoringError: The database refuses the statement.
         """
         try:
@@ -199,10 +198,10 @@ class Database:
 
     @contextmanager
     def making_tables(self) -> Iterator[psycopg.Connection[Any]]:
-        """A transaction that may make tables: of all programs one at a time, until it ends.
+        """Open a transaction that may create tables, exclusive among all programs.
 
         Raises:
-            ScoringError: As of `transaction`.
+            ScoringError: As for `transaction`.
         """
         with self.transaction() as connection:
             connection.execute("SELECT pg_advisory_xact_lock(%s)", [_LOCK])
@@ -216,7 +215,7 @@ class Database:
             return psycopg.connect(self._address, autocommit=True, options=self._settings(), **network)
 
     def _settings(self) -> str:
-        """Ours, and behind them the user's, which count then: a search_path says which table is meant."""
+        """Connection settings; those of the user take precedence, because a search_path selects tables."""
         own = self._options.get("options") or os.environ.get("PGOPTIONS", "")
         return " ".join([*(f"-c {name}={value}" for name, value in _SESSION.items()), str(own)]).rstrip()
 

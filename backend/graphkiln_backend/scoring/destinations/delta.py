@@ -1,8 +1,8 @@
-"""A Delta Lake table: a unit is a file of Parquet, and a transaction of the table's log that adds it.
+"""Delta Lake tables: a unit is a Parquet file and a transaction in the table's log.
 
-Each unit is a separate application in the log (`appId`), so that of two attempts the log itself refuses the second,
-also when they commit at the same moment; commits of other units are retried behind each other. A commit is one small
-file of the log, and deltalake writes a checkpoint every hundred of them: larger units make fewer.
+Each unit is a separate application in the log (`appId`), so that the log refuses the second of two attempts, even if
+they commit simultaneously; conflicts with other units are retried. A commit is one small log file, and deltalake writes
+a checkpoint every hundred commits: larger units need fewer.
 Source: "Transaction Identifiers" and "Conflict detection" of the Delta transaction protocol.
 """
 
@@ -23,10 +23,10 @@ from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, P
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 
-# Arrow's types as Delta's: files and schema must agree, or other readers refuse the files, or read other values.
+# Conversion of Arrow's types to Delta's: files and schema must agree, or other readers fail or read wrong values.
 #
-# Delta has no unsigned numbers, half floats or nanoseconds: what is written is wide enough for every value; times have
-# microseconds. Source: "Schema Serialization Format" of the Delta transaction protocol.
+# Delta has no unsigned integers, half floats or nanoseconds: wider types are written; times have microseconds. Source:
+# "Schema Serialization Format" of the Delta transaction protocol.
 
 _TYPES = {
     pa.null(): pa.string(),
@@ -44,12 +44,12 @@ _TYPES = {
 
 
 def as_delta(table: pa.Table) -> pa.Table:
-    """A table whose columns have types that Delta has."""
-    return table.cast(delta_schema(table.schema), safe=False)  # which is for nanoseconds alone: all else is wider
+    """Convert the columns of a table to types of Delta."""
+    return table.cast(delta_schema(table.schema), safe=False)  # only nanoseconds lose digits
 
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
-    """The schema of such a table."""
+    """Schema of such a table."""
     return pa.schema([_field(field) for field in schema], schema.metadata)
 
 
@@ -71,16 +71,16 @@ def _type(kind: pa.DataType) -> pa.DataType:
 
 _ATTEMPTS = 8
 _PAUSE_S = 0.1
-_RETRIES = 100  # commits of other units that may come between; each is a step of deltalake's own
+_RETRIES = 100  # retries of deltalake after commits of other units
 
 
 class DeltaDestination(ParquetDestination):
-    """A table, made by the first result.
+    """A table, created by the first result.
 
     Args:
-        store: The folder of the table, in which notes and the lock are, too.
-        location: The same folder, as deltalake names it.
-        options: What deltalake must know beside the environment.
+        store: Folder of the table, notes and lock.
+        location: The same folder for deltalake.
+        options: Further options of deltalake.
     """
 
     def __init__(self, store: Store, location: str, options: Mapping[str, str]) -> None:
@@ -90,10 +90,10 @@ class DeltaDestination(ParquetDestination):
         self._table: Any = None
 
     def prepare(self) -> None:
-        """Make and probe the store.
+        """Create and probe the store.
 
         Raises:
-            ScoringError: It holds a foreign table, or results that are in no table.
+            ScoringError: It contains another table, or results without a table.
         """
         self._store.prepare()
         if any(map(RESULT.fullmatch, self._store.names())):
@@ -105,34 +105,34 @@ class DeltaDestination(ParquetDestination):
             self._files()
 
     def committed_ids(self) -> Iterator[str]:
-        """List the files of the log's newest version."""
+        """Yield the units of the log's newest version."""
         with self._lock:
             return iter(self._files())
 
     def commit(self, result: Result) -> None:
         """Write a file and add it to the log."""
         attempt = uuid.uuid4().hex
-        _delta_schema(result.table.schema)  # before anything is written
+        _delta_schema(result.table.schema)  # before writing
         typed = replace(result, table=as_delta(result.table))
         name, content = f"{result.unit_id}-{attempt}.parquet", encode_result(typed, attempt)
         self._store.create(name, content)
         try:
             with self._lock:
                 self._commit(result, name, len(content))
-        except StoreError:  # whether it was committed may be unknown
+        except StoreError:  # it may be unknown whether it was committed
             raise
         except ScoringError:
             self._store.delete(name)
             raise
 
     def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
-        """Read from the files' footers."""
+        """Read the footers of the files."""
         with self._lock:
             files = self._files()
         return self._describe_files((unit_id, files[unit_id]) for unit_id in unit_ids if unit_id in files)
 
     def read(self, unit_id: str, columns: Sequence[str]) -> pa.Table:
-        """Columns of its file."""
+        """Read columns of the unit's file."""
         with self._lock:
             name = self._files().get(unit_id)
         if name is None:
@@ -140,7 +140,7 @@ class DeltaDestination(ParquetDestination):
         return self._read_file(name, columns)
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Remove their files from the log, all in one commit; readers of older versions still find them."""
+        """Remove the files from the log in one commit; older versions of the table keep them."""
         from deltalake.transaction import RemoveAction
 
         with self._lock:
@@ -157,7 +157,7 @@ class DeltaDestination(ParquetDestination):
             version = table.transaction_version(result.unit_id)
             if version is not None:
                 standing = self._files().get(result.unit_id)
-                if standing == name:  # the answer to an earlier attempt was lost
+                if standing == name:  # the response to an earlier attempt was lost
                     return
                 if standing is not None:
                     raise CommitConflict(f"unit {result.unit_id} has a result already")
@@ -171,7 +171,7 @@ class DeltaDestination(ParquetDestination):
                 return
 
     def _files(self) -> dict[str, str]:
-        """Unit -> the file of its result, in the log's newest version."""
+        """Unit -> file of its result in the log's newest version."""
         table = self._opened(None)
         if table is None:
             return {}
@@ -191,7 +191,7 @@ class DeltaDestination(ParquetDestination):
         return files
 
     def _opened(self, schema: pa.Schema | None) -> Any:
-        """The table as it is now; None where there is none and no schema to make one of."""
+        """Open the table, or create it from a schema; None if neither is possible."""
         import deltalake
 
         try:
@@ -215,17 +215,16 @@ class DeltaDestination(ParquetDestination):
 
         try:
             return deltalake.DeltaTable.create(self._location, schema, storage_options=self._options)
-        except deltalake.exceptions.DeltaError:  # another worker may have been first
+        except deltalake.exceptions.DeltaError:  # another worker may have created it
             if not deltalake.DeltaTable.is_deltatable(self._location, self._options):
                 raise
             return deltalake.DeltaTable(self._location, storage_options=self._options)
 
     def _write(self, actions: list[Any], application: tuple[str, int] | None) -> None:
-        """Commit actions, as an application or as none.
+        """Commit actions, optionally as an application.
 
         Raises:
-            StoreError: It was not committed, or that is unknown: another attempt of the unit came first, or the store
-                fails.
+            StoreError: The commit failed, or its outcome is unknown: another attempt was first, or the store fails.
         """
         import deltalake
 
@@ -261,6 +260,6 @@ def _delta_schema(schema: pa.Schema) -> Any:
 
     try:
         return deltalake.Schema.from_arrow(delta_schema(schema))
-    except Exception as error:  # deltalake raises no narrower one
+    except Exception as error:  # deltalake raises no more specific error
         words = str(error).splitlines()[0]
         raise ScoringError(f"Delta has no column for this: {words}", hint="leave it out of --keep-columns") from error

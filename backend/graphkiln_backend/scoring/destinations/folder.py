@@ -1,9 +1,8 @@
-"""A folder of files, of this machine or of a file system that all workers mount.
+"""A local folder, or a folder of a file system that all workers mount.
 
-A content is written to a hidden file beside its place, made durable, and linked into its place: the link fails where
-one stands already, so that the first writer wins, and a reader sees no half file. Where a file system has no links, a
-rename that replaces nothing does the same; where it has neither, it is refused. What a killed writer left is removed by
-the first run that begins an hour later.
+A file is written under a hidden name, synchronized, and hard-linked to its name: the link fails if the name exists, so
+that the first writer wins, and readers see complete files only. Without hard links, an exclusive rename is used; a file
+system without either is refused. Files of killed writers are removed by the first run after an hour.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from typing import BinaryIO
 from graphkiln_backend.scoring.errors import ScoringError, StoreError
 
 _UNFINISHED = ".unfinished-"
-_LEFTOVER_S = 3600.0  # age of a hidden file whose writer must be dead
+_LEFTOVER_S = 3600.0  # age of a hidden file whose writer is assumed dead
 _NO_LINKS = {errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _NO_FOLDER_SYNC = {errno.EINVAL, errno.EOPNOTSUPP, errno.ENOSYS}
-_AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # of <fcntl.h> and <linux/fs.h>
+_AT_FDCWD, _RENAME_NOREPLACE = -100, 1  # from <fcntl.h> and <linux/fs.h>
 _HINTS = {
     errno.ENOSPC: "make room there; the same command goes on",
     errno.EDQUOT: "make room within the quota, or have it raised; the same command goes on",
@@ -38,13 +37,13 @@ _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY}
 
 
 class FolderStore:
-    """A folder. `prepare` alone makes it: a worker on a node that does not mount it must fail."""
+    """A folder, created by `prepare` only: workers must fail on nodes that do not mount it."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
 
     def prepare(self) -> None:
-        """Make the folder, remove what killed writers left, and write a probe, twice under one name."""
+        """Create the folder, remove files of killed writers, and check that creating a name twice fails."""
         with _explained(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
             self._remove_leftovers()
@@ -59,16 +58,16 @@ class FolderStore:
             )
 
     def place(self, name: str) -> str:
-        """Its path."""
+        """Path of a name."""
         return str(self._folder / name)
 
     def names(self) -> Iterator[str]:
-        """List the folder once."""
+        """List the folder."""
         with _explained(self._folder), os.scandir(self._folder) as entries:
             yield from (entry.name for entry in entries if not entry.name.startswith("."))
 
     def create(self, name: str, content: memoryview) -> bool:
-        """Write a hidden file and link it into its place."""
+        """Write a hidden file and link it to its name."""
         place = self._folder / name
         with _explained(place), self._unfinished(BytesIO(content)) as unfinished:
             created = _link(unfinished, place)
@@ -88,7 +87,7 @@ class FolderStore:
             _sync(self._folder)
 
     def read(self, name: str) -> bytes | None:
-        """A file of the folder."""
+        """Read a file of the folder."""
         with _explained(self._folder / name):
             try:
                 return (self._folder / name).read_bytes()
@@ -105,16 +104,16 @@ class FolderStore:
             return True
 
     def open(self, name: str) -> str:
-        """Its path."""
+        """Path of a name."""
         return self.place(name)
 
     def delete(self, name: str) -> None:
-        """Unlink a file of the folder."""
+        """Delete a file of the folder."""
         with _explained(self._folder / name):
             (self._folder / name).unlink(missing_ok=True)
 
     def age_s(self, name: str) -> float | None:
-        """Beside a file that is written now: both times are the file system's."""
+        """Compare with a file written now: both times are those of the file system."""
         with _explained(self._folder), self._unfinished(BytesIO(b"now")) as unfinished:
             try:
                 return unfinished.stat().st_mtime - (self._folder / name).stat().st_mtime
@@ -123,9 +122,9 @@ class FolderStore:
 
     @contextmanager
     def _unfinished(self, stream: BinaryIO) -> Iterator[Path]:
-        """A hidden file with the content of a stream, durable; it is gone afterwards unless it was renamed."""
+        """Write a stream to a synchronized hidden file, deleted afterwards unless it was renamed."""
         path = self._folder / f"{_UNFINISHED}{secrets.token_hex(16)}"
-        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # less the umask
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)  # minus the umask
         try:
             with os.fdopen(descriptor, "wb") as file:
                 shutil.copyfileobj(stream, file, 1 << 20)
@@ -145,7 +144,7 @@ def _link(unfinished: Path, place: Path) -> bool:
     try:
         os.link(unfinished, place)
     except FileExistsError:
-        # A file server that is asked again after its answer was lost says so of the link that it made itself.
+        # A network file system may report this for its own link, if its response was lost and the request repeated.
         return unfinished.stat().st_nlink > 1
     except OSError as error:
         if error.errno not in _NO_LINKS:
@@ -155,7 +154,7 @@ def _link(unfinished: Path, place: Path) -> bool:
 
 
 def _rename_exclusively(unfinished: Path, place: Path) -> bool:
-    """Rename a file unless there is one of the new name. Source: renameat2(2), RENAME_NOREPLACE."""
+    """Rename a file unless the new name exists. Source: renameat2(2), RENAME_NOREPLACE."""
     library = ctypes.CDLL(None, use_errno=True)
     old, new = os.fsencode(unfinished), os.fsencode(place)
     if library.renameat2(_AT_FDCWD, old, _AT_FDCWD, new, _RENAME_NOREPLACE) == 0:
@@ -173,12 +172,12 @@ def _rename_exclusively(unfinished: Path, place: Path) -> bool:
 
 
 def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Synchronize the names in a folder."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno not in _NO_FOLDER_SYNC:  # file systems without it write names at once
+        if error.errno not in _NO_FOLDER_SYNC:  # not needed on file systems without it
             raise
     finally:
         os.close(descriptor)

@@ -1,11 +1,11 @@
-"""Parquet files in an object store that cannot refuse a second put, with a ledger in a database.
+"""Parquet files in an object store without conditional writes, with a ledger in a database.
 
-The ledger lets one attempt of a unit write at a time, and no other once one has committed. There is one object per
-unit, named by its id, so that readers of the folder need not know the ledger: an attempt that dies between its put and
-its commit leaves a whole result, which the next attempt writes over.
+The ledger lets one attempt of a unit write at a time, and none after a commit. There is one object per unit, named by
+its id, so that readers of the folder do not need the ledger: an attempt that dies between put and commit leaves a
+complete result, which the next attempt overwrites.
 
-One bucket has many addresses: a name and a number of its server, a proxy, a tunnel. Which part of the database is the
-ledger of a folder is therefore named by the folder itself, in the note `_ledger.json`.
+A bucket may have several addresses (host name, IP address, proxy, tunnel). So the folder itself names its ledger in the
+database, in the note `_ledger.json`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from graphkiln_backend.scoring.destinations.parquet import LEDGER_NOTE, ParquetD
 from graphkiln_backend.scoring.destinations.store import Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 
-# The ledger: which units have a result, in a table whose primary key lets one attempt of a unit win. An attempt inserts
-# the unit's row and writes the result before it commits; another one waits at the row, is refused when the first
-# commits, and goes on when the first dies.
+# The ledger: committed units in a table with the unit as primary key. An attempt inserts the unit's row and writes the
+# result before it commits; a concurrent attempt waits for the row, is refused if the first one commits, and continues
+# if it dies.
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
@@ -53,11 +53,11 @@ Write = Callable[[psycopg.Connection[Any], str], None]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LedgerRow:
-    """A unit that was committed.
+    """A committed unit.
 
     Attributes:
-        configuration: What it was computed by.
-        scored: Rows with an answer.
+        configuration: Digest of its configuration.
+        scored: Rows with a result.
         errors: Rows with an error.
     """
 
@@ -68,10 +68,10 @@ class LedgerRow:
 
 
 class Ledger:
-    """The units of one destination.
+    """The committed units of a destination.
 
     Args:
-        database: Where the table `graphkiln_units` is.
+        database: Database of the table `graphkiln_units`.
         destination: Key of this destination in the table.
     """
 
@@ -84,7 +84,7 @@ class Ledger:
             connection.execute(_TABLES)
 
     def unit_ids(self) -> list[str]:
-        """All units that were committed."""
+        """Yield all committed units."""
         with self._database.transaction() as connection:
             if connection.execute("SELECT to_regclass('graphkiln_units')").fetchone() == (None,):
                 return []
@@ -92,7 +92,7 @@ class Ledger:
             return [unit for (unit,) in connection.execute(query, [self._destination])]
 
     def rows(self, unit_ids: Iterable[str]) -> Iterator[LedgerRow]:
-        """Read the rows of units; those that were not committed are left out."""
+        """Read the rows of units; uncommitted units are omitted."""
         query = (
             "SELECT unit, configuration, scored, errors FROM graphkiln_units WHERE destination = %s AND unit = ANY(%s)"
         )
@@ -104,7 +104,7 @@ class Ledger:
                 yield LedgerRow(unit_id=unit_id, configuration=configuration, scored=scored, errors=errors)
 
     def compare(self, connection: psycopg.Connection[Any], table: sql.Identifier | None) -> tuple[bool, bool]:
-        """Return whether the ledger knows of rows, and whether a table has some, both at one moment."""
+        """Return whether the ledger and a table have rows, in one snapshot."""
         rows = sql.SQL("EXISTS (SELECT FROM {})").format(table) if table else sql.SQL("false")
         known = "EXISTS (SELECT FROM graphkiln_units WHERE destination = %s AND scored + errors > 0)"
         query = sql.SQL("SELECT {}, {}").format(sql.SQL(known), rows)
@@ -112,16 +112,16 @@ class Ledger:
         return told, there
 
     def commit(self, result: Result, write: Write) -> None:
-        """Write a result and its row, both or none; a commit whose answer was lost is looked up.
+        """Write a result and its row atomically; a commit whose response was lost is looked up.
 
         Args:
-            result: What is committed.
-            write: Writes the result, given the connection of the transaction and the name of this attempt; it may be
-                called again.
+            result: The result.
+            write: Writes the result, given the connection of the transaction and the name of the attempt; may be called
+                repeatedly.
 
         Raises:
-            CommitConflict: The unit has a result already.
-            StoreError: The database fails, or what `write` writes to.
+            CommitConflict: The unit is already committed.
+            StoreError: The database or the store of `write` fails.
             ScoringError: The database refuses the statement.
         """
         attempt = uuid.uuid4().hex
@@ -136,7 +136,7 @@ class Ledger:
                 return
 
     def remove(self, unit_ids: list[str], erase: Callable[[psycopg.Connection[Any]], None]) -> None:
-        """Remove units and what `erase` erases, both or none."""
+        """Delete units and call `erase` atomically."""
         with self._database.transaction() as connection:
             erase(connection)
             query = "DELETE FROM graphkiln_units WHERE destination = %s AND unit = ANY(%s)"
@@ -160,11 +160,11 @@ class Ledger:
 
 
 class LedgeredDestination(ParquetDestination):
-    """Files of a store, one per row of a ledger.
+    """Files of a store, one for each row of a ledger.
 
     Args:
-        store: Where the files are; its `create` is not used.
-        database: Where the ledger says which of them count, and where the lock is.
+        store: Store of the files; its `create` is not used.
+        database: Database of ledger and lock.
     """
 
     has_ledger = True
@@ -174,36 +174,36 @@ class LedgeredDestination(ParquetDestination):
         self._database, self._name = database, ""
 
     def prepare(self) -> None:
-        """Make the tables, settle which ledger is this folder's, and probe the store.
+        """Create the tables, determine the folder's ledger, and probe the store.
 
         Raises:
-            ScoringError: The folder's ledger is in another database, or as of `ParquetDestination`.
+            ScoringError: The folder's ledger is in another database, or as for `ParquetDestination`.
         """
         Ledger(self._database, "").prepare()
         self._notes("").prepare()
-        with self._database.making_tables():  # by one program at a time, whatever it calls the folder
+        with self._database.making_tables():  # exclusive among programs, for any address of the folder
             if self._store.read(LEDGER_NOTE) is None:
                 self._write_name(uuid.uuid4().hex)
         self.ledger_name()
         super().prepare()
 
     def lock(self, run_id: str) -> Lock:
-        """Take the lock, which is a note of the database: the store may not create exclusively."""
+        """Lock by a note in the database, because the store has no exclusive creation."""
         return Lock(self._notes(self.ledger_name()), run_id)
 
     def committed_ids(self) -> Iterator[str]:
-        """Those of the ledger; files without a row there are of attempts that died."""
+        """Yield the units of the ledger; files without a row are of dead attempts."""
         return iter(self._ledger().unit_ids())
 
     def commit(self, result: Result) -> None:
-        """Put the file while the unit's row in the ledger is held."""
+        """Write the file while holding the unit's row in the ledger."""
         self._ledger().commit(
             result,
             lambda _, attempt: self._store.replace(object_name(result.unit_id), encode_result(result, attempt)),
         )
 
     def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
-        """The files' footers, which must say what the ledger says."""
+        """Read the footers of the files, which must match the ledger."""
         asked = list(unit_ids)
         told = {row.unit_id: row for row in self._ledger().rows(asked)}
         for one in super().describe(asked):
@@ -218,12 +218,12 @@ class LedgeredDestination(ParquetDestination):
                 )
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Files first: a row without a file would never be computed again."""
+        """Delete files first: a row without a file would never be computed again."""
         removed = list(unit_ids)
         self._ledger().remove(removed, lambda _: super(LedgeredDestination, self).remove(removed))
 
     def ledger_name(self) -> str:
-        """Return the name of this folder's part of the ledger; empty where nothing was written yet.
+        """Name of this folder's part of the ledger; empty before the first run.
 
         Raises:
             ScoringError: The folder's ledger is in another database.
@@ -239,7 +239,7 @@ class LedgeredDestination(ParquetDestination):
         return self._name
 
     def _write_name(self, name: str) -> None:
-        """Write the name, in the database first: what the folder names must exist."""
+        """Write the name, first to the database."""
         content = memoryview(json.dumps({"ledger": name, "database": str(self._database)}).encode())
         self._notes(name).replace(LEDGER_NOTE, content)
         self._store.replace(LEDGER_NOTE, content)

@@ -1,8 +1,8 @@
 """A folder of an object store, `s3://` or `gs://`.
 
-An object appears whole or not at all, and a put that is conditional on there being none (S3: If-None-Match, Google:
-ifGenerationMatch=0) is exclusive. Some servers accept the condition and ignore it, so it is tried before anything is
-scored. A put whose answer was lost is resolved by reading the object: contents are unlike each other.
+Objects appear atomically, and a conditional put (S3: If-None-Match, Google: ifGenerationMatch=0) is exclusive. Some
+servers ignore the condition, so it is tested before the run. If the response to a put is lost, the object is read:
+contents are unique.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphkiln_backend.storage.objects import RemoteObjects
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
-# Some servers answer a range with the checksum of the whole object. Pages of Parquet have checksums of their own.
+# Some servers return the checksum of the whole object for a range. Pages of Parquet have checksums anyway.
 _CHECKSUMS = {"response_checksum_validation": "when_required"}
 _DAMAGED = {"ChecksumError", "IncompleteReadError"}
 _BLOCK = 1 << 20  # read ahead
@@ -29,11 +29,11 @@ _LEDGER = "let a database decide which attempt of a unit counts: --ledger postgr
 
 
 class ObjectStore:
-    """Objects below an address. Opens no connection before it is asked.
+    """Objects below an address. Connects when it is used.
 
     Args:
         address: The folder.
-        exclusive: Whether `create` must be exclusive; not where a ledger decides who writes.
+        exclusive: Whether `create` must be exclusive; not needed with a ledger.
     """
 
     def __init__(self, address: RemoteAddress, *, exclusive: bool = True) -> None:
@@ -42,7 +42,7 @@ class ObjectStore:
         self._system: Any = None
 
     def prepare(self) -> None:
-        """Write a probe, read it back, and try to write another in its place."""
+        """Write and read a probe, and check that a second conditional put fails."""
         name = f".probe-{secrets.token_hex(8)}"
         first, second = (secrets.token_bytes(32) for _ in range(2))
         try:
@@ -60,11 +60,11 @@ class ObjectStore:
             self.delete(name)
 
     def place(self, name: str) -> str:
-        """Its address."""
+        """Address of a name."""
         return f"{self._address}/{name}"
 
     def names(self) -> Iterator[str]:
-        """Page by page, as the service lists them: results are many."""
+        """Yield the names page by page."""
         folder = f"{self._address.root}/"
         try:
             for found in self._objects.list(folder):
@@ -75,7 +75,7 @@ class ObjectStore:
             raise StoreError(error.message, hint=error.hint, passing=error.passing) from error
 
     def create(self, name: str, content: memoryview) -> bool:
-        """A conditional put; where its answer is unclear, the object is read."""
+        """Write with a conditional put; if the outcome is unclear, read the object."""
         for attempt in range(_ATTEMPTS):
             try:
                 self._write(lambda system: system.pipe_file(self._path(name), bytes(content), mode="create"))
@@ -91,7 +91,7 @@ class ObjectStore:
         raise AssertionError("the last attempt returns or raises")
 
     def replace(self, name: str, content: memoryview | Path) -> None:
-        """A put; it may be repeated."""
+        """Write with a put, which may be repeated."""
         if isinstance(content, Path):
             size = content.stat().st_size
             self._write(lambda system: system.put_file(str(content), self._path(name)))
@@ -101,7 +101,7 @@ class ObjectStore:
         self._check_kept(name, size)
 
     def read(self, name: str) -> bytes | None:
-        """An object."""
+        """Read an object."""
         try:
             return bytes(self._call(lambda system: system.cat_file(self._path(name))))
         except FileNotFoundError:
@@ -116,7 +116,7 @@ class ObjectStore:
         return True
 
     def open(self, name: str) -> BinaryIO:
-        """Open an object whose ranges are read as they are asked for."""
+        """Open an object for range requests."""
         opened = self._call(lambda system: system.open(self._path(name), "rb", block_size=_BLOCK))
         return cast("BinaryIO", OpenedFile(opened, self._explain))
 
@@ -128,7 +128,7 @@ class ObjectStore:
             return
 
     def age_s(self, name: str) -> float | None:
-        """Beside an object that is written now: both times are the service's."""
+        """Compare with an object written now: both times are those of the service."""
         clock = f".clock-{secrets.token_hex(8)}"
         self.replace(clock, memoryview(b"now"))
         try:
@@ -178,13 +178,13 @@ class ObjectStore:
             raise self._explain(error) from error
 
     def _call(self, do: Callable[[Any], Any]) -> Any:
-        """Ask the service; what it says of names alone is not translated.
+        """Call the service and translate errors, except those about names.
 
         Raises:
-            FileNotFoundError: There is no such object.
-            FileExistsError: There is one.
-            ScoringError: What came is not what the service says that it holds.
-            StoreError: Anything else.
+            FileNotFoundError: The object does not exist.
+            FileExistsError: The object exists.
+            ScoringError: The content does not match its checksum.
+            StoreError: Any other error.
         """
         system = self._opened()
         try:

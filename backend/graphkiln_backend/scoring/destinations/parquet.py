@@ -1,6 +1,6 @@
 """Parquet files, one per unit, named by its id, in a folder or an object store.
 
-Names that begin with `_` are notes: readers of Parquet folders leave them out.
+Names that begin with `_` are notes, which readers of Parquet folders ignore.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from graphkiln_backend.scoring.destinations.store import Notes, Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.messages import ID_DIGITS
 
-# A unit's result as a Parquet file, and what the file says of it without being read.
+# The result of a unit as a Parquet file with metadata in its footer.
 
 _UNIT, _CONFIGURATION, _ERRORS, _ATTEMPT = (
     f"graphkiln.{key}".encode() for key in ("unit", "configuration", "errors", "attempt")
@@ -29,11 +29,11 @@ _UNIT, _CONFIGURATION, _ERRORS, _ATTEMPT = (
 
 
 def encode_result(result: Result, attempt: str) -> memoryview:
-    """The bytes of its file.
+    """Encode a result as a Parquet file.
 
     Args:
-        result: What is written.
-        attempt: Unique name of this attempt.
+        result: The result.
+        attempt: Unique name of the attempt.
     """
     table = result.table.replace_schema_metadata(
         {
@@ -49,15 +49,15 @@ def encode_result(result: Result, attempt: str) -> memoryview:
 
 
 def read_committed(unit_id: str, place: str, metadata: pq.FileMetaData) -> Committed:
-    """Read the facts of a unit from the footer of its file.
+    """Describe a unit from the footer of its file.
 
     Args:
-        unit_id: The unit that the file is named after.
+        unit_id: The unit in the file's name.
         place: The file.
         metadata: Its footer.
 
     Raises:
-        ScoringError: The file is not that unit's, or contradicts itself.
+        ScoringError: The file belongs to another unit, or is inconsistent.
     """
     written = metadata.metadata or {}
     if written.get(_UNIT) != unit_id.encode():
@@ -71,60 +71,60 @@ def read_committed(unit_id: str, place: str, metadata: pq.FileMetaData) -> Commi
 
 
 def read_columns(source: Any, columns: list[str]) -> pa.Table:
-    """Columns of a file, in one thread; the checksums of its pages are looked at.
+    """Read columns of a file in one thread, and verify the checksums of its pages.
 
     Args:
-        source: A path, or a file object that can seek.
-        columns: Their names.
+        source: A path, or a seekable file object.
+        columns: Column names.
 
     Raises:
-        pa.ArrowInvalid: It is damaged.
-        OSError: It cannot be read.
+        pa.ArrowInvalid: The file is damaged.
+        OSError: The file cannot be read.
     """
     with pq.ParquetFile(source, page_checksum_verification=True) as file:
         return file.read(columns=columns, use_threads=False)
 
 
 def _count_errors(metadata: pq.FileMetaData) -> int:
-    """Rows whose column `error` holds something, by the statistics of the file."""
+    """Count the rows with an error, from the statistics of the file."""
     column = next(index for index in range(metadata.num_columns) if metadata.schema.column(index).path == "error")
     groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
     return sum(group.num_rows - group.column(column).statistics.null_count for group in groups if group.num_rows)
 
 
 DELTA_LOG = "_delta_log"
-LEDGER_NOTE = "_ledger.json"  # says which ledger a folder has, where it has any
+LEDGER_NOTE = "_ledger.json"  # names the ledger of a folder, if it has one
 _SUFFIX = ".parquet"
-RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")  # A unit's file
-# A unit's file in a Delta table, whose log says whether it counts.
+RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")  # Name of a unit's file.
+# Name of a unit's file in a Delta table, whose log decides whether it is valid.
 DELTA_FILE = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})-[0-9a-f]{{32}}\.parquet")
 _READERS = 16
 _PIECE = 1024
 
 
 def object_name(unit_id: str) -> str:
-    """The name of a unit's file."""
+    """Name of a unit's file."""
     return f"{unit_id}{_SUFFIX}"
 
 
 class ParquetDestination(Destination):
     """Files of a store."""
 
-    has_ledger = False  # whether something beside the store says which files count
+    has_ledger = False  # whether a log or ledger decides which files are valid
 
     def __init__(self, store: Store) -> None:
         self._store = store
 
     @property
     def notes(self) -> Notes:
-        """Files of the same store."""
+        """Notes in the same store."""
         return self._store
 
     def prepare(self) -> None:
-        """Make and probe the store.
+        """Create and probe the store.
 
         Raises:
-            ScoringError: It cannot be written exclusively, holds files that would be read as results, is a Delta table,
+            ScoringError: It has no exclusive creation, contains files that could be read as results, is a Delta table,
                 or has a ledger.
         """
         self._store.prepare()
@@ -137,7 +137,7 @@ class ParquetDestination(Destination):
                 )
 
     def committed_ids(self) -> Iterator[str]:
-        """List the files by name.
+        """Yield the units of all files.
 
         Raises:
             ScoringError: It is a Delta table, or has a ledger.
@@ -148,26 +148,26 @@ class ParquetDestination(Destination):
                 yield found[1]
 
     def commit(self, result: Result) -> None:
-        """Create the unit's file, which one attempt succeeds in."""
+        """Create the unit's file exclusively."""
         content = encode_result(result, attempt=uuid.uuid4().hex)
         if not self._store.create(object_name(result.unit_id), content):
             raise CommitConflict(f"unit {result.unit_id} has a result already")
 
     def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
-        """Read from the files' footers, several at a time."""
+        """Read the footers of the files, several at a time."""
         return self._describe_files((unit_id, object_name(unit_id)) for unit_id in unit_ids)
 
     def read(self, unit_id: str, columns: Sequence[str]) -> pa.Table:
-        """Columns of its file."""
+        """Read columns of the unit's file."""
         return self._read_file(object_name(unit_id), columns)
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Delete their files."""
+        """Delete the files."""
         for unit_id in unit_ids:
             self._store.delete(object_name(unit_id))
 
     def _refuse_others(self, name: str) -> None:
-        """Refuse a folder in which something else than the names of files says what counts."""
+        """Refuse a folder with a log or ledger."""
         if name == DELTA_LOG or DELTA_FILE.fullmatch(name):
             raise ScoringError(f"{self._store.place('')} is a Delta table", hint="--format delta, or another --out")
         if name == LEDGER_NOTE and not self.has_ledger:

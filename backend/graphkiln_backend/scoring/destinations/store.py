@@ -1,4 +1,4 @@
-"""Interfaces of what holds files: a folder, a bucket, or, for notes alone, a table of a database."""
+"""Interfaces of stores: a folder, a bucket, or, for notes only, a database table."""
 
 from __future__ import annotations
 
@@ -8,64 +8,64 @@ from typing import Any, Protocol
 
 
 class Notes(Protocol):
-    """Files by name. A content appears whole or not at all. All methods raise `StoreError` where the store fails."""
+    """Files by name, written atomically. All methods raise `StoreError` if the store fails."""
 
     def place(self, name: str) -> str:
-        """The whole path or address of a name, for messages."""
+        """Full path or address of a name, for messages."""
         ...
 
     def create(self, name: str, content: memoryview) -> bool:
-        """Write a content under a new name; of several writers one succeeds.
+        """Write a content under a new name; only one writer succeeds.
 
         Args:
             name: The name.
-            content: Unlike any other that is written under it: an attempt whose answer was lost is recognized by it.
+            content: A unique content, by which an attempt with a lost response is recognized.
 
         Returns:
-            True if this content is there now; False where another one was.
+            True if this content was stored; False if another one exists.
         """
         ...
 
     def replace(self, name: str, content: memoryview | Path) -> None:
-        """Write a content, or that of a file, in one step; it replaces any other."""
+        """Write a content, or that of a file, atomically, replacing any other."""
         ...
 
     def read(self, name: str) -> bytes | None:
-        """Read a content; None where there is none."""
+        """Read a content; None if there is none."""
         ...
 
     def fetch(self, name: str, path: Path) -> bool:
-        """Copy a content to a path of this machine; False where there is none."""
+        """Copy a content to a local path; return False if there is none."""
         ...
 
     def delete(self, name: str) -> None:
-        """Remove a content, if there is one."""
+        """Delete a content, if there is one."""
         ...
 
     def age_s(self, name: str) -> float | None:
-        """Seconds since a content was written, by the clock of the store alone; None where there is none."""
+        """Seconds since a content was written, by the clock of the store; None if there is none."""
         ...
 
 
 class Store(Notes, Protocol):
-    """A folder or a bucket, which holds results, too."""
+    """A folder or a bucket for results and notes."""
 
     def prepare(self) -> None:
-        """Make it ready to be written, and prove that `create` is exclusive.
+        """Prepare for writing, and check that `create` is exclusive.
 
         Raises:
-            ScoringError: It is not, or nothing can be written.
+            ScoringError: `create` is not exclusive, or the store is not writable.
         """
         ...
 
     def names(self) -> Iterator[str]:
-        """All names but hidden ones, which begin with a dot."""
+        """Yield all names except hidden ones, which begin with a dot."""
         ...
 
     def open(self, name: str) -> Any:
-        """Open a content as pyarrow reads it: a path, or a file object that can seek.
+        """Open a content for pyarrow: a path, or a seekable file object.
 
         Raises:
-            OSError: There is none.
+            OSError: There is no such content.
         """
         ...

@@ -1,7 +1,7 @@
-"""A table of a PostgreSQL database: the rows of a unit and its row in the ledger are written in one transaction.
+"""PostgreSQL tables: the rows of a unit and its ledger row are written in one transaction.
 
-The table has the columns of the results, and before them `unit_id` and `unit_row`, the row's place in its unit. Its
-index is unique, so that the database itself refuses a unit's rows a second time, whatever a ledger says.
+The table has `unit_id`, `unit_row` (the row's position in its unit) and the columns of the results. Its index is
+unique, so that the database refuses a unit's rows a second time, independent of the ledger.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from graphkiln_backend.scoring.destinations.database import Database, DatabaseNo
 from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgerRow
 from graphkiln_backend.scoring.errors import ScoringError
 
-# Names of tables: however a user writes it, a table has one name, under which its ledger and lock are kept.
+# Names of tables: ledger and lock are stored under the resolved name of a table, independent of the user's notation.
 #
-# Parts are taken as they are written, capitals too; a part that holds anything but letters, digits, `_` and `$` stands
-# between double quotes, as in SQL: `sales."2024.q1"`.
+# Names are case-sensitive; a part with characters other than letters, digits, `_` and `$` needs double quotes, as in
+# SQL: `sales."2024.q1"`.
 
 _PLAIN = r"[\w$]+"
 _PART = rf'(?:{_PLAIN}|"(?:[^"\0]|"")+")'
 _NAME = re.compile(rf"(?:({_PART})\.)?({_PART})")
-_LONGEST = 63  # bytes of a name that the server keeps; it cuts longer ones off. Source: NAMEDATALEN.
+_LONGEST = 63  # maximum bytes of a name; the server truncates longer ones. Source: NAMEDATALEN.
 _FOUND = (
     "SELECT nspname, relname FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace "
     "WHERE pg_class.oid = to_regclass(%s)"
@@ -41,10 +41,10 @@ _FOUND = (
 
 @dataclass(frozen=True, slots=True)
 class TableName:
-    """A table by the names that the server keeps.
+    """A resolved table name.
 
     Attributes:
-        table: Its own.
+        table: Name of the table.
     """
 
     schema: str
@@ -52,7 +52,7 @@ class TableName:
 
     @property
     def identifier(self) -> sql.Identifier:
-        """The table as SQL names it."""
+        """The table in SQL."""
         return sql.Identifier(self.schema, self.table)
 
     def __str__(self) -> str:
@@ -60,13 +60,13 @@ class TableName:
 
 
 def parse_table(text: str) -> tuple[str, ...]:
-    """The parts of a table's name: the table, or the schema and the table.
+    """Split a table's name into the table, or the schema and the table.
 
     Args:
         text: `TABLE` or `SCHEMA.TABLE`.
 
     Raises:
-        ScoringError: It is malformed.
+        ScoringError: The name is malformed.
     """
     found = _NAME.fullmatch(text)
     parts = tuple(_unquoted(part) for part in found.groups() if part) if found else ()
@@ -79,14 +79,14 @@ def parse_table(text: str) -> tuple[str, ...]:
 
 
 def resolve_table(connection: psycopg.Connection[Any], parts: tuple[str, ...]) -> TableName:
-    """The table that is there under a name, or the one that it would make.
+    """Resolve a name to an existing table, or to the one that it would create.
 
     Args:
-        connection: Whose search path counts where no schema is named.
+        connection: Connection whose search path applies without a schema.
         parts: Parts of the name.
 
     Raises:
-        ScoringError: No schema is named, and none of the search path is there.
+        ScoringError: Neither a schema is named nor one of the search path exists.
     """
     found = connection.execute(_FOUND, [sql.Identifier(*parts).as_string(connection)]).fetchone()
     schema, table = found or (*_schema_of(connection, parts), parts[-1])
@@ -109,7 +109,7 @@ def _quoted(part: str) -> str:
     return part if re.fullmatch(_PLAIN, part) else '"' + part.replace('"', '""') + '"'
 
 
-# Arrow's types as PostgreSQL's, and values as it takes them.
+# Conversion of Arrow's types and values to PostgreSQL's.
 
 _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
     (pa.types.is_null, "text"),
@@ -139,12 +139,12 @@ _SCALARS: tuple[tuple[Callable[[pa.DataType], bool], str], ...] = (
 )
 
 
-_NULL = r"\x00"  # written for a null character, which text of PostgreSQL cannot hold
+_NULL = r"\x00"  # replaces null characters, which PostgreSQL's text does not support
 _COARSER = {pa.time64("ns"): pa.time64("us"), pa.duration("ns"): pa.duration("us")}
 
 
 def sql_type(kind: pa.DataType) -> str:
-    """The type of a column, as PostgreSQL writes it; `jsonb` for what has no other: structs, lists of lists."""
+    """PostgreSQL type of a column; `jsonb` for structs and lists of lists."""
     if pa.types.is_dictionary(kind):
         return sql_type(kind.value_type)
     if pa.types.is_timestamp(kind):
@@ -156,7 +156,7 @@ def sql_type(kind: pa.DataType) -> str:
 
 
 def sql_values(column: pa.ChunkedArray) -> list[Any]:
-    """The values of a column, one per row; of times, the microseconds that PostgreSQL keeps."""
+    """Values of a column, one per row; times are rounded to microseconds."""
     values: list[Any] = _in_microseconds(column).to_pylist()
     match sql_type(column.type):
         case "jsonb":
@@ -175,10 +175,10 @@ def _in_microseconds(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _as_json(value: Any) -> str:
-    """JSON, in which bytes are hexadecimal as PostgreSQL writes them, and what else it lacks is text."""
+    """Convert to JSON: bytes become PostgreSQL's hexadecimal notation, other unsupported values text."""
     try:
         text = json.dumps(value, default=_as_text, allow_nan=False)
-    except ValueError:  # of NaN and infinities
+    except ValueError:  # for NaN and infinities
         text = ""
     return text if text and "\\u0000" not in text else json.dumps(_holdable(value), default=_as_text)
 
@@ -188,7 +188,7 @@ def _as_text(value: Any) -> str:
 
 
 def _holdable(value: Any) -> Any:
-    """Replace what the server cannot hold: null characters, and in JSON NaN and infinities."""
+    """Replace values that the server does not support: null characters, and in JSON NaN and infinities."""
     match value:
         case str():
             return value.replace("\0", _NULL)
@@ -216,14 +216,14 @@ _COLUMNS = (
 
 
 class TableDestination(Destination):
-    """A table, made by the first result.
+    """A table, created by the first result.
 
     Args:
         database: The database.
-        table: Name of the table, `TABLE` or `SCHEMA.TABLE`; see `table_name`.
+        table: Name of the table, `TABLE` or `SCHEMA.TABLE`.
 
     Raises:
-        ScoringError: It is no name.
+        ScoringError: The name is malformed.
     """
 
     def __init__(self, database: Database, table: str) -> None:
@@ -233,7 +233,7 @@ class TableDestination(Destination):
 
     @cached_property
     def _name(self) -> TableName:
-        """The name that the server has for the table: two names of one table would have two ledgers."""
+        """Resolved name of the table, so that two notations share one ledger."""
         with self._database.transaction() as connection:
             return resolve_table(connection, self._parts)
 
@@ -251,18 +251,18 @@ class TableDestination(Destination):
         return DatabaseNotes(self._database, f"table {self._name}")
 
     def prepare(self) -> None:
-        """Make the tables of the ledger and the notes, and see that the ledger is this table's."""
+        """Create the tables of ledger and notes, and check that the ledger belongs to this table."""
         self._ledger.prepare()
         self.notes.prepare()
         self._check_ledger()
         self._checked.clear()
 
     def committed_ids(self) -> Iterator[str]:
-        """Those of the ledger."""
+        """Yield the units of the ledger."""
         return iter(self._ledger.unit_ids())
 
     def commit(self, result: Result) -> None:
-        """Copy the rows of a result."""
+        """Insert the rows of a result."""
         columns = {field.name: sql_type(field.type) for field in result.table.schema}
         self._make_table(columns)
         names = sql.SQL(", ").join(map(sql.Identifier, [*_OWN, *columns]))
@@ -280,7 +280,7 @@ class TableDestination(Destination):
         self._ledger.commit(result, write)
 
     def describe(self, unit_ids: Iterable[str]) -> Iterator[Committed]:
-        """The ledger, beside the rows that are there."""
+        """Compare the ledger with the table's rows."""
         piece: list[LedgerRow] = []
         for row in self._ledger.rows(unit_ids):
             piece.append(row)
@@ -290,7 +290,7 @@ class TableDestination(Destination):
         yield from self._describe(piece)
 
     def read(self, unit_id: str, columns: Sequence[str]) -> pa.Table:
-        """Columns of its rows."""
+        """Read columns of the unit's rows."""
         query = sql.SQL("SELECT {} FROM {} WHERE {} = %s ORDER BY {}").format(
             sql.SQL(", ").join(map(sql.Identifier, columns)),
             self._table,
@@ -302,7 +302,7 @@ class TableDestination(Destination):
         return pa.table({name: [row[index] for row in rows] for index, name in enumerate(columns)})
 
     def remove(self, unit_ids: Iterable[str]) -> None:
-        """Delete their rows, all in one transaction."""
+        """Delete the rows in one transaction."""
         removed = list(unit_ids)
 
         def erase(connection: psycopg.Connection[Any]) -> None:
@@ -334,7 +334,7 @@ class TableDestination(Destination):
             )
 
     def _make_table(self, columns: dict[str, str]) -> None:
-        """Make the table, or compare its columns; ask the database once for each set of columns."""
+        """Create the table, or compare its columns; once for each set of columns."""
         key = tuple(columns.items())
         if key in self._checked:
             return
@@ -360,9 +360,9 @@ class TableDestination(Destination):
         return columns
 
     def _check_ledger(self) -> None:
-        """Compare ledger and table: results that were dropped would never be computed again, others' be doubled."""
+        """Compare ledger and table, so that no result is missing or duplicated."""
         with self._database.transaction() as connection:
-            told, there = self._ledger.compare(connection, None)  # first, as a table may appear meanwhile
+            told, there = self._ledger.compare(connection, None)  # first, because the table may be created meanwhile
             if self._existing(connection):
                 told, there = self._ledger.compare(connection, self._table)
         if there and not told:

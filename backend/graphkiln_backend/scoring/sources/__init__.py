@@ -1,1 +1,1 @@
-"""Sources: each module finds ranges of one kind of input, and reads their rows."""
+"""Sources: each module divides one kind of input into ranges, and reads their rows."""

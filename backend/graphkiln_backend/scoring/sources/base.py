@@ -1,4 +1,4 @@
-"""Interface of sources: ranges for the plan, rows for a worker."""
+"""Interface of sources: ranges for the plan, rows for workers."""
 
 from __future__ import annotations
 
@@ -19,17 +19,16 @@ _R = TypeVar("_R")
 
 
 class Source(Protocol):
-    """An input. It is opened by its text on the driver and again on each worker, and holds nothing in between.
+    """An input, opened by its text on the driver and on each worker. Thread-safe.
 
-    Its methods may be called by several threads at a time. What is wrong with a single row is found by that row's
-    `load`; what is wrong with the input raises from these.
+    Errors of a single row are raised by its `load`; errors of the input by these methods.
     """
 
     def ranges(self, rows: int) -> Iterator[InputRange]:
-        """The ranges of the input in a fixed order, streamed: memory must not grow with their number.
+        """Yield the ranges of the input in a fixed order; memory must not grow with their number.
 
         Args:
-            rows: About how many rows a range has.
+            rows: Approximate number of rows of a range.
 
         Raises:
             ScoringError: The input cannot be listed.
@@ -37,36 +36,36 @@ class Source(Protocol):
         ...
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a unit, in a fixed order, exactly `unit.rows` of them.
+        """Yield the rows of a unit in a fixed order, exactly `unit.rows` of them.
 
         Raises:
-            InputChanged: The input is no longer what was planned.
-            SourceUnavailable: The input cannot be read just now.
-            ScoringError: The unit cannot be read at all.
+            InputChanged: The input changed since it was planned.
+            SourceUnavailable: A temporary I/O or network error.
+            ScoringError: The unit cannot be read.
         """
         ...
 
 
 class FileReader(Protocol):
-    """Reads one kind of file."""
+    """Reader of one kind of file."""
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """The ranges of files, whose paths begin below `place`; as `Source.ranges`."""
+        """Yield the ranges of files below `place`, like `Source.ranges`."""
         ...
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a unit, as `Source.rows`."""
+        """Yield the rows of a unit, like `Source.rows`."""
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Columns:
-    """Columns that a run reads.
+    """Columns of a run.
 
     Attributes:
-        image: Holds the image, or its path; empty to find it.
-        id: Names the row; empty for the image's path, or the row's place.
-        kept: Are carried along.
+        image: Column of the image or its path; empty to detect it.
+        id: Column of row ids; empty for the image's path, or the row's position.
+        kept: Columns copied to the results.
     """
 
     image: str = ""
@@ -74,16 +73,16 @@ class Columns:
     kept: tuple[str, ...] = ()
 
     def refuse(self, what: str) -> None:
-        """Refuse columns of an input that has none.
+        """Refuse columns for an input without columns.
 
         Raises:
-            ScoringError: Some are requested.
+            ScoringError: Columns are requested.
         """
         if self != Columns():
             raise ScoringError(f"{what} have no columns", hint="leave out --image-column, --id-column, --keep-columns")
 
     def check(self, known: Iterable[str], where: str) -> None:
-        """Check that each is one of the known ones.
+        """Check that each column exists.
 
         Raises:
             ScoringError: There is no such column, or more than one.
@@ -97,7 +96,7 @@ class Columns:
 
 
 def refuse_row(reason: str) -> bytes:
-    """Raise, as `Row.load` of a row that is known to be unreadable.
+    """Raise an error, as `Row.load` of an unreadable row.
 
     Raises:
         InvalidInput: Always, with the reason.
@@ -106,7 +105,7 @@ def refuse_row(reason: str) -> bytes:
 
 
 def map_ahead(function: Callable[[_T], _R], items: Iterable[_T], threads: int = 8) -> Iterator[_R]:
-    """Map items on threads, in order; memory holds as many results as there are threads."""
+    """Map items in threads, in order, with at most one pending result per thread."""
     waiting: deque[Future[_R]] = deque()
     with ThreadPoolExecutor(threads, thread_name_prefix="ahead") as pool:
         try:

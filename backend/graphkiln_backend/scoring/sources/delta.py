@@ -1,7 +1,7 @@
-"""A table of Delta Lake: the Parquet files that one version of its log counts; `TABLE@v12` names a version.
+"""Delta Lake tables: the Parquet files of one version of the log; `TABLE@v12` names a version.
 
-The log is read by the driver alone. The files that it names are never written again: a version that comes meanwhile
-changes nothing of a run, and rows that were appended are new units of the next one.
+Only the driver reads the log. Files in the log are never modified: a new version does not affect a running run, and
+appended rows are new units of the next run.
 Source: the Delta transaction protocol, "Add File and Remove File", "Reader Features".
 """
 
@@ -22,7 +22,7 @@ from graphkiln_backend.storage.address import RemoteAddress
 
 LOG = "_delta_log"
 _VERSION = re.compile(r"(?P<table>.+)@v(?P<version>\d{1,18})")
-# Features for readers that change nothing of the content of a file, or that are looked for below.
+# Reader features without effect on the content of a file, or checked below.
 _KNOWN_FEATURES = {
     "columnMapping",
     "deletionVectors",
@@ -35,10 +35,10 @@ _log = logging.getLogger("graphkiln.scoring")
 
 
 def delta_location(text: str) -> tuple[str, dict[str, str]]:
-    """The location of a table's folder as deltalake names it, and its options beside the environment.
+    """Location of a table's folder for deltalake, and further options.
 
     Raises:
-        RepositoryError: The text is an address, but none that is known.
+        RepositoryError: The address is of an unknown service.
     """
     address = RemoteAddress.parse(text)
     if address is None:
@@ -52,17 +52,16 @@ def delta_location(text: str) -> tuple[str, dict[str, str]]:
 
 @dataclass(frozen=True, slots=True)
 class DeltaSource:
-    """A table in a folder; its newest version, where none is named."""
+    """A table in a folder; by default its newest version."""
 
     place: Place
     version: int | None
 
     def files(self) -> Iterator[StoredFile]:
-        """The files of a version, as they are in the folder, in the order of their paths.
+        """List the files of a version, sorted by path.
 
         Raises:
-            ScoringError: It has no such version, no rows, or one of its files is gone; or its files alone do not say
-                what its rows are.
+            ScoringError: The version does not exist, has no rows or a missing file, or uses unsupported features.
         """
         table = self._opened()
         self._check(table)
@@ -94,7 +93,7 @@ class DeltaSource:
             ) from error
 
     def _check(self, table: Any) -> None:
-        """Refuse a table whose log says more of its rows than which files hold them."""
+        """Refuse a table whose rows are not simply the content of its files."""
         strange = set(table.protocol().reader_features or ()) - _KNOWN_FEATURES
         if table.metadata().configuration.get("delta.columnMapping.mode", "none") != "none":
             strange.add("columnMapping")
@@ -115,7 +114,7 @@ class DeltaSource:
 
 
 def find_delta(text: str) -> DeltaSource | None:
-    """The table that a text means, if it means one: the folder of a log, or that with `@v` and a version behind it."""
+    """Find the table named by a text, if it is one: a folder with a log, optionally with `@v` and a version."""
     if found := _at(text, None):
         return found
     named = _VERSION.fullmatch(text)
@@ -129,7 +128,7 @@ def _at(text: str, version: int | None) -> DeltaSource | None:
 
 
 def _marks(table: Any) -> bool:
-    """True if rows are deleted by marks, or may be: older versions of deltalake cannot list them."""
+    """True if there are, or may be, deletion vectors; older versions of deltalake cannot list them."""
     import deltalake
 
     try:

@@ -1,4 +1,4 @@
-"""Files of a folder, of a pattern, or one: which kind they are of, and who reads them."""
+"""Files of a folder or pattern, or a single file: find their kind and reader."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ from graphkiln_backend.scoring.sources.places import (
     split_pattern,
 )
 
-KIND = "images"  # files of their own
-# Kinds that are found in folders. Listings are not: text beside images is seldom one.
+KIND = "images"  # images in separate files
+# Kinds detected in folders. Listings are not, because text files beside images are rarely listings.
 _DATA = dict.fromkeys(SUFFIXES, KIND) | {".parquet": parquet.KIND, ".tar": tars.KIND}
 _LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(listing.CSV_SUFFIXES, listing.CSV_KIND)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
@@ -43,14 +43,14 @@ class FileSource:
 
     Args:
         text: A folder, a pattern, or a file.
-        columns: Which columns are read.
+        columns: Columns to read.
     """
 
     def __init__(self, text: str, columns: Columns) -> None:
         self._text, self._columns = text, columns
 
     def ranges(self, rows: int) -> Iterator[InputRange]:
-        """Find the files, and out of the first one of what kind they are."""
+        """Yield the ranges of the files; the first file determines their kind."""
         place, files = _find(self._text)
         first = next(files, None)
         if first is None:
@@ -60,7 +60,7 @@ class FileSource:
         yield from _some(found, self._text)
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """Read the rows by the reader of their kind."""
+        """Yield the rows from the reader of their kind."""
         return self._reader_of(unit).rows(unit)
 
     def _reader_of(self, unit: Unit) -> FileReader:
@@ -86,7 +86,7 @@ def _hint_of_nothing(text: str) -> str:
 
 
 def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
-    """The folder that a text means, and the files that it means below it."""
+    """Find the folder and the files named by the text."""
     place = locate(text)
     if file := place.storage.find(place.path):
         above, _, name = place.text.rpartition("/")
@@ -113,10 +113,10 @@ def _match(place: Place) -> tuple[Place, Iterator[StoredFile]]:
 
 
 def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
-    """The same files.
+    """Yield the same files.
 
     Raises:
-        ScoringError: A log among them says which of the others still count.
+        ScoringError: They belong to a table with a log.
     """
     for file in files:
         if table := _table_of(file.path):
@@ -128,14 +128,14 @@ def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]
 
 
 def _table_of(path: str) -> str:
-    """Name the format of the table whose log a file belongs to; empty for other files."""
+    """Name the table format of a log file; empty for other files."""
     if LOG in path.split("/"):
         return "Delta Lake"
     return "Iceberg" if _ICEBERG_LOG.fullmatch(path) else ""
 
 
 def _known(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
-    """Files of a known kind; the number of others is logged."""
+    """Yield files of a known kind; the number of others is logged."""
     left, example = 0, ""
     for file in files:
         if _kind_of(file.path):
@@ -148,12 +148,12 @@ def _known(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
 
 @cache
 def _tell_left_out(text: str, count: int, example: str) -> None:
-    """Say so once, however often a source is listed."""
+    """Log skipped files once, even if a source is listed repeatedly."""
     _log.warning("%s: left out %d file%s of other kinds, such as %s", text, count, "" if count == 1 else "s", example)
 
 
 def _kind_of(path: str, *, listings: bool = False) -> str:
-    """The kind of a file by its ending; empty for one that is left out."""
+    """Kind of a file by its suffix; empty for skipped files."""
     name = PurePosixPath(path).name.lower()
     if name.endswith(_COMPRESSED):
         raise ScoringError(
@@ -167,7 +167,7 @@ def _kind_of(path: str, *, listings: bool = False) -> str:
 
 
 def _is_note(path: str) -> bool:
-    """True for a note or log of the program that wrote the other files."""
+    """True for metadata of the program that wrote the files."""
     return any(name.startswith("_") and "=" not in name for name in path.split("/"))
 
 
@@ -180,10 +180,10 @@ def _of_one_kind(kind: str, files: Iterator[StoredFile], text: str) -> Iterator[
 
 
 class ImageReader:
-    """Images that are files of their own: a range is a chunk of them. A row's id is its path below the folder.
+    """Images in separate files: a range is a chunk of files. A row's id is its path below the folder.
 
     Args:
-        columns: None, as there are none.
+        columns: Must be empty.
 
     Raises:
         ScoringError: Columns are requested.
@@ -193,12 +193,12 @@ class ImageReader:
         columns.refuse("image files")
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """Chunks that end where a path says so: a file that comes or goes changes the chunk that it is in."""
+        """Yield content-defined chunks of paths: an added or removed file changes at most two chunks."""
         for chunk in cut(files, rows, lambda file: os.fsencode(file.path)):
             yield _range(place.text, chunk)
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The files of a chunk."""
+        """Yield the files of a chunk."""
         place = locate(unit.path)
         for file in _members(unit):
             path = place.below(file.path).path
@@ -206,7 +206,7 @@ class ImageReader:
 
 
 def _load(place: Place, path: str, file: StoredFile) -> bytes:
-    check_size(file.size)  # for services that say it only with the content
+    check_size(file.size)  # for services that report errors only with the content
     return place.storage.read(path, file.stamp)
 
 

@@ -1,7 +1,7 @@
-"""Text files that name an image in each line: listings of paths, and tables with a header (CSV, TSV).
+"""Text files that name one image per line: listings of paths, and tables with a header (CSV, TSV).
 
-A range is some bytes of the file, identified by their digest: nothing is asked of the images themselves before they are
-read. Relative paths start at the file's folder.
+A range is a part of the file, identified by its digest: the images are not accessed before they are read. Paths are
+relative to the file's folder.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _SEPARATORS = (";", "\t", "|", ",")  # of fields, in tables whose own is another
 
 
 class ListingReader:
-    """Paths, one a line. A row's id is its line.
+    """Paths, one per line. A row's id is its line.
 
     Raises:
         ScoringError: Columns are requested.
@@ -50,7 +50,7 @@ class ListingReader:
         columns.refuse("listings of one path a line")
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """Runs of lines that end where a line says so."""
+        """Yield content-defined chunks of lines."""
         for file in files:
             listing = place.below(file.path)
             for extent in _planned(partial(read_blocks, listing), partial(_checked_lines, listing.text), rows):
@@ -58,7 +58,7 @@ class ListingReader:
                 yield InputRange(path=checked_text(listing.text), part=part, identity=extent.digest, rows=extent.rows)
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The lines of a range."""
+        """Yield the lines of a range."""
         content = _read_extent(unit, *decode_part(unit.part))
         folder = locate(unit.path).folder
         for line in content.split(b"\n"):
@@ -67,23 +67,23 @@ class ListingReader:
 
 
 def _checked_lines(where: str, block: Block) -> list[bytes]:
-    """The lines of a block that are not blank."""
+    """Non-blank lines of a block."""
     check_addresses(block.content, where)
     lines = [text for record in block.records if (text := record.strip())]
-    if b"\r" in block.content and any(b"\r" in line for line in lines):  # the whole file would be one row
+    if b"\r" in block.content and any(b"\r" in line for line in lines):  # otherwise the whole file would be one row
         hint = "\\n and \\r\\n are read: tr '\\r' '\\n' mends it"
         raise ScoringError(f"{where} has line ends of \\r alone, or a name with one", hint=hint)
     return lines
 
 
 class CsvReader:
-    """Rows of CSV files, one of whose columns names an image. A row's id is that path, or the column of ids."""
+    """Rows of CSV files with a column of image paths. A row's id is the path, or the column of ids."""
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """Runs of rows that end where a row says so."""
+        """Yield content-defined chunks of rows."""
         for file in files:
             listing = place.below(file.path)
             table = self._table(_read_header(listing), listing.text)
@@ -93,7 +93,7 @@ class CsvReader:
                 yield InputRange(path=checked_text(listing.text), part=part, identity=identity, rows=extent.rows)
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a range."""
+        """Yield the rows of a range."""
         header, *extent = decode_part(unit.part)
         table = self._table(header, unit.path)
         folder = locate(unit.path).folder
@@ -117,7 +117,7 @@ class CsvReader:
 
 @dataclass(frozen=True, slots=True)
 class _Table:
-    """A CSV file: names of its columns, and the positions of the image's path and the row's name."""
+    """Columns of a CSV file, and the positions of image path and row id."""
 
     where: str
     header: Sequence[str]
@@ -125,10 +125,10 @@ class _Table:
     id: int
 
     def parse(self, records: Sequence[bytes]) -> Iterator[list[str]]:
-        """The fields of records, blank ones left out.
+        """Parse records; blank ones are skipped.
 
         Raises:
-            ScoringError: One is no record of this table.
+            ScoringError: A record does not match the table.
         """
         try:
             text = io.StringIO(b"\n".join(records).decode(), newline="")
@@ -139,7 +139,7 @@ class _Table:
             raise ScoringError(f"{self.where} is no CSV in UTF-8: {error}") from error
 
     def ids(self, block: Block) -> list[str]:
-        """The ids of a block, whose addresses are checked."""
+        """Ids of a block, after a check of its addresses."""
         rows = list(self.parse(block.records))
         if len(rows) != sum(bool(record.strip()) for record in block.records):
             raise ScoringError(
@@ -179,7 +179,7 @@ def _below_header(listing: Place) -> Iterator[Block]:
 
 
 def _check_only_column(header: Sequence[str], where: str) -> None:
-    """Refuse a table without a header, or with other separators, before each of its rows becomes an error."""
+    """Refuse a table without header, or with other separators, instead of an error for each row."""
     if len(header) != 1:
         raise ScoringError(f"{where} has several columns", hint=f"--image-column: {', '.join(header)}")
     (name,) = header
@@ -204,10 +204,10 @@ def _delimiter(name: str) -> str:
 
 
 def check_addresses(content: bytes, where: str) -> None:
-    """Refuse addresses that no row could be read from, before anything is scored.
+    """Refuse unsupported addresses before the run starts.
 
     Raises:
-        ScoringError: There is one.
+        ScoringError: An address is unsupported.
     """
     if b"://" in content and (found := _ADDRESS.search(content)):
         text = as_id(found.group().strip().decode("utf-8", "surrogateescape"))
@@ -215,7 +215,7 @@ def check_addresses(content: bytes, where: str) -> None:
 
 
 class Extent(NamedTuple):
-    """Whole records of a listing: offset of the first byte, bytes, their SHA-256, records that are not blank."""
+    """A range of whole records: offset, size, SHA-256, and number of non-blank records."""
 
     offset: int
     size: int
@@ -226,7 +226,7 @@ class Extent(NamedTuple):
 def _planned(
     blocks: Callable[[], Iterator[Block]], ids_of: Callable[[Block], list[bytes] | list[str]], rows: int
 ) -> Iterator[Extent]:
-    """The extents of a listing, whose ids must differ."""
+    """Yield the extents of a listing; ids must be unique."""
     with RowHashes() as seen:
 
         def noted() -> Iterator[Block]:
@@ -239,7 +239,7 @@ def _planned(
 
 
 def find_extents(blocks: Iterator[Block], rows: int) -> Iterator[Extent]:
-    """Cut a listing where a record says so, into extents of `rows` records on average."""
+    """Divide a listing into content-defined extents of `rows` records on average."""
     offset = size = count = 0
     hashed = hashlib.sha256()
     for block in blocks:
@@ -247,9 +247,9 @@ def find_extents(blocks: Iterator[Block], rows: int) -> Iterator[Extent]:
             offset = block.offset
         begin, counted = 0, 0
         ends = block.ends
-        before: list[int] = np.cumsum([bool(record.strip()) for record in block.records]).tolist()  # not blank
+        before: list[int] = np.cumsum([bool(record.strip()) for record in block.records]).tolist()  # non-blank
         for last in np.flatnonzero(find_ends(block.records, rows)).tolist():
-            if count + before[last] - counted == 0:  # blank lines alone
+            if count + before[last] - counted == 0:  # only blank lines
                 continue
             content = block.content[begin : ends[last]]
             hashed.update(content)
@@ -274,12 +274,12 @@ def _read_extent(unit: Unit, offset: int, size: int, expected: str) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Some records that follow each other.
+    """Consecutive records.
 
     Attributes:
         offset: Offset of the first byte in the file.
-        content: All bytes, line ends included.
-        records: The records without their last line end; an empty one for a blank line.
+        content: All bytes, including line ends.
+        records: Records without their last line end; empty for blank lines.
     """
 
     offset: int
@@ -288,7 +288,7 @@ class Block:
 
     @property
     def ends(self) -> list[int]:
-        """Offsets behind each record within the content, its line end included."""
+        """Offset of the end of each record in the content, after its line end."""
         ends = list(accumulate(len(record) + 1 for record in self.records))
         ends[-1] = len(self.content)
         return ends
@@ -299,10 +299,10 @@ def read_blocks(listing: Place, *, quoted: bool = False) -> Iterator[Block]:
 
     Args:
         listing: The file.
-        quoted: Whether a line end between double quotes belongs to the record, as in CSV.
+        quoted: Whether line ends between double quotes belong to the record, as in CSV.
 
     Raises:
-        ScoringError: It is no text, or a record never ends.
+        ScoringError: It is not text, or a record never ends.
     """
     name = listing.text
     with listing.storage.open(listing.path) as file:
@@ -331,7 +331,7 @@ def _block(offset: int, content: bytes, name: str, quoted: bool) -> Block:
 
 
 def _last_end(content: bytes, quoted: bool) -> int:
-    """Behind the last record that is there as a whole."""
+    """End of the last complete record."""
     end = content.rfind(b"\n") + 1
     quotes = content.count(_QUOTE, 0, end) if quoted else 0
     while end and quotes % 2:
@@ -342,7 +342,7 @@ def _last_end(content: bytes, quoted: bool) -> int:
 
 
 def _joined(lines: list[bytes]) -> Iterator[bytes]:
-    """Lines put together while a quotation is open."""
+    """Join lines inside of quotations."""
     open_lines: list[bytes] = []
     is_open = False
     for line in lines:

@@ -1,4 +1,4 @@
-"""Names of rows, and content-defined chunks of them."""
+"""Row ids, and content-defined chunking."""
 
 from __future__ import annotations
 
@@ -17,14 +17,13 @@ from graphkiln_backend.scoring.errors import ScoringError
 
 # Content-defined chunking of row names: adding or removing a row changes at most two chunks.
 #
-# A name ends a chunk when its hash falls into one part of as many as a chunk should have rows. Chunks are then of that
-# length on average, most of them shorter, and one in a thousand is seven times as long. A least or greatest length
-# would let each boundary depend on the one before; without, one name that comes or goes changes at most two chunks.
+# A name ends a chunk if its hash falls into a fraction 1/N, so that chunks have N rows on average; one in a thousand is
+# seven times as long. A minimum or maximum length would make each boundary depend on the previous one.
 # Source: content-defined chunking, as in Muthitacharoen, Chen, Mazières: "A Low-bandwidth Network File System", 2001.
 
 T = TypeVar("T")
 
-_BLOCK = 256  # names that are hashed together
+_BLOCK = 256  # names hashed at a time
 
 
 def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:
@@ -32,10 +31,10 @@ def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:
 
     Args:
         names: Names of the rows.
-        rows: How many a chunk has on average.
+        rows: Average number of rows of a chunk.
     """
     mixed = np.fromiter(map(crc32, names), np.uint32, len(names))
-    # A checksum of consecutive numbers is not spread evenly. Source of the constants: MurmurHash3's finalizer (fmix32).
+    # Checksums of consecutive numbers are not uniform. Source of the constants: MurmurHash3's finalizer (fmix32).
     mixed ^= mixed >> np.uint32(16)
     mixed *= np.uint32(0x85EBCA6B)
     mixed ^= mixed >> np.uint32(13)
@@ -46,11 +45,11 @@ def find_ends(names: Sequence[bytes], rows: int) -> npt.NDArray[np.bool_]:
 
 
 def cut(members: Iterable[T], rows: int, name: Callable[[T], bytes]) -> Iterator[list[T]]:
-    """The chunks of a stream.
+    """Divide a stream into chunks.
 
     Args:
         members: The rows.
-        rows: How many a chunk has on average.
+        rows: Average number of rows of a chunk.
         name: Returns the name of a row.
     """
     chunk: list[T] = []
@@ -69,9 +68,9 @@ _READ_AS_BYTE = re.compile(r"\\+(?=x[89a-f][0-9a-f]|[\udc80-\udcff])")
 
 
 def as_id(name: str) -> str:
-    r"""The id of a file's row: its name, where bytes that are no UTF-8 are written as `\xe9`.
+    r"""Row id of a file: its name, with bytes that are not UTF-8 written as `\xe9`.
 
-    Backslashes that would be read so, or before such a byte, are doubled: two names never have one id.
+    Ambiguous backslashes are doubled, so that ids are unique.
     """
     if "\\" in name:
         name = _READ_AS_BYTE.sub(lambda found: found[0] * 2, name)
@@ -79,10 +78,10 @@ def as_id(name: str) -> str:
 
 
 def checked_text(path: str) -> str:
-    """A path that a plan can hold.
+    """Check that a path is UTF-8.
 
     Raises:
-        ScoringError: It is no UTF-8.
+        ScoringError: It is not UTF-8.
     """
     try:
         path.encode()
@@ -93,8 +92,8 @@ def checked_text(path: str) -> str:
 
 
 def encode_part(kind: str, values: Any) -> str:
-    """Encode the range of a unit: the kind of its reader, and the values of that reader."""
-    # Escapes, as names may hold bytes that are no text.
+    """Encode the range of a unit: kind of its reader, and the reader's values."""
+    # With escapes, because names may contain bytes that are not text.
     return f"{kind} {json.dumps(values, separators=(',', ':'))}"
 
 

@@ -1,4 +1,4 @@
-"""Parquet files whose rows hold images, or their paths. A range is some row groups, or some rows of a large one."""
+"""Parquet files with images or their paths. A range is several row groups, or a part of a large one."""
 
 from __future__ import annotations
 
@@ -24,27 +24,26 @@ from graphkiln_backend.scoring.sources.places import Place, StoredFile, load_ima
 KIND = "parquet"
 _ROWS_AT_A_TIME = 16
 _IDS_AT_A_TIME = 1 << 16
-# Pieces of a row group of images: reading the last one reads all before it, which this bounds.
+# Maximum pieces of a row group: reading the last one reads all previous ones.
 _MOST_PIECES = 16
 _TAIL = 1 << 16
-# Errors of Arrow for a damaged page. An outage of the file's storage is no OSError here: see `OpenedFile`. Exhausted
-# memory is no damage either: the same rows may fit later.
+# Arrow's errors for a damaged page. Storage errors are not among them: see `OpenedFile`. Nor is exhausted memory, which
+# may be temporary.
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 _BYTES, _PATH = "bytes", "path"
 
 
 class ParquetReader:
-    """Rows of Parquet files: images as bytes, as `{bytes, path}`, or by their paths, relative to the file's folder.
+    """Rows of Parquet files: images as bytes, as `{bytes, path}`, or as paths relative to the file's folder.
 
-    A row's id is the value of the column of ids; else the path, where images are named by one; else
-    `FILE:NUMBER`, the row's place.
+    A row's id is its value in the column of ids, or else the path of the image, or else `FILE:NUMBER`.
     """
 
     def __init__(self, columns: Columns) -> None:
         self._columns = columns
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """Row groups, put together until there are enough rows."""
+        """Yield ranges of row groups with enough rows."""
         with RowHashes() as seen:
             named: list[str] = []
             first: _Footer | None = None
@@ -63,7 +62,7 @@ class ParquetReader:
             )
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a range, some at a time: memory holds their page, however large their row group is."""
+        """Yield the rows of a range; memory use is a page, independent of the row group."""
         name, stamp, *extent = decode_part(unit.part)
         first, last, skipped, before, rows = extent
         place = locate(unit.path)
@@ -110,7 +109,7 @@ class ParquetReader:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Footer:
-    """A file as it is planned: its columns, and rows and bytes of its row groups."""
+    """Columns of a file, and rows and bytes of its row groups."""
 
     file: StoredFile
     digest: str
@@ -120,7 +119,7 @@ class _Footer:
 
 
 class _Extent(NamedTuple):
-    """A range of a file: its first and last row group, rows of the first one and of the file before it, and bytes."""
+    """A range of a file: first and last row group, offset of rows, and bytes."""
 
     first: int
     last: int
@@ -131,7 +130,7 @@ class _Extent(NamedTuple):
 
 
 def _cut(groups: list[tuple[int, int]], rows: int, *, split_all: bool) -> Iterator[_Extent]:
-    """Ranges of about as many rows: small row groups are put together, large ones split."""
+    """Divide into ranges of similar size: small row groups are combined, large ones split."""
     first = count = size = before = 0
     for index, (group_rows, group_size) in enumerate(groups):
         is_large = group_rows >= 2 * rows
@@ -165,7 +164,7 @@ def _range(path: Place, footer: _Footer, extent: _Extent) -> InputRange:
 
 
 def _check_alike(first: _Footer, other: _Footer) -> None:
-    """Refuse files whose kept columns differ: the answers could not be read as one table."""
+    """Refuse files with different kept columns, because the results must form one table."""
     for name, kind in other.kept.items():
         if kind != first.kept[name]:
             raise ScoringError(
@@ -176,10 +175,10 @@ def _check_alike(first: _Footer, other: _Footer) -> None:
 
 @contextmanager
 def _opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
-    """Open a Parquet file; its errors become `ScoringError`."""
+    """Open a Parquet file; translate errors to `ScoringError`."""
     with path.storage.open(path.path, stamp) as raw:
         try:
-            # Without these two, Arrow reads a row group as a whole before it gives its first row.
+            # Without these options, Arrow reads a whole row group before its first row.
             with pq.ParquetFile(raw, pre_buffer=False, buffer_size=MIB, page_checksum_verification=True) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
@@ -188,12 +187,12 @@ def _opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
 
 @dataclass(frozen=True, slots=True)
 class _ImageTable:
-    """An open file whose rows have images.
+    """An open file with images.
 
     Attributes:
-        name: What its rows are called by, with their number, where no column names them.
-        named: The column of ids; empty where there is none.
-        kept: Columns that are carried along.
+        name: Prefix of row ids if there is no column of ids.
+        named: Column of ids, or empty.
+        kept: Columns copied to the results.
     """
 
     file: pq.ParquetFile
@@ -204,13 +203,13 @@ class _ImageTable:
     kept: Sequence[str]
 
     def rows(self, group: int, skipped: int, rows: int, before: int) -> Iterator[Row]:
-        """Rows of a row group; those from a damaged page on are errors of their own.
+        """Yield the rows of a row group; rows from a damaged page on become errors.
 
-        Arrow reads a column of a row group from its beginning: nothing behind a damaged page can be reached. Other row
-        groups can.
+        Arrow reads a column of a row group from its beginning, so rows after a damaged page are unreadable; other row
+        groups are not affected.
 
         Raises:
-            ScoringError: Some are damaged, and so is the column that names them.
+            ScoringError: The column of ids is damaged, too.
         """
         names = dict.fromkeys([self.image.name, *filter(None, [self.named]), *self.kept])
         done = 0
@@ -246,7 +245,7 @@ class _ImageTable:
             )
 
     def _damaged(self, group: int, skipped: int, rows: int, before: int, reason: str) -> Iterator[Row]:
-        """Rows that cannot be read, by their names."""
+        """Error rows for unreadable rows, with their ids."""
         ids = [f"{self.name}:{number}" for number in range(before, before + rows)]
         if self.named:
             try:
@@ -283,9 +282,9 @@ class ImageColumn:
     """A column of images.
 
     Attributes:
-        name: Name of the column, or of a field in a struct.
-        is_path: Whether it holds nothing but paths.
-        is_struct: Whether it holds `{bytes, path}`, as data sets of Hugging Face do.
+        name: Name of the column, or of a struct field.
+        is_path: Whether it contains paths.
+        is_struct: Whether it contains `{bytes, path}`, as in Hugging Face data sets.
     """
 
     name: str
@@ -293,7 +292,7 @@ class ImageColumn:
     is_struct: bool
 
     def value(self, column: pa.Array, index: int) -> tuple[bytes | None, str | None]:
-        """The encoded image of a row, or its path; neither where the row has none."""
+        """The encoded image of a row, or its path, or neither."""
         value = column[index].as_py()
         if self.is_struct:
             return (value.get(_BYTES), value.get(_PATH)) if value else (None, None)
@@ -301,7 +300,7 @@ class ImageColumn:
 
 
 def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageColumn:
-    """The column that is named, or the only one that can be meant.
+    """Find the named column, or the only candidate.
 
     Raises:
         ScoringError: There is no such column, or more than one.
@@ -328,10 +327,10 @@ def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageC
 
 
 def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
-    """The ids in a column of text or integers.
+    """Convert a column of text or integers to ids.
 
     Raises:
-        ScoringError: It holds anything else, or nothing in some row.
+        ScoringError: The column has another type, or nulls.
     """
     values = plain(column)
     if not (_is_text(values.type) or pa.types.is_integer(values.type)):
@@ -345,12 +344,12 @@ def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
 
 
 def type_of(schema: pa.Schema, name: str) -> pa.DataType:
-    """The type of a column, or of a field in a struct: `image.path`."""
+    """Type of a column, or of a struct field such as `image.path`."""
     return next(kind for each, kind in _fields(schema) if each == name)
 
 
 def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
-    """A column, or a field in a struct; null where the struct is."""
+    """A column, or a struct field (null if the struct is null)."""
     if name in batch.schema.names:
         return batch.column(name)
     above = next(each for each in batch.schema.names if name.startswith(f"{each}."))
@@ -361,19 +360,19 @@ def column_of(batch: pa.RecordBatch, name: str) -> pa.Array:
 
 
 def plain(column: pa.Array) -> pa.Array:
-    """Decode a dictionary-encoded column, as categories have."""
+    """Decode a dictionary-encoded column."""
     return column.dictionary_decode() if pa.types.is_dictionary(column.type) else column
 
 
 def plain_type(kind: pa.DataType) -> pa.DataType:
-    """The type of such a column. How wide a dictionary's numbers are differs from file to file."""
+    """Type without dictionary encoding, whose index width differs between files."""
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _fields(schema: pa.Schema) -> Iterator[tuple[str, pa.DataType]]:
-    """The columns, then fields in structs, by names such as `image.path`."""
+    """Yield columns, then struct fields with names such as `image.path`."""
     waiting = [(field.name, field.type) for field in schema]
-    for name, kind in waiting:  # which grows
+    for name, kind in waiting:  # the list grows meanwhile
         yield name, kind
         if pa.types.is_struct(kind):
             waiting.extend((f"{name}.{inner.name}", inner.type) for inner in kind)

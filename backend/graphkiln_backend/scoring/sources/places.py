@@ -1,4 +1,4 @@
-"""Files by their addresses: paths of this machine or of a shared file system, and objects of buckets."""
+"""Files by address: paths of a local or shared file system, and objects of buckets."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceU
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
 
-IMAGE_LIMIT = GIB  # most bytes of an encoded image
+IMAGE_LIMIT = GIB  # maximum size of an encoded image
 READABLE = "paths, s3://, gs:// and file:// can"
 _OTHER_SCHEME = re.compile(r"(?!s3://|gs://)[a-zA-Z][a-zA-Z0-9+.-]*://")
 _WILDCARD = re.compile(r"[*?[]")
 _ANY_FOLDERS = "**"
-# Faults of the disk, the network or this process rather than of the file.
+# Errors of the disk, the network or this process, not of the file.
 _PASSING = {errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOTCONN}
 _T = TypeVar("_T")
 _log = logging.getLogger("graphkiln.scoring")
@@ -38,9 +38,9 @@ class StoredFile:
     """A file or object.
 
     Attributes:
-        path: Below the folder that was listed, or as it was named.
-        size: In bytes.
-        stamp: Changes with the content; empty for a link that leads nowhere.
+        path: Path below the listed folder, or as named.
+        size: Size in bytes.
+        stamp: Changes with the content; empty for a dangling link.
     """
 
     path: str
@@ -49,10 +49,10 @@ class StoredFile:
 
 
 class Storage(Protocol):
-    """Files by their full paths. Its methods may be called by many threads at a time."""
+    """Files by full path. Thread-safe."""
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
-        """All files below a folder, in the order of their paths' bytes, but for hidden ones; none without a folder.
+        """Yield all non-hidden files below a folder, sorted by the bytes of their paths; nothing if there is no folder.
 
         Raises:
             ScoringError: A folder cannot be listed.
@@ -60,10 +60,10 @@ class Storage(Protocol):
         ...
 
     def find(self, path: str) -> StoredFile | None:
-        """A file; None where there is none, or a folder.
+        """Look up a file; return None if there is none, or it is a folder.
 
         Raises:
-            ScoringError: It cannot be looked at.
+            ScoringError: Its status cannot be read.
         """
         ...
 
@@ -72,23 +72,23 @@ class Storage(Protocol):
 
         Args:
             path: The file.
-            stamp: What it must still be; None for whatever it is.
-            part: Offset and size of what is read of it; None for all.
+            stamp: Expected stamp, or None to accept any.
+            part: Offset and size of the part to read; None for all.
 
         Raises:
-            InputChanged: It is another one now, or gone.
-            SourceUnavailable: It cannot be read just now.
-            GraphkilnError: It can never be read, such as one without a permission.
-            OSError: Likewise, or it is too large, or there is none.
+            InputChanged: The file was replaced or deleted since it was listed.
+            SourceUnavailable: A temporary I/O or network error.
+            GraphkilnError: A permanent error, such as a missing permission.
+            OSError: A permanent error, or the file is too large or missing.
         """
         ...
 
     def open(self, path: str, stamp: str | None = None) -> BinaryIO:
-        """Open a file of many images, to be read in part.
+        """Open a file of many images for partial reads.
 
         Raises:
-            InputChanged: It is another one now, or gone.
-            ScoringError: It cannot be opened.
+            InputChanged: The file was replaced or deleted since it was listed.
+            ScoringError: The file cannot be opened.
         """
         ...
 
@@ -98,8 +98,8 @@ class Place:
     """A path and its storage.
 
     Attributes:
-        path: As the storage names it.
-        text: As a user names it.
+        path: Path in the storage.
+        text: The user's notation.
     """
 
     storage: Storage
@@ -107,12 +107,12 @@ class Place:
     text: str
 
     def below(self, path: str) -> Place:
-        """A path below this one."""
+        """Append to the path."""
         return Place(self.storage, f"{self.path.rstrip('/')}/{path}", f"{self.text.rstrip('/')}/{path}")
 
     @property
     def folder(self) -> Place:
-        """The folder of a file."""
+        """Folder of a file."""
         return Place(self.storage, self.path.rpartition("/")[0], self.text.rpartition("/")[0])
 
 
@@ -120,8 +120,8 @@ def locate(text: str) -> Place:
     """Locate a path, `file://` or a bucket's address.
 
     Raises:
-        ScoringError: It is an address of another kind.
-        RepositoryError: It is a bucket's address, but incomplete.
+        ScoringError: The address is of an unsupported kind.
+        RepositoryError: The address of a bucket is incomplete.
     """
     text = text.removeprefix("file://")
     if _OTHER_SCHEME.match(text):
@@ -130,7 +130,7 @@ def locate(text: str) -> Place:
     if address is None:
         path = os.path.abspath(text)  # noqa: PTH100 - it may hold a pattern
         return Place(LocalStorage(), path, path)
-    # Down to its bucket, which credentials may depend on.
+    # Up to the bucket, which credentials may depend on.
     bucket, _, rest = address.root.partition("/")
     service = address.text.removesuffix(f"/{rest}") if rest else address.text or bucket
     return Place(_bucket(address.scheme, tuple(address.options.items()), service), address.root, address.text)
@@ -143,41 +143,41 @@ def _bucket(scheme: str, options: tuple[tuple[str, str], ...], text: str) -> Sto
 
 
 def load_image(folder: Place, text: str) -> bytes:
-    """Read an image that a row names by its path, relative to a folder, or by its address.
+    """Read an image by its path relative to a folder, or by its address.
 
     Raises:
-        SourceUnavailable: It cannot be read just now.
-        GraphkilnError: It can never be read.
-        OSError: Likewise.
+        SourceUnavailable: A temporary I/O or network error.
+        GraphkilnError: A permanent error.
+        OSError: A permanent error.
     """
     place = locate(text) if text.startswith("/") or "://" in text else folder.below(text)
     return place.storage.read(place.path, None)
 
 
 def check_size(size: int) -> None:
-    """Refuse an image that no memory should hold, before it is read.
+    """Refuse an image above `IMAGE_LIMIT` before it is read.
 
     Raises:
-        UnusableFile: It has too many bytes.
+        UnusableFile: It is too large.
     """
     if size > IMAGE_LIMIT:
         raise UnusableFile(f"it has {format_size(size)}, which is more than the {format_size(IMAGE_LIMIT)} of an image")
 
 
 def is_pattern(path: str) -> bool:
-    """True if a path holds wildcards: `*`, `?`, `[a-z]` within a name, `**` for any folders."""
+    """True if a path has wildcards: `*`, `?`, `[a-z]` within a name, `**` for any folders."""
     return _WILDCARD.search(path) is not None
 
 
 def split_pattern(path: str) -> tuple[str, str]:
-    """Split a pattern into the folder above all matches and the pattern below it."""
+    """Split a pattern into its fixed folder and the rest."""
     parts = path.split("/")
     first = next(index for index, part in enumerate(parts) if is_pattern(part))
     return "/".join(parts[:first]) or "/", "/".join(parts[first:])
 
 
 class PathPattern:
-    """Matches paths below a folder; a last `**` means everything."""
+    """A pattern for paths below a folder; a trailing `**` matches everything."""
 
     def __init__(self, pattern: str) -> None:
         parts = pattern.split("/")
@@ -200,13 +200,13 @@ def _match(names: Sequence[str], parts: Sequence[re.Pattern[str] | None]) -> boo
 
 
 class OpenedFile(BufferedIOBase):
-    """A file whose library's errors become ours, also when Arrow, tarfile or a loop over lines reads it.
+    """A file that translates errors of its library, also when it is read by Arrow, tarfile or line by line.
 
-    Unexplained, an outage of the network would be taken for a damaged file, or for the doing of a row.
+    Otherwise a network error would be taken for a damaged file or row.
 
     Args:
-        file: As its library opened it; owned.
-        explain: What an error of that library means.
+        file: The library's file; owned.
+        explain: Translates an error of the library.
     """
 
     def __init__(self, file: BinaryIO, explain: Callable[[Exception], GraphkilnError]) -> None:
@@ -217,7 +217,7 @@ class OpenedFile(BufferedIOBase):
         return self._explained(lambda: self._file.read(-1 if size is None else size))
 
     def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
-        """Go to another place."""
+        """Change the position."""
         return self._explained(lambda: self._file.seek(offset, whence))
 
     def tell(self) -> int:
@@ -233,7 +233,7 @@ class OpenedFile(BufferedIOBase):
         return True
 
     def close(self) -> None:
-        """Close the library's file, too."""
+        """Close the file of the library."""
         try:
             self._file.close()
         finally:
@@ -249,19 +249,19 @@ class OpenedFile(BufferedIOBase):
 
 
 class LocalStorage:
-    """Files by absolute paths. Links are followed; a link to a folder that holds it is not, as it would never end."""
+    """Files by absolute path. Links are followed, except links to a parent folder."""
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
-        """A folder at a time, its names sorted in memory."""
+        """Walk folder by folder; the names of one folder are sorted in memory."""
         try:
             is_there = Path(folder).is_dir()
-        except OSError as error:  # a folder above may not be entered
+        except OSError as error:  # a parent folder cannot be entered
             raise _failure(folder, error) from error
         if is_there:
             yield from _walk(os.fsencode(folder), b"", ())
 
     def find(self, path: str) -> StoredFile | None:
-        """A regular file."""
+        """Look up a regular file."""
         try:
             status = Path(path).stat()
         except (FileNotFoundError, NotADirectoryError):
@@ -271,7 +271,7 @@ class LocalStorage:
         return _described(path, status) if stat.S_ISREG(status.st_mode) else None
 
     def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
-        """Opened, looked at, read, and looked at again."""
+        """Read a file, and check that it did not change meanwhile."""
         try:
             with open_regular(path, None if part else IMAGE_LIMIT) as file:
                 _check(path, file, stamp)
@@ -286,7 +286,7 @@ class LocalStorage:
         return content
 
     def open(self, path: str, stamp: str | None = None) -> BinaryIO:
-        """A file as it is now; `find` tells afterwards whether it was replaced meanwhile."""
+        """Open a file; `find` detects afterwards whether it was replaced."""
         try:
             file = open_regular(path)
         except FileNotFoundError as error:
@@ -310,7 +310,7 @@ def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> I
             _log.warning("%s leads back to a folder that holds it: it is not followed", os.fsdecode(folder))
             return
         with os.scandir(folder) as entries:
-            # Folders end with a slash, so that paths are sorted as a bucket's are.
+            # Folders end with a slash, so that paths are sorted like in a bucket.
             names = sorted(
                 each.name + b"/" if _is_folder(each) else each.name for each in entries if each.name[:1] != b"."
             )
@@ -327,7 +327,7 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
     try:
         return entry.is_dir()
     except OSError as error:
-        if error.errno == errno.ELOOP:  # a link to itself: its row says so
+        if error.errno == errno.ELOOP:  # a link to itself: reported by its row
             return False
         raise
 
@@ -336,7 +336,7 @@ def _look_at(path: bytes, name: str) -> StoredFile:
     try:
         return _described(name, os.stat(path))  # noqa: PTH116
     except OSError as error:
-        if error.errno in {errno.ENOENT, errno.ELOOP}:  # a broken link, or it has just gone: its row says so
+        if error.errno in {errno.ENOENT, errno.ELOOP}:  # a dangling link, or just deleted: reported by its row
             return StoredFile(path=name, size=0, stamp="")
         raise _failure(os.fsdecode(path), error) from error
 
@@ -371,17 +371,17 @@ def _failure(path: str, error: Exception) -> ScoringError:
 
 
 class ObjectStorage:
-    """The objects of a service of S3 or Google Cloud Storage.
+    """The objects of S3, a compatible service, or Google Cloud Storage.
 
     Raises:
-        RepositoryError: The kind of the address is not known.
+        RepositoryError: The address is of an unknown kind.
     """
 
     def __init__(self, address: RemoteAddress) -> None:
         self._objects = RemoteObjects(address)
 
     def walk(self, folder: str) -> Iterator[StoredFile]:
-        """The objects below a prefix, as the service lists them."""
+        """Yield the objects below a prefix in the order of the service."""
         prefix = f"{folder.rstrip('/')}/"
         try:
             for found in self._objects.list(prefix):
@@ -392,7 +392,7 @@ class ObjectStorage:
             raise _translate(error) from error
 
     def find(self, path: str) -> StoredFile | None:
-        """An object."""
+        """Look up an object."""
         try:
             found = self._objects.describe(path) if "/" in path else None
         except RemoteStoreError as error:
@@ -400,7 +400,7 @@ class ObjectStorage:
         return StoredFile(path=path, size=found.size, stamp=found.stamp) if found else None
 
     def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
-        """One request."""
+        """Read an object with one request."""
         try:
             return self._objects.read(path, IMAGE_LIMIT, stamp or "", part)
         except FileNotFoundError as error:
@@ -413,7 +413,7 @@ class ObjectStorage:
             raise
 
     def open(self, path: str, stamp: str | None = None) -> BinaryIO:
-        """A file that asks for ranges; the service refuses them once the object is replaced."""
+        """Open a file that requests ranges, which fail once the object is replaced."""
         if stamp is not None and ((found := self.find(path)) is None or found.stamp != stamp):
             raise InputChanged(f"{path} has changed since it was planned" if found else f"{path} is gone")
         try:

@@ -1,8 +1,8 @@
 """Rows of a PostgreSQL table or query, in the order of a unique key. A range is a range of keys.
 
-Of a table, also a partitioned one, a range's identity is each row's key and `xmin`, the transaction that wrote the row
-as it is: an update is noticed although no image was read. Of a query or a view it is the keys alone: a row that changed
-under the same key is not noticed. Both are checked again when the rows are read, in the snapshot they are read from.
+The identity of a table's range (also of a partitioned table) is each row's key and `xmin`, the transaction that wrote
+the row, which detects updates without reading images. For queries and views it is the keys only, so that updates of a
+row are not detected. Both are checked again in the snapshot in which the rows are read.
 Source: "System Columns" in PostgreSQL's manual.
 """
 
@@ -32,28 +32,28 @@ KIND = "keys"
 _NAME = re.compile(r'(?:[\w$]+|"[^"]+")(?:\.(?:[\w$]+|"[^"]+"))*')
 _KEYS_AT_A_TIME = 10_000
 _ROWS_AT_A_TIME = 16
-# So that a key is the same text everywhere, and a server that ends idle transactions waits for rows to be computed.
-# Options of the connection would replace the user's own.
+# Uniform text of keys, and no timeout of idle transactions while rows are computed. Connection options would override
+# the user's settings.
 _SETTINGS = """
 SET LOCAL timezone = 'UTC'; SET LOCAL datestyle = 'ISO'; SET LOCAL extra_float_digits = 1;
 SET LOCAL idle_in_transaction_session_timeout = '1h'
 """
-# Classes of SQLSTATE for errors of a single row: a value that its type does not allow, or a damaged page.
+# SQLSTATE classes of errors of a single row: an invalid value, or a damaged page.
 _OF_ROWS = ("22", "XX001", "XX002")
-_TIMEOUTS = ("25P03", "25P04")  # of SQLSTATE: a transaction took too long for the server
+_TIMEOUTS = ("25P03", "25P04")  # SQLSTATE of a transaction that exceeded the server's time limit
 
 _CAST = "carry it along as text: --query 'SELECT ..., COLUMN::text AS COLUMN FROM ...'"
-# True if each row of a relation has an `xmin`: a table, or a partitioned one that has no part on another server.
+# True if each row of a relation has an `xmin`: a table, or a partitioned table without foreign partitions.
 _KNOWS_VERSIONS = """
 SELECT relkind = 'r' OR (relkind = 'p' AND NOT EXISTS (
     SELECT FROM pg_partition_tree(found.oid) JOIN pg_class AS part ON part.oid = relid WHERE part.relkind = 'f'))
 FROM pg_class AS found WHERE oid = to_regclass(%s)
 """
 
-Key = tuple[str, str]  # A row's key as text, and what changes with the row
+Key = tuple[str, str]  # a row's key as text, and a value that changes with the row
 _BYTEA = 17
 _TEXTS = {25, 1042, 1043}
-# What columns become in the output, by `pg_type.oid`; all others are carried along as text.
+# Output types of columns by `pg_type.oid`; all others are copied as text.
 _TYPES: dict[int, pa.DataType] = {
     16: pa.bool_(),
     _BYTEA: pa.binary(),
@@ -70,7 +70,7 @@ _TYPES: dict[int, pa.DataType] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TableColumns:
-    """Columns that are read of each row: the image and what is carried along, as SQL; names and types of the latter."""
+    """Columns to read: SQL of the image and the kept columns, and names and types of the kept columns."""
 
     selected: sql.Composable
     image_is_path: bool
@@ -80,10 +80,10 @@ class TableColumns:
 def find_columns(
     connection: psycopg.Connection[Any], source: sql.Composable, columns: Columns, where: str
 ) -> TableColumns:
-    """The columns of a FROM clause, which is called `source` in SQL and `where` in messages.
+    """Find the columns of a FROM clause, named `source` in SQL and `where` in messages.
 
     Raises:
-        ScoringError: There is no such column, or none that must be the image's.
+        ScoringError: A column does not exist, or there is no single image column.
     """
     described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(source)).description or []
     types = {column.name: column.type_code for column in described}
@@ -112,16 +112,16 @@ def _select(name: str, *, as_text: bool) -> sql.Composable:
 
 
 class _RowUnreadable(ScoringError):
-    """The server cannot give a row, for the row's own sake."""
+    """The server cannot return a row, because of the row."""
 
 
 class TableSource:
-    """A table, or what a query gives.
+    """A table or the result of a query.
 
     Args:
-        text: Address of the database, as libpq takes it.
+        text: Address of the database for libpq.
         query: Name of a table, or a SELECT.
-        columns: The key, which is the row's id; the image, or its path; what is carried along.
+        columns: The key (row id), the image or its path, and kept columns.
 
     Raises:
         ScoringError: No query or no key is given.
@@ -135,7 +135,7 @@ class TableSource:
         self._text, self._query, self._columns = text, query.strip().rstrip(";"), columns
 
     def ranges(self, rows: int) -> Iterator[InputRange]:
-        """Chunks of keys that end where a key says so; all of one snapshot."""
+        """Yield content-defined chunks of keys from one snapshot."""
         with self._connected() as connection:
             self._refuse_nulls(connection)
             found = False
@@ -146,7 +146,7 @@ class TableSource:
             raise ScoringError(f"{self._query} gives no rows")
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a range, some at a time; where the server cannot give one, the others all the same."""
+        """Yield the rows of a range; an unreadable row does not affect others."""
         first, last, expected = decode_part(unit.part)
         hashed, done = hashlib.sha256(), 0
         try:
@@ -162,7 +162,7 @@ class TableSource:
         self._check(hashed.hexdigest(), expected, first, last)
 
     def _one_by_one(self, first: str, last: str, expected: str, done: int) -> Iterator[Row]:
-        """The rows of a range but for the first ones; one that the server cannot give has its error."""
+        """Yield the remaining rows of a range one by one; unreadable rows become errors."""
         with self._connected() as connection:
             table = find_columns(connection, self._from(), self._columns, self._query)
             keys = list(self._keys(connection, self._between(first, last)))
@@ -200,7 +200,7 @@ class TableSource:
 
     @contextmanager
     def _connected(self) -> Iterator[psycopg.Connection[Any]]:
-        """A connection in a transaction that sees one snapshot."""
+        """Connect, in a transaction with one snapshot."""
         try:
             with psycopg.connect(self._text) as connection:
                 connection.read_only, connection.isolation_level = True, psycopg.IsolationLevel.REPEATABLE_READ
@@ -210,7 +210,7 @@ class TableSource:
             if isinstance(error, psycopg.OperationalError) or (error.sqlstate or "").startswith(_TIMEOUTS):
                 raise SourceUnavailable(f"the database cannot be read: {_words(error)}") from error
             kind = _RowUnreadable if _is_of_row(error) else ScoringError
-            of_value = isinstance(error, psycopg.DataError) and not error.sqlstate  # found here, not by the server
+            of_value = isinstance(error, psycopg.DataError) and not error.sqlstate  # an error of libpq
             raise kind(f"{self._query}: {_words(error)}", hint=_CAST if of_value else "") from error
 
     @property
@@ -218,15 +218,15 @@ class TableSource:
         return _NAME.fullmatch(self._query) is not None
 
     def _from(self) -> sql.Composable:
-        text = self._query if self._is_name else f"({self._query}\n)"  # which ends a comment, too
-        return sql.SQL("{} AS source").format(sql.SQL(text))  # the user's own words
+        text = self._query if self._is_name else f"({self._query}\n)"  # which also ends a comment
+        return sql.SQL("{} AS source").format(sql.SQL(text))  # the user's query
 
     @property
     def _key(self) -> sql.Composable:
         return sql.SQL("source.{}").format(sql.Identifier(self._columns.id))
 
     def _version(self, connection: psycopg.Connection[Any]) -> sql.Composable:
-        """An expression that changes with a row, where the database has one."""
+        """An SQL expression that changes with a row, if there is one."""
         row = connection.execute(_KNOWS_VERSIONS, [self._query]).fetchone() if self._is_name else None
         return sql.SQL("source.xmin::text") if row and row[0] else sql.SQL("''")
 
@@ -262,10 +262,10 @@ class TableSource:
 
 
 def _distinct(keys: Iterable[Key]) -> Iterator[Key]:
-    """Keys in their order.
+    """Yield sorted keys.
 
     Raises:
-        ScoringError: Two rows have one.
+        ScoringError: A key is not unique.
     """
     before: str | None = None
     for key in keys:

@@ -1,6 +1,6 @@
-"""WebDataset's tars: files that share a key, the name up to its first dot, are a row. A range is a chunk of rows.
+"""WebDataset tars: files with the same key (the name up to its first dot) form a row. A range is a chunk of rows.
 
-Hidden files and devices are no rows; a link in the place of an image is an error of its row.
+Hidden files and devices are skipped; a link instead of an image is an error of its row.
 Source: "The WebDataset Format", https://github.com/webdataset/webdataset.
 """
 
@@ -29,15 +29,15 @@ _BLOCK = 512
 _LINK_HINT = "tar --dereference --hard-dereference packs what links mean"
 _DAMAGED_HINT = "the rows that it hides are not known: copy it again, or name the others by a pattern"
 _SHOWN = 20
-_LINK = -1  # in the place of a size
+_LINK = -1  # instead of a size
 
-# The files of a row by their endings: offset in the tar and size, which is `_LINK` for a link.
+# Files of a row by suffix: offset in the tar and size, or `_LINK` for a link.
 Files = dict[str, tuple[int, int]]
 
 
 @dataclass(frozen=True, slots=True)
 class _Planned:
-    """A tar as it is planned."""
+    """A tar in the plan."""
 
     file: StoredFile
     ranges: list[InputRange]
@@ -46,10 +46,10 @@ class _Planned:
 
 
 class TarReader:
-    """Rows of WebDataset's tars. A row's id is `TAR/KEY`; its columns are the endings of its files.
+    """Rows of WebDataset tars. A row's id is `TAR/KEY`; its columns are the suffixes of its files.
 
     Args:
-        columns: The ending of the image, and those of the files that are carried along, as text.
+        columns: Suffix of the image, and suffixes of files copied as text.
 
     Raises:
         ScoringError: A column of ids is requested.
@@ -63,7 +63,7 @@ class TarReader:
         self._asked = {ending for ending in (self._image, *self._kept.values()) if ending}
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
-        """Runs of rows, each of one tar, that end where a key says so; memory holds what is found in some tars."""
+        """Yield content-defined chunks of rows, each from one tar; memory holds the headers of a few tars."""
         seen: list[StoredFile] = []
         endings: set[str] = set()
         with RowHashes() as seen_ids:
@@ -76,7 +76,7 @@ class TarReader:
             seen_ids.refuse_repeated(partial(_all_ids, place, seen), "files of one key must follow each other in a tar")
 
     def rows(self, unit: Unit) -> Iterator[Row]:
-        """The rows of a range; each image is read by itself."""
+        """Yield the rows of a range; each image is read separately."""
         name, stamp, members = decode_part(unit.part)
         place = locate(unit.path)
         for key, files in members:
@@ -86,7 +86,7 @@ class TarReader:
                 kept = {name: _read_text(place, stamp, files.get(ending)) for name, ending in self._kept.items()}
             except (InputChanged, SourceUnavailable):
                 raise
-            except (GraphkilnError, OSError) as error:  # the others of the tar may be read
+            except (GraphkilnError, OSError) as error:  # other rows of the tar may be readable
                 kept, load = dict.fromkeys(self._kept, pa.nulls(1, pa.string())), partial(refuse_row, str(error))
             yield Row(id=as_id(f"{name}/{key}"), load=load, kept=kept)
 
@@ -102,11 +102,11 @@ class TarReader:
         return _Planned(file, [self._range(path, file, chunk) for chunk in chunks], ids, endings)
 
     def _note(self, endings: set[str], found: Iterable[str]) -> None:
-        """Note those that are asked for, and some others to be named: there may be as many as rows."""
+        """Record the requested suffixes, and some others for messages, because there may be as many as rows."""
         endings.update(each for each in found if each in self._asked or len(endings) < _SHOWN)
 
     def _check_endings(self, there: set[str], place: Place) -> None:
-        """Refuse a name that no row has a file of: a column without any value was meant otherwise."""
+        """Refuse a suffix that no row has."""
         if there and (missing := sorted(self._asked - there)):
             some = sorted(there)[:_SHOWN]
             raise ScoringError(f"no row of {place.text} has a file .{missing[0]}", hint=f"there are {', '.join(some)}")
@@ -147,7 +147,7 @@ def _read_file(place: Place, stamp: str, extent: tuple[int, int]) -> bytes:
 
 
 def _find_image(files: Files, where: str) -> str:
-    """The ending of the only image of a row; empty where there is none."""
+    """Suffix of the only image of a row, or empty."""
     found = [ending for ending in files if f".{ending.rpartition('.')[2]}" in SUFFIXES]
     if len(found) > 1:
         raise ScoringError(f"{where} has several images", hint=f"--image-column says which: {', '.join(found)}")
@@ -155,7 +155,7 @@ def _find_image(files: Files, where: str) -> str:
 
 
 def _read_rows(path: Place, file: StoredFile) -> Iterator[tuple[str, Files]]:
-    """The rows of a tar, read from its headers."""
+    """Yield the rows of a tar from its headers."""
     with path.storage.open(path.path, file.stamp) as raw:
         for key, members in groupby(_read_members(raw, path.text, file.size), key=lambda member: member[0]):
             files: Files = {}
@@ -176,7 +176,7 @@ def _all_ids(place: Place, files: list[StoredFile]) -> Iterator[str]:
 
 
 def _read_members(raw: BinaryIO, name: str, size_bytes: int) -> Iterator[tuple[str, str, int, int]]:
-    """Key, ending, offset and size of each file of a tar."""
+    """Yield key, suffix, offset and size of each file of a tar."""
     try:
         with tarfile.open(fileobj=raw, mode="r:") as archive:
             while (member := archive.next()) is not None:
@@ -195,7 +195,7 @@ def _read_members(raw: BinaryIO, name: str, size_bytes: int) -> Iterator[tuple[s
 
 
 def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
-    """Refuse a tar whose headers end where no end is marked: tarfile takes a damaged header for the end."""
+    """Refuse a tar without end marker, because tarfile treats a damaged header as the end."""
     raw.seek(offset)
     if raw.read(_BLOCK).strip(b"\0"):
         raise ScoringError(f"{name} is damaged near byte {offset}: no file begins there", hint=_DAMAGED_HINT)
@@ -206,7 +206,7 @@ def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
 
 
 def _check_rest(block: bytes, name: str) -> None:
-    """Refuse another tar behind the end, whose rows would be lost."""
+    """Refuse a concatenated tar, whose rows would be lost."""
     try:
         member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
@@ -218,14 +218,14 @@ def _check_rest(block: bytes, name: str) -> None:
 
 
 def _is_of_a_row(member: tarfile.TarInfo) -> bool:
-    """True for a file, or a link to one."""
+    """True for a file or a link."""
     name = member.name.rpartition("/")[2]
     is_link = (member.islnk() or member.issym()) and "." in name
     return (member.isreg() or is_link) and not name.startswith(".")
 
 
 def _split_name(path: str) -> tuple[str, str]:
-    """Key and ending: the name is split at its first dot, its folders belong to the key."""
+    """Split a name at its first dot into key and suffix; folders belong to the key."""
     folder, slash, name = path.removeprefix("./").rpartition("/")
     stem, _, ending = name.partition(".")
     return f"{folder}{slash}{stem}", ending.lower()
