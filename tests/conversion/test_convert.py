@@ -90,7 +90,7 @@ class TestWhatIsWritten:
         np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
         read_version(version)
         (version / "model.onnx.data").write_bytes(b"other")
-        with pytest.raises(GraphkilnError, match="is not the file"):
+        with pytest.raises(GraphkilnError, match="does not match manifest"):
             read_version(version)
 
 

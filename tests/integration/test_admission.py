@@ -142,7 +142,7 @@ def test_explicit_mode_another_signature_is_refused_and_loads_that_follow_at_onc
     zoo.add(store, "m", zoo.scale(("batch", 4), 2), version=2)
     with Client(server.url, timeout_s=120) as client:
         for _ in range(3):  # while Triton is made to forget the one before
-            with pytest.raises(ClientError, match="not that of version 1, which serves"):
+            with pytest.raises(ClientError, match="incompatible signature"):
                 client.load("m")
         shutil.rmtree(store / "m" / "2")
         zoo.add(store, "m", zoo.scale(("batch", 3), 3), version=3)

@@ -1,8 +1,8 @@
 """Compatibility of versions of a model: names, types, dims and batching of their tensors.
 
-Triton has one signature for all versions of a model, and gives requests that name no version to the newest: a version
-with another signature would break every client of the older one. More is no contradiction: another output, an optional
-input, an input dimension that varies where it was fixed.
+Triton has one signature for all versions of a model and sends requests without a version to the newest one, so a
+version with another signature would break existing clients. Extensions are compatible: a new output, a new optional
+input, or a dynamic input dimension that was fixed before.
 """
 
 from __future__ import annotations
@@ -16,35 +16,31 @@ from graphkiln_backend.repository.config import ModelConfigProto, complete, sele
 from graphkiln_backend.repository.version import read_version_signature
 from graphkiln_backend.repository.version_folders import version_folders
 
-HINT = "convert it under another --name, or take the versions that have the other signature out of the store"
+HINT = "convert it under another --name, or remove the versions with the other signature from the store"
 
 
 def find_disagreement(new: ModelConfigProto, old: ModelConfigProto) -> str:
-    """Describe incompatible changes between two configurations; empty for none.
-
-    Args:
-        new: Complete.
-        old: Complete.
-    """
+    """Describe incompatible changes between two complete configurations; empty if there are none."""
     return "; ".join(_disagreements(new, old))
 
 
 def check_agreement(
     written: ModelConfigProto, version: Path, serving: Collection[int], graph_folder: Callable[[Path], Path]
 ) -> None:
-    """Refuse a version that is loaded beside others whose requests it could not take, or they its own.
+    """Check that the signature of a version is compatible with the other versions of its model.
 
-    Those that serve already decide; of versions that are loaded together, the newest one.
+    Versions that are already being served take precedence; among versions loaded together, the newest does.
 
     Args:
-        written: The model's configuration, not completed: what is written in it holds for all versions.
-        version: The version's folder, beside those of the others.
-        serving: Numbers of the versions that serve by now.
-        graph_folder: Finds the graph of a version.
+        written: The model's configuration as written, not completed; it applies to all versions.
+        version: The version's folder, in the model's folder.
+        serving: Numbers of the versions that are being served.
+        graph_folder: Returns the folder that holds the graph of a version.
 
     Raises:
-        RepositoryError: It is refused, or its own graph cannot be read or contradicts the configuration.
-        ManifestError: Its own manifest cannot be read.
+        RepositoryError: The signatures are incompatible, or the version's graph cannot be read or contradicts the
+            configuration.
+        ManifestError: The version's manifest cannot be read.
     """
     number = int(version.name)
     numbers = list(version_folders(version.parent.iterdir()))
@@ -54,13 +50,14 @@ def check_agreement(
     for other in others:
         try:
             theirs = _complete_for(written, graph_folder(version.with_name(str(other))))
-        except (GraphkilnError, OSError):  # its own loading says so
+        except (GraphkilnError, OSError):  # reported when that version is loaded
             continue
         newer, older = (own, theirs) if number > other else (theirs, own)
         if problem := find_disagreement(newer, older):
-            role = "which serves" if other in serving else "which is newer"
+            role = "served now" if other in serving else "newer"
             raise RepositoryError(
-                f"its signature is not that of version {other}, {role}: {find_disagreement(own, theirs) or problem}",
+                f"incompatible signature, version {other} ({role}) differs: "
+                f"{find_disagreement(own, theirs) or problem}",
                 hint=HINT,
             )
 
@@ -74,7 +71,7 @@ def _complete_for(written: ModelConfigProto, graph: Path) -> ModelConfigProto:
 
 def _disagreements(new: ModelConfigProto, old: ModelConfigProto) -> Iterator[str]:
     if (new.max_batch_size > 0) != (old.max_batch_size > 0):
-        yield "it takes batches" if new.max_batch_size > 0 else "it takes no batches"
+        yield "it supports batches" if new.max_batch_size > 0 else "it does not support batches"
     yield from _missing("output", new.output, old.output)
     yield from _missing("input", new.input, old.input)
     before = {tensor.name for tensor in old.input}

@@ -1,10 +1,10 @@
-"""Attestations: who vouches for the files of a version, as `attestation.json` in its folder.
+"""Signed statements about the files of a version, stored as `attestation.json` in the version folder.
 
-The statement lists the SHA-256 of every file that decides what is served: those of the version (its manifest among
-them) and those that the model's versions share (config.pbtxt, labels). It names model and version, too, so that an old
-version cannot be passed off as a new one, nor one model as another. Hidden files are not part of a version.
+A statement lists the SHA-256 of every file that affects serving: the files of the version, including its manifest, and
+the files that all versions of the model share (config.pbtxt, labels). It also names the model and the version, so that
+an old version cannot be presented as a new one, or one model as another. Hidden files are not part of a version.
 
-The file is a DSSE envelope around an in-toto statement, so that other tools can read and check it. Sources: DSSE 1.0.2
+The file is a DSSE envelope around an in-toto statement, so that other tools can read and verify it. Sources: DSSE 1.0.2
 (protocol.md, envelope.md); in-toto Attestation Framework, Statement v1.
 """
 
@@ -39,9 +39,7 @@ class Statement:
     """Content of an attestation.
 
     Attributes:
-        model: Name of the model.
-        version: Its version.
-        files: SHA-256, hexadecimal, by path below the model's folder, such as `1/model.onnx`.
+        files: Path relative to the model's folder, such as `1/model.onnx` -> SHA-256, hexadecimal.
     """
 
     model: str
@@ -63,13 +61,13 @@ class Statement:
         """Read an in-toto statement.
 
         Raises:
-            ManifestError: It is something else.
+            ManifestError: The payload is not a statement of this type.
         """
         try:
             document = json.loads(payload)
             kinds = document["_type"], document["predicateType"]
             if kinds != (_STATEMENT_TYPE, _PREDICATE_TYPE):
-                raise ManifestError(f"the statement is of another type: {kinds[1]}", hint=HOW_TO_SIGN)
+                raise ManifestError(f"unsupported statement type: {kinds[1]}", hint=HOW_TO_SIGN)
             about = document["predicate"]
             files = {str(each["name"]): str(each["digest"]["sha256"]) for each in document["subject"]}
             return cls(model=str(about["model"]), version=int(about["version"]), files=files)
@@ -82,8 +80,8 @@ class Attestation:
     """A statement and its signatures.
 
     Attributes:
-        payload: The statement as it was signed.
-        signatures: By key id; whether they hold is asked of `signers`.
+        payload: The serialized statement, byte for byte as signed.
+        signatures: Key id -> signature, not verified; see `signers`.
     """
 
     payload: bytes
@@ -95,13 +93,13 @@ class Attestation:
 
         Raises:
             ManifestError: The file is damaged.
-            OSError: It cannot be read.
+            OSError: The file cannot be read.
         """
         path = version / ATTESTATION_FILE
         try:
             document = json.loads(read_text(path, _LIMIT))
             if document["payloadType"] != _PAYLOAD_TYPE:
-                raise ManifestError(f"{path} holds something else: {document['payloadType']}", hint=HOW_TO_SIGN)
+                raise ManifestError(f"{path}: unsupported payload type {document['payloadType']}", hint=HOW_TO_SIGN)
             signatures = {str(each["keyid"]): _decode(each["sig"]) for each in document["signatures"]}
             return cls(_decode(document["payload"]), signatures)
         except FileNotFoundError:
@@ -110,10 +108,10 @@ class Attestation:
             raise ManifestError(f"{path} is damaged", hint=HOW_TO_SIGN) from error
 
     def write(self, version: Path) -> None:
-        """Write it into a version folder, whole or not at all.
+        """Write the attestation into a version folder atomically.
 
         Raises:
-            OSError: That cannot be written.
+            OSError: The file cannot be written.
         """
         document = {
             "payload": base64.b64encode(self.payload).decode(),
@@ -128,22 +126,22 @@ class Attestation:
         part.replace(version / ATTESTATION_FILE)
 
     def signers(self) -> list[str]:
-        """The ids of the keys whose signature holds."""
+        """Return the ids of the keys whose signatures are valid."""
         message = _to_sign(self.payload)
         return [key_id for key_id, signature in self.signatures.items() if is_signed(key_id, message, signature)]
 
     def signed_by(self, key: SigningKey) -> Attestation:
-        """The same, with one signature more."""
+        """Return a copy with a signature by this key added."""
         return Attestation(self.payload, {**self.signatures, key.key_id: key.sign(_to_sign(self.payload))})
 
 
 def sign_version(model: Path, version: int, key: SigningKey) -> Statement:
-    """Sign the files of a version; signatures by others of equal files are kept.
+    """Sign the files of a version. Signatures by other keys are kept if the files have not changed.
 
     Args:
         model: The model's folder.
         version: The version's number.
-        key: Signs.
+        key: The private key to sign with.
 
     Raises:
         RepositoryError: A file cannot be read.
@@ -153,7 +151,7 @@ def sign_version(model: Path, version: int, key: SigningKey) -> Statement:
     folder = model / str(version)
     try:
         before = Attestation.read(folder)
-    except ManifestError:  # it is replaced
+    except ManifestError:  # damaged: write a new one
         before = None
     payload = statement.to_payload()
     kept = before if before and before.payload == payload else Attestation(payload)
@@ -162,7 +160,7 @@ def sign_version(model: Path, version: int, key: SigningKey) -> Statement:
 
 
 def describe(model: Path, version: int) -> Statement:
-    """The statement that a version's files make.
+    """Hash the files of a version and return a statement about them.
 
     Raises:
         RepositoryError: A file cannot be read.
@@ -172,7 +170,7 @@ def describe(model: Path, version: int) -> Statement:
 
 
 def signable_files(model: Path, version: int) -> dict[str, Path]:
-    """The files that decide what a version serves, by path below the model's folder.
+    """Return the files that affect the serving of a version, by path relative to the model's folder.
 
     Raises:
         RepositoryError: A folder cannot be listed.
@@ -194,16 +192,16 @@ def find_signer(model: Path, version: int, trusted: TrustedKeys) -> tuple[Statem
     Args:
         model: The model's folder.
         version: The version's number.
-        trusted: The keys.
+        trusted: The trusted public keys.
 
     Returns:
-        The statement, and the id of the key.
+        The statement and the id of the trusted key that signed it.
 
     Raises:
-        RepositoryError: There is no attestation, no trusted key has signed it, it is of another version, or the version
-            has other files than it lists.
+        RepositoryError: There is no attestation, no trusted key signed it, it is about another version, or the lists of
+            files differ.
         ManifestError: The attestation is damaged.
-        OSError: It cannot be read.
+        OSError: The attestation cannot be read.
     """
     attestation = Attestation.read(model / str(version))
     if attestation is None:
@@ -211,9 +209,9 @@ def find_signer(model: Path, version: int, trusted: TrustedKeys) -> tuple[Statem
     signers = attestation.signers()
     key_id = next((key_id for key_id in signers if key_id in trusted.names), "")
     if not key_id:
-        whose = ", ".join(map(short, signers))
+        names = ", ".join(map(short, signers))
         raise RepositoryError(
-            f"it is signed by {whose}, which is not trusted" if whose else "its signature does not hold",
+            f"it is signed by {names}, which is not trusted" if names else "its signature is not valid",
             hint=f"{HOW_TO_SIGN}, with one of the keys {', '.join(map(short, trusted.names))}",
         )
     statement = Statement.from_payload(attestation.payload)
@@ -222,21 +220,22 @@ def find_signer(model: Path, version: int, trusted: TrustedKeys) -> tuple[Statem
 
 
 def check_statement(statement: Statement, model: Path, version: int) -> None:
-    """Check that a statement is about a version and lists its files, without reading them.
+    """Check that a statement is about a version and lists exactly its files, without reading the files.
 
     Raises:
-        RepositoryError: It is not.
+        RepositoryError: The model, the version or the list of files differs.
     """
     if (statement.model, statement.version) != (model.name, version):
         raise RepositoryError(
-            f"it was signed as {statement.model} version {statement.version}", hint=f"if that is meant: {HOW_TO_SIGN}"
+            f"it was signed as {statement.model} version {statement.version}",
+            hint=f"if this is intended, sign it again: {HOW_TO_SIGN}",
         )
     found = signable_files(model, version).keys()
     missing, unsigned = statement.files.keys() - found, found - statement.files.keys()
     if missing or unsigned:
-        words = (f"{_list(missing)} missing" if missing else "", f"{_list(unsigned)} added" if unsigned else "")
+        differences = (f"{_list(missing)} missing" if missing else "", f"{_list(unsigned)} added" if unsigned else "")
         raise RepositoryError(
-            f"it has other files than were signed: {', '.join(filter(None, words))}", hint=HOW_TO_SIGN
+            f"its files differ from those that were signed: {', '.join(filter(None, differences))}", hint=HOW_TO_SIGN
         )
 
 
@@ -244,31 +243,31 @@ def check_files(statement: Statement, model: Path) -> None:
     """Compare all files with their signed digests.
 
     Raises:
-        RepositoryError: One is not, or cannot be read.
+        RepositoryError: A digest differs, or a file cannot be read.
     """
     for name, sha256 in statement.files.items():
         check_hash(name, _hash(model / name), sha256)
 
 
 def check_hash(name: str, found: str, signed: str) -> None:
-    """Compare a file with its signed digest.
+    """Compare the digest of a file with the signed one.
 
     Raises:
-        RepositoryError: It is not.
+        RepositoryError: The digests differ.
     """
     if found != signed:
         raise RepositoryError(
             f"{name} is not the file that was signed: expected SHA-256 {signed[:12]}..., got {found[:12]}...",
-            hint=f"restore it, or, if it is what you want: {HOW_TO_SIGN}",
+            hint=f"restore the file, or sign the version again: {HOW_TO_SIGN}",
         )
 
 
 def hash_stream(source: BinaryIO, pass_on: Callable[[bytes], Any] = lambda _: None) -> str:
-    """SHA-256 of what is left of a stream, hexadecimal.
+    """Compute the SHA-256 of the rest of a stream, hexadecimal.
 
     Args:
         source: The stream.
-        pass_on: Gets each chunk.
+        pass_on: Called with each chunk.
     """
     digest = hashlib.sha256()
     while chunk := source.read(MIB):
@@ -286,7 +285,7 @@ def _hash(path: Path) -> str:
 
 
 def _to_sign(payload: bytes) -> bytes:
-    """Bytes that are signed. Source: DSSE 1.0.2, "Pre-Authentication Encoding"."""
+    """Encode a payload for signing. Source: DSSE 1.0.2, "Pre-Authentication Encoding"."""
     return b"DSSEv1 %d %s %d %s" % (len(_PAYLOAD_TYPE), _PAYLOAD_TYPE.encode(), len(payload), payload)
 
 

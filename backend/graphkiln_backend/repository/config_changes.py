@@ -1,4 +1,4 @@
-"""Changes to a config.pbtxt that affect how a model is served, never what it computes.
+"""Changes to a config.pbtxt that affect serving (instances, batching, parameters), but not what the model computes.
 
 Tensors, labels, version policy, warm-up and published parameters are kept.
 """
@@ -15,22 +15,22 @@ from google.protobuf import text_format
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.config import ModelConfigProto, pb, read_config
 
-# As a queue delay: no dynamic batcher.
+# Value of `queue_delay_us` that removes the dynamic batcher.
 NO_BATCHER = -1
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConfigChanges:
-    """Changes; None keeps a field.
+    """Changes to apply; fields that are None are left unchanged.
 
     Attributes:
-        parameters: Keys of `parameters` with their values; an empty value takes the key out.
-        instances: How many, in the only instance group.
-        max_batch_size: Largest batch.
-        queue_delay_us: Microseconds that the dynamic batcher waits for more requests; `NO_BATCHER` takes it out, but
-            for its queues' own policies.
-        preferred_batch_sizes: Sizes that the dynamic batcher prefers.
-        on_gpu: Where instances run when the configuration names no group.
+        parameters: Entries of `parameters`; an empty value removes the key.
+        instances: Count of the only instance group.
+        max_batch_size: New `max_batch_size`.
+        queue_delay_us: Maximum queue delay of the dynamic batcher, in microseconds; `NO_BATCHER` removes the batcher,
+            but keeps its queue policies.
+        preferred_batch_sizes: Preferred batch sizes of the dynamic batcher.
+        on_gpu: Use KIND_GPU for a new instance group if the configuration has none.
     """
 
     parameters: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class ConfigChanges:
         """Change a configuration in place.
 
         Raises:
-            RepositoryError: It has several instance groups, and their number is to change.
+            RepositoryError: `instances` is given, but the configuration has several instance groups.
         """
         for key, value in self.parameters.items():
             if value:
@@ -64,14 +64,14 @@ class ConfigChanges:
 def changed_text(path: Path, changes: ConfigChanges) -> str:
     """Return the text of a config.pbtxt after changes, in protobuf's text format.
 
-    Only the comments at the head of the file are kept: callers leave a copy of the file, and tell users of it.
+    Only comments at the head of the file are kept; callers save a copy of the original file and report it to the user.
 
     Args:
-        path: The file; a missing one is an empty configuration.
-        changes: What to change.
+        path: The file; a missing file is an empty configuration.
+        changes: The changes.
 
     Raises:
-        RepositoryError: The file is not a model configuration, or cannot be changed so.
+        RepositoryError: The file is not a model configuration, or the changes do not apply to it.
     """
     config = read_config(path)
     changes.apply(config)
@@ -82,7 +82,7 @@ def changed_text(path: Path, changes: ConfigChanges) -> str:
 
 
 def has_one_group(config: ModelConfigProto) -> bool:
-    """Return true for at most one instance group."""
+    """Return true if a configuration has at most one instance group."""
     return len(config.instance_group) <= 1
 
 
@@ -90,7 +90,7 @@ def _set_instances(config: ModelConfigProto, count: int, *, on_gpu: bool) -> Non
     if not has_one_group(config):
         raise RepositoryError(
             f"config.pbtxt of '{config.name}' has {len(config.instance_group)} instance groups",
-            hint="leave the number of instances as it is, or make them one group",
+            hint="leave the number of instances unchanged, or merge the groups into one",
         )
     if not config.instance_group:
         group = pb.ModelInstanceGroup
@@ -101,17 +101,14 @@ def _set_instances(config: ModelConfigProto, count: int, *, on_gpu: bool) -> Non
 def _set_batch(config: ModelConfigProto, size: int) -> None:
     config.max_batch_size = size
     for warmup in config.model_warmup:
-        warmup.batch_size = min(warmup.batch_size, max(1, size))  # 0 is no warm-up
+        warmup.batch_size = min(warmup.batch_size, max(1, size))  # 0 would disable the warm-up
     if config.HasField("dynamic_batching"):
         preferred = [each for each in config.dynamic_batching.preferred_batch_size if each <= size]
         config.dynamic_batching.preferred_batch_size[:] = preferred
 
 
 def _set_delay(config: ModelConfigProto, delay_us: int) -> None:
-    """Without a batcher, Triton's default scheduler serves: a scheduling choice must not be left open.
-
-    `max_batch_size` above 1 without any choice would be completed to dynamic batching.
-    """
+    """Set the queue delay of the dynamic batcher, or remove the batcher."""
     if delay_us == NO_BATCHER:
         _clear_batcher(config)
         return
@@ -120,7 +117,7 @@ def _set_delay(config: ModelConfigProto, delay_us: int) -> None:
 
 
 def _clear_batcher(config: ModelConfigProto) -> None:
-    """Take the batcher out, but for what does not batch: priorities, and queue policies that refuse or time out."""
+    """Remove the batching settings; keep priorities and queue policies, which also apply without batching."""
     if not config.HasField("dynamic_batching"):
         return
     for field_ in ("preferred_batch_size", "max_queue_delay_microseconds"):

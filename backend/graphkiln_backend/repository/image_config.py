@@ -1,4 +1,4 @@
-"""The configuration of the model that takes encoded images for another one: one input, the same outputs."""
+"""Configuration of an image model, which decodes images for a tensor model: one input, the same outputs."""
 
 from __future__ import annotations
 
@@ -20,26 +20,26 @@ from graphkiln_backend.graph.task import RANKING, TASK
 from graphkiln_backend.repository.config import ModelConfigProto, pb
 from graphkiln_backend.repository.model_config import ModelConfig, tensor_bytes
 
-# Dimensions of one image: two, and its channels.
+# Dimensions of one image: height, width and channels.
 _IMAGE_DIMS = 3
 _PASSED_ON = (CONTRACTS, PREPROCESS, RANKING, TASK)
 _RANK = "tensor_rank"
 _PARTS = "tensor_parts"
 
-# The key under which the configuration says which input of the tensor model an image becomes.
+# Parameter of an image model: name of the input of the tensor model.
 TENSOR_INPUT = "tensor_input"
 
 
 def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: bool = False) -> ModelConfigProto:
-    """The configuration of the model that takes a model's images.
+    """Make the configuration of the image model of a tensor model.
 
     Args:
-        tensor_model: The configuration of that model: complete, with what its versions say.
-        instances: How many processes decode.
+        tensor_model: Complete configuration of the tensor model, including the published contracts.
+        instances: Number of decoding processes.
         has_gpu: Whether Triton finds a GPU on the machine.
 
     Raises:
-        RepositoryError: The model takes no images: it publishes no preprocessing, or its input is no image.
+        RepositoryError: The tensor model publishes no preprocessing, or its input does not have the dims of an image.
     """
     _check(tensor_model)
     config = pb.ModelConfig(
@@ -64,22 +64,26 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
 
 
 def publish_image_model(config: ModelConfigProto) -> None:
-    """Say in a model's configuration which model takes its images."""
+    """Publish the name of the image model in the configuration of its tensor model."""
     config.parameters[IMAGE_MODEL].string_value = image_model_name(config.name)
 
 
 def is_stacked(config: ModelConfigProto) -> bool:
-    """Return true where the tensor model takes several images at once, by the image model's configuration."""
+    """Return true if the tensor model accepts several images in one request.
+
+    Args:
+        config: Configuration of the image model.
+    """
     return int(config.parameters[_RANK].string_value) > _IMAGE_DIMS
 
 
 def parts_of(config: ModelConfigProto) -> int:
-    """In how many requests images that wait together are sent to the tensor model."""
+    """Number of requests into which a batch of waiting images is split for the tensor model."""
     return int(config.parameters[_PARTS].string_value)
 
 
 def _parts(tensor_model: ModelConfigProto, *, has_gpu: bool) -> int:
-    """Number of parts: one for each CPU instance, since a large batch leaves the others idle; one on a GPU."""
+    """One part for each CPU instance, since a single large batch would leave the others idle; one part on a GPU."""
     read = ModelConfig.from_protobuf(tensor_model, has_gpu=has_gpu)
     return read.instances if all(group.device == CPU for group in read.instance_groups) else 1
 
@@ -88,23 +92,23 @@ def _check(config: ModelConfigProto) -> None:
     where = f"parameters: {ACCEPT_IMAGES} of '{config.name}'"
     if config.HasField("sequence_batching"):
         raise RepositoryError(
-            f"{where}: a model with sequences takes no encoded images", hint=f"remove {ACCEPT_IMAGES}"
+            f"{where}: models with sequence batching do not support encoded images", hint=f"remove {ACCEPT_IMAGES}"
         )
     if len(config.input) != 1 or config.batch_input:
         raise RepositoryError(
-            f"{where}: an image becomes the only input, and the model has {len(config.input) + len(config.batch_input)}"
+            f"{where}: expected a model with one input, got {len(config.input) + len(config.batch_input)}"
         )
     if PREPROCESS not in config.parameters and not _all_say_preprocess(config):
         raise RepositoryError(
-            f"{where}: nothing says how an image becomes its input",
+            f"{where}: the model has no preprocessing",
             hint="convert the model with --preprocess, or give the spec as parameters: preprocess",
         )
     if len(_sample_dims(config.input[0], batched=config.max_batch_size > 0)) != _IMAGE_DIMS:
-        raise RepositoryError(f"{where}: its input '{config.input[0].name}' has the dims of no image")
+        raise RepositoryError(f"{where}: input '{config.input[0].name}' does not have the dims of an image")
 
 
 def _all_say_preprocess(config: ModelConfigProto) -> bool:
-    """Return true where every version's contract has a preprocessing."""
+    """Return true if the contracts of all versions have a preprocessing."""
     if CONTRACTS not in config.parameters:
         return False
     contracts = Contracts.from_json(config.parameters[CONTRACTS].string_value)
@@ -112,12 +116,12 @@ def _all_say_preprocess(config: ModelConfigProto) -> bool:
 
 
 def _sample_dims(tensor: Any, *, batched: bool) -> list[int]:
-    """The dims of one image; of a model without batches, a fourth one in front counts images."""
+    """Dims of one image, without the leading dimension that counts images in models without batching."""
     dims = list(tensor.dims)
     return dims if batched or len(dims) == _IMAGE_DIMS else dims[1:]
 
 
 def _whole_images(config: ModelConfigProto) -> int:
-    """Number of images in one request of a model without batches; -1 for any number."""
+    """Number of images in one request to a model without batching; -1 for any number."""
     dims = list(config.input[0].dims)
     return dims[0] if len(dims) > _IMAGE_DIMS else 1

@@ -1,7 +1,7 @@
-"""Importers: what turns a graph that another framework saved into a version, when it is served.
+"""Importers: convert a graph that another framework saved into a version when it is served.
 
-They stand with the converters, or with a third party, and are found through the entry-point group
-`graphkiln.importers`: nothing in the backend imports a converter.
+Importers live in the converters package or in third-party packages and are discovered through the entry-point group
+`graphkiln.importers`, so that the backend never imports a converter.
 """
 
 from __future__ import annotations
@@ -17,51 +17,51 @@ _log = logging.getLogger("graphkiln.repository")
 
 
 class Importer(Protocol):
-    """Converts what one framework saved. Importing its module must be cheap: servers load it at every start."""
+    """Converter for the saved graphs of one framework. Its module must be cheap to import: every server start does."""
 
     @property
     def kind(self) -> str:
-        """The source's kind, as in `graphkiln convert KIND:DIR`; also that of its entries in the artifact cache."""
+        """Kind of the source in `graphkiln convert KIND:DIR`; also the kind of its entries in the artifact cache."""
         ...
 
     @property
     def framework(self) -> str:
-        """The framework's name, for people."""
+        """Display name of the framework."""
         ...
 
     @property
     def distributions(self) -> tuple[str, ...]:
-        """The installed distributions that the result depends on: another release makes another version."""
+        """Installed distributions that the result depends on; another release invalidates cached conversions."""
         ...
 
     def find_saved(self, version: Path) -> Path | None:
-        """The folder that the framework saved into a version folder; None where it saved none."""
+        """Return the folder that the framework saved inside a version folder, or None."""
         ...
 
     def convert(self, saved: Path, target: Path) -> None:
-        """Convert and proves a saved graph.
+        """Convert a saved graph and verify the result.
 
         Args:
-            saved: What `find_saved` found; never written to.
-            target: An empty folder, which becomes a version folder.
+            saved: Folder returned by `find_saved`; must not be modified.
+            target: An empty folder, to become a version folder.
 
         Raises:
-            ConversionError: It cannot be converted.
-            VerificationError: The outputs changed.
+            ConversionError: The graph cannot be converted.
+            VerificationError: The outputs of the converted graph differ.
         """
         ...
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ForeignGraph:
-    """A graph that another framework saved: its folder, and what converts it."""
+    """A graph that another framework saved, and its importer."""
 
     saved: Path
     importer: Importer
 
 
 def find_foreign_graph(version: Path) -> ForeignGraph | None:
-    """The graph that another framework saved into a version folder, or None."""
+    """Find a graph that another framework saved in a version folder, or return None."""
     for importer in load_importers():
         if saved := importer.find_saved(version):
             return ForeignGraph(saved=saved, importer=importer)
@@ -69,13 +69,13 @@ def find_foreign_graph(version: Path) -> ForeignGraph | None:
 
 
 def load_importers() -> list[Importer]:
-    """All importers that are installed, by name; one that cannot be imported is logged and left out."""
-    from importlib.metadata import entry_points  # most starts find a graph of ours
+    """Load the installed importers, sorted by name. Importers that fail to import are logged and skipped."""
+    from importlib.metadata import entry_points  # rarely needed: most versions hold an ONNX graph
 
     importers = []
     for entry in sorted(entry_points(group=GROUP), key=lambda entry: entry.name):
         try:
             importers.append(entry.load()())
         except ImportError as error:
-            _log.warning("the importer '%s' cannot be loaded: %s", entry.name, error)
+            _log.warning("cannot load the importer '%s': %s", entry.name, error)
     return importers

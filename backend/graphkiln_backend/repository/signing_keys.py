@@ -1,8 +1,8 @@
-"""Ed25519 keys that sign model versions, and the public ones that a server trusts.
+"""Ed25519 keys: private keys to sign model versions, public keys that a server trusts.
 
-A private key is a PEM file (PKCS #8, with a passphrase if wanted), which `openssl genpkey -algorithm ed25519` makes as
-well as `graphkiln keygen`; a public one is what `openssl pkey -pubout` prints. Nothing here asks a network: the keys
-can live on a machine without one.
+A private key is a PEM file (PKCS #8, optionally encrypted with a passphrase), made by `graphkiln keygen` or by
+`openssl genpkey -algorithm ed25519`. A public key is a PEM file as `openssl pkey -pubout` prints it. No network access
+is needed.
 
 Source: RFC 8032 (Ed25519), RFC 8410 (its keys in PKCS #8 and SubjectPublicKeyInfo).
 """
@@ -34,27 +34,23 @@ _HOW_TO_MAKE = "graphkiln keygen FILE makes a pair: FILE signs, FILE.pub is trus
 
 
 def short(key_id: str) -> str:
-    """A key's id as people compare it: the first 16 of its 64 digits."""
+    """Abbreviate a key id to the first 16 of its 64 hexadecimal digits."""
     return key_id[:_SHOWN]
 
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private key.
-
-    Args:
-        private: The key.
-    """
+    """A private Ed25519 key."""
 
     private: Ed25519PrivateKey
 
     @property
     def key_id(self) -> str:
-        """The public half, 32 bytes, in hexadecimal."""
+        """The 32 bytes of the public key, hexadecimal."""
         return self.private.public_key().public_bytes_raw().hex()
 
     def sign(self, message: bytes) -> bytes:
-        """The signature, 64 bytes."""
+        """Sign a message; returns 64 bytes."""
         return self.private.sign(message)
 
     @classmethod
@@ -62,7 +58,7 @@ class SigningKey:
         """Read a private key.
 
         Raises:
-            RepositoryError: The file cannot be read or holds no Ed25519 private key, or the passphrase is not its own.
+            RepositoryError: The file cannot be read or holds no Ed25519 private key, or the passphrase is wrong.
         """
         _require_cryptography()
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -71,7 +67,7 @@ class SigningKey:
         text = _read(file)
         try:
             private = load_pem_private_key(text.encode(), passphrase or None)
-        except TypeError as error:  # a passphrase where none is needed, or none where one is
+        except TypeError as error:  # a passphrase for an unencrypted key, or no passphrase for an encrypted one
             hint = "give its passphrase: --passphrase-file FILE" if passphrase is None else "leave the passphrase out"
             raise RepositoryError(f"the private key {file} cannot be opened: {error}", hint=hint) from error
         except ValueError as error:
@@ -81,21 +77,21 @@ class SigningKey:
             ) from error
         if not isinstance(private, Ed25519PrivateKey):
             kind = type(private).__name__.strip("_")
-            raise RepositoryError(f"{file} holds a key of another kind ({kind}), expected Ed25519", hint=_HOW_TO_MAKE)
+            raise RepositoryError(f"{file} holds a key of type {kind}, expected Ed25519", hint=_HOW_TO_MAKE)
         if not passphrase and can_others_read(file):
-            _log.warning("%s can be read by others, who can then sign as you do: chmod 600 %s", file, file)
+            _log.warning("other users can read the private key %s and sign with it: chmod 600 %s", file, file)
         return cls(private)
 
 
 def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
-    """Make a private key, readable by its owner alone, and beside it the public one; returns the key's id.
+    """Write a new private key, readable only by its owner, and its public key; returns the key's id.
 
     Args:
-        file: The private key's file; `.pub` is appended for the public key's.
-        passphrase: What encrypts the private key; None for nothing.
+        file: File for the private key. The public key is written to the same name with `.pub` appended.
+        passphrase: Encrypts the private key; None leaves it unencrypted.
 
     Raises:
-        RepositoryError: One of the files is there already, or cannot be written.
+        RepositoryError: One of the files exists already or cannot be written.
     """
     _require_cryptography()
     from cryptography.hazmat.primitives import serialization as form
@@ -112,21 +108,23 @@ def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
                 written.append(path)
                 target.write(content)
         except OSError as error:
-            for half in written:  # neither half is of use without the other
+            for half in written:  # a key without its other half is useless
                 half.unlink(missing_ok=True)
-            hint = "name another file: a key is never overwritten" if isinstance(error, FileExistsError) else ""
-            raise RepositoryError(f"{path} cannot be made: {error.strerror}", hint=hint) from error
+            hint = (
+                "choose another file: existing keys are not overwritten" if isinstance(error, FileExistsError) else ""
+            )
+            raise RepositoryError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
     return private.public_key().public_bytes_raw().hex()
 
 
 def public_file(private: Path) -> Path:
-    """Path of the public half of a key."""
+    """Path of the public key that belongs to a private key's file."""
     return private.with_name(private.name + PUBLIC_SUFFIX)
 
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """Public keys, and what each is called.
+    """Trusted public keys.
 
     Attributes:
         names: Key id -> name of the file that holds it.
@@ -139,12 +137,12 @@ class TrustedKeys:
         """Read the public keys of a file, or of all `*.pub` and `*.pem` in a folder.
 
         Raises:
-            RepositoryError: Something cannot be read, holds no public Ed25519 key, or holds a private one.
+            RepositoryError: A file cannot be read, holds no public Ed25519 key, or holds a private key.
         """
         _require_cryptography()
         names = {key_id: file.stem for file in key_files(place) for key_id in _public_keys(file)}
         if not names:
-            raise RepositoryError(f"there is no key in {place}: no *.pub and no *.pem", hint=_HOW_TO_MAKE)
+            raise RepositoryError(f"no public key in {place}: expected *.pub or *.pem files", hint=_HOW_TO_MAKE)
         return cls(names)
 
 
@@ -164,10 +162,10 @@ def is_signed(key_id: str, message: bytes, signature: bytes) -> bool:
 
 
 def key_files(place: Path) -> list[Path]:
-    """The files that a place of trusted keys means: itself, or all `*.pub` and `*.pem` in a folder.
+    """List key files: all `*.pub` and `*.pem` files of a folder, or the path itself if it is a file.
 
     Raises:
-        RepositoryError: It cannot be read.
+        RepositoryError: The folder cannot be read.
     """
     try:
         if not place.is_dir():
@@ -184,19 +182,19 @@ def _public_keys(file: Path) -> Iterator[str]:
     text = _read(file)
     if "PRIVATE KEY-----" in text:
         raise RepositoryError(
-            f"{file} holds a private key, which does not belong on a server",
-            hint=f"copy {public_file(file).name} there",
+            f"{file} holds a private key, expected a public one: private keys do not belong on a server",
+            hint=f"copy {public_file(file).name} to the server",
         )
     blocks = [match.group() for match in _PEM_BLOCK.finditer(text)]
     if not blocks:
-        raise RepositoryError(f"{file} holds no public key in PEM", hint=_HOW_TO_MAKE)
+        raise RepositoryError(f"{file} holds no public key in PEM format", hint=_HOW_TO_MAKE)
     for block in blocks:
         try:
             public = load_pem_public_key(block.encode())
         except ValueError as error:
             raise RepositoryError(f"{file} holds a public key that cannot be read", hint=_HOW_TO_MAKE) from error
         if not isinstance(public, Ed25519PublicKey):
-            raise RepositoryError(f"{file} holds a key of another kind, expected Ed25519", hint=_HOW_TO_MAKE)
+            raise RepositoryError(f"{file} holds a key of another type, expected Ed25519", hint=_HOW_TO_MAKE)
         yield public.public_bytes_raw().hex()
 
 
@@ -206,11 +204,11 @@ def _read(file: Path) -> str:
     except OSError as error:
         raise _unreadable(f"the key {file}", error) from error
     except UnicodeDecodeError as error:
-        raise RepositoryError(f"{file} is not a key in PEM", hint=_HOW_TO_MAKE) from error
+        raise RepositoryError(f"{file} is not a key in PEM format", hint=_HOW_TO_MAKE) from error
 
 
 def _unreadable(what: str, error: OSError) -> RepositoryError:
-    hint = "may this user read it?" if isinstance(error, PermissionError) else _HOW_TO_MAKE
+    hint = "check the permissions of the file" if isinstance(error, PermissionError) else _HOW_TO_MAKE
     return RepositoryError(f"{what} cannot be read: {error.strerror or error}", hint=hint)
 
 
@@ -218,4 +216,6 @@ def _require_cryptography() -> None:
     try:
         import cryptography  # noqa: F401
     except ImportError as error:
-        raise RepositoryError("keys need the library 'cryptography'", hint="pip install 'graphkiln[sign]'") from error
+        raise RepositoryError(
+            "signing and verifying need the package 'cryptography'", hint="pip install 'graphkiln[sign]'"
+        ) from error

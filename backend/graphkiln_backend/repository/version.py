@@ -27,13 +27,13 @@ CONFIG_FILE = "config.pbtxt"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelVersion:
-    """A saved graph and what is known about it.
+    """A saved graph and its metadata.
 
     Attributes:
         graph_path: The graph file.
-        manifest: Its manifest, or None for a bare graph.
-        golden: Its golden samples, or None.
-        contract: What it says of its images and classes.
+        manifest: None for a bare graph.
+        golden: Golden samples, or None.
+        contract: Preprocessing, labels, ranking and task.
     """
 
     graph_path: Path
@@ -43,7 +43,7 @@ class ModelVersion:
 
     @property
     def ranking(self) -> Ranking | None:
-        """The outputs of an embedded top-k, or None."""
+        """Outputs of an embedded top-k, or None."""
         return self.manifest.ranking if self.manifest else None
 
     @property
@@ -52,53 +52,53 @@ class ModelVersion:
         return self.manifest.ranking or self.manifest.task if self.manifest else None
 
     def stamp(self) -> tuple[int, int]:
-        """Size in bytes and modification time in ns of the graph's file: another stamp means another file."""
+        """Size (bytes) and modification time (ns) of the graph file, to detect changes."""
         status = self.graph_path.stat()
         return status.st_size, status.st_mtime_ns
 
 
 def find_graph(folder: Path, default_filename: str = "") -> Path:
-    """The graph file of a version folder: `model.onnx`, another name, or a folder of that name that holds it.
+    """Find the graph file of a version folder: `model.onnx` or `default_filename`, a file or a folder that holds it.
 
     Args:
         folder: The version folder.
         default_filename: `default_model_filename` of the configuration; empty for `model.onnx`.
 
     Raises:
-        RepositoryError: There is no graph, or the name leads out of the version folder.
+        RepositoryError: There is no graph, or the path is outside the version folder.
     """
     path = folder / (default_filename or GRAPH_FILE)
     if path.is_dir():
         path = path / GRAPH_FILE
     if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
-        raise RepositoryError(f"default_model_filename '{default_filename}' leads out of the version folder")
+        raise RepositoryError(f"default_model_filename '{default_filename}' is outside the version folder")
     return _check_exists(path)
 
 
 def has_own_graph(folder: Path) -> bool:
-    """Return true where a version folder holds an ONNX graph or a manifest, whatever another framework saved there."""
+    """Return true if a version folder holds an ONNX graph or a manifest."""
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
 
 
 def tells_by_graph(folder: Path) -> bool:
-    """Return true where the graph must be read for facts that the manifest, if any, does not hold."""
+    """Return true if facts must be read from the graph, since the manifest is missing or does not hold them."""
     if not (folder / GRAPH_FILE).is_file():
         return False
     try:
         manifest = json.loads(read_bytes(folder / MANIFEST_FILE, TEXT_LIMIT))
     except FileNotFoundError:
         return True
-    except (OSError, ValueError, RecursionError):  # reported by its reader
+    except (OSError, ValueError, RecursionError):  # reported by `read_manifest`
         return False
     return isinstance(manifest, dict) and not manifest.get("conversion")
 
 
-# Models in a hint.
+# Number of models listed in a hint.
 _NAMED = 20
 
 
 def newest_version(model: Path) -> Path:
-    """The version folder of a model with the highest number.
+    """Return the version folder with the highest number.
 
     Raises:
         RepositoryError: There is no version.
@@ -106,7 +106,7 @@ def newest_version(model: Path) -> Path:
     if model.is_file():
         raise RepositoryError(
             f"{model} is a file, expected the folder of a model",
-            hint=f"graphkiln convert {model} makes a version of it" if model.suffix == ".onnx" else "name the folder",
+            hint=f"convert it: graphkiln convert {model}" if model.suffix == ".onnx" else "name the folder",
         )
     if not model.is_dir():
         near = [path.name for path in model.parent.iterdir() if path.is_dir()] if model.parent.is_dir() else []
@@ -125,7 +125,7 @@ def newest_version(model: Path) -> Path:
 
 
 def _visible_folders(folder: Path) -> list[Path]:
-    """Visible folders. Hidden ones belong to conversions in progress and may vanish."""
+    """List visible folders. Hidden ones belong to conversions in progress and may disappear."""
     return [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
 
 
@@ -145,14 +145,14 @@ def read_manifest(folder: Path) -> Manifest | None:
 
 
 def read_version_signature(folder: Path, default_filename: str = "") -> Signature:
-    """The signature of a version: its manifest's, or else its graph's. No file is compared with its hash.
+    """Read the signature of a version from its manifest, or from the graph if there is none. Hashes are not checked.
 
     Args:
         folder: The version folder.
         default_filename: As for `find_graph`.
 
     Raises:
-        RepositoryError: There is no graph, or it is damaged.
+        RepositoryError: The graph is missing or damaged.
         ManifestError: The manifest cannot be read.
     """
     manifest = read_manifest(folder)
@@ -164,10 +164,10 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
 
     Args:
         folder: The version folder.
-        default_filename: As for `find_graph`; a manifest overrides it.
+        default_filename: As for `find_graph`; ignored if there is a manifest.
 
     Raises:
-        RepositoryError: The graph file is missing, or a file's SHA-256 is not the manifest's.
+        RepositoryError: The graph file is missing, or the SHA-256 of a file differs from the manifest.
         ManifestError: The manifest or the golden samples cannot be read.
     """
     manifest = read_manifest(folder)
@@ -187,7 +187,7 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
 
 
 def find_labels(folder: Path, manifest: Manifest) -> Path | None:
-    """The labels file of a version: in its own folder, or else (format 1) in the model's; None where it has none."""
+    """Return the labels file of a version, or None: in the version folder or (format 1) in the model's folder."""
     if (name := manifest.labels_file) is None:
         return None
     return folder / name if (folder / name).is_file() else folder.parent / name
@@ -201,8 +201,8 @@ def contract_of(folder: Path, manifest: Manifest) -> Contract:
         manifest: Its manifest.
 
     Raises:
-        RepositoryError: The labels file is missing, or is not the manifest's.
-        ManifestError: The labels cannot be read, or their number is not that of the classes.
+        RepositoryError: The labels file is missing, or its SHA-256 differs from the manifest.
+        ManifestError: The labels cannot be read, or their number differs from the number of classes.
     """
     labels: tuple[str, ...] = ()
     path = find_labels(folder, manifest)
@@ -221,59 +221,59 @@ def contract_of(folder: Path, manifest: Manifest) -> Contract:
 
 
 def _read_golden(folder: Path, manifest: Manifest) -> GoldenSamples | None:
-    """The golden samples.
+    """Read the golden samples.
 
     Raises:
-        RepositoryError: The file is missing, or is not the manifest's.
-        ManifestError: It cannot be read, or the manifest lost its samples.
+        RepositoryError: The file is missing, or its SHA-256 differs from the manifest.
+        ManifestError: The file cannot be read, or the manifest of a verified version names no samples.
     """
     if manifest.golden:
         return GoldenSamples.read(_check_hash(folder / manifest.golden.file, manifest.golden.sha256, _GOLDEN_LIMIT))
     if manifest.verification or (folder / GOLDEN_FILE).exists():
         raise ManifestError(
-            f"{folder / MANIFEST_FILE} names no golden samples, but the version was proven with some",
+            f"{folder / MANIFEST_FILE} names no golden samples, but the version was verified with some",
             hint="restore the manifest or convert the model again",
         )
     return None
 
 
 def _check_whole(folder: Path) -> None:
-    """Refuse what is left of a version, or not yet copied, to be taken for a bare graph.
+    """Check that a version folder without a manifest is a bare graph, and not an incomplete version.
 
     Raises:
-        RepositoryError: The manifest is missing.
+        RepositoryError: There are golden samples, so the manifest is missing.
     """
     if (folder / GOLDEN_FILE).exists():
         raise RepositoryError(
-            f"there is no {MANIFEST_FILE} in {folder}, though it holds {GOLDEN_FILE}",
+            f"{folder} is incomplete: it holds {GOLDEN_FILE}, but no {MANIFEST_FILE}",
             hint="copy the whole version folder; a graph without a manifest has no other files",
         )
 
 
 def _check_exists(path: Path) -> Path:
-    """The path of a file that is there.
+    """Check that a file exists, and return its path.
 
     Raises:
-        RepositoryError: It is not; the hint names the command where another framework saved a graph instead.
+        RepositoryError: The file does not exist. If another framework saved a graph there, the hint is to convert it.
     """
     if path.is_file():
         return path
     if path.exists() and not path.is_dir():
-        raise RepositoryError(f"{path} is no regular file", hint="a version folder holds files, not pipes or devices")
+        raise RepositoryError(f"{path} is not a regular file", hint="replace it by a regular file")
     foreign = None if has_own_graph(path.parent) else find_foreign_graph(path.parent)
     if foreign:
         raise RepositoryError(
-            f"{path.parent} holds a graph as {foreign.importer.framework} saved it",
-            hint=f"graphkiln convert {foreign.importer.kind}:{foreign.saved} makes a version of it",
+            f"{path.parent} holds a graph saved by {foreign.importer.framework}, not an ONNX graph",
+            hint=f"convert it: graphkiln convert {foreign.importer.kind}:{foreign.saved}",
         )
     raise RepositoryError(f"there is no {path.name} in {path.parent}", hint="a version folder holds a saved graph")
 
 
 def _check_hash(path: Path, sha256: str, limit_bytes: int | None = None) -> Path:
-    """The path of a file that is there, with the content that the manifest describes.
+    """Check that a file exists and has the SHA-256 of the manifest, and return its path.
 
     Raises:
-        RepositoryError: It is not, cannot be read, or is larger than its kind may be.
+        RepositoryError: The file is missing, cannot be read, exceeds the size limit, or has another hash.
     """
     try:
         found = known_sha256(_check_exists(path)) or sha256_of(path, limit_bytes)
@@ -281,8 +281,7 @@ def _check_hash(path: Path, sha256: str, limit_bytes: int | None = None) -> Path
         raise RepositoryError(f"{path} cannot be read: {error.strerror or error}") from error
     if found != sha256:
         raise RepositoryError(
-            f"{path} is not the file that {MANIFEST_FILE} describes: "
-            f"expected SHA-256 {sha256[:12]}..., got {found[:12]}...",
+            f"{path} does not match {MANIFEST_FILE}: expected SHA-256 {sha256[:12]}..., got {found[:12]}...",
             hint="restore the file or convert the model again",
         )
     return path

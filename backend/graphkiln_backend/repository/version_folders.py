@@ -1,8 +1,8 @@
-"""Version folders, as Triton recognizes them, and entries of a store that are ignored.
+"""Version folders as Triton recognizes them, and entries of a store to ignore.
 
-Source: Triton's user guide, "Model Repository": folders that are not numbers, or begin with a zero, are ignored.
-Tried with 24.10: `09` is ignored, `0` is a version; of `1.old`, `+1` or ` 1` it takes the number for a version, whose
-folder it then does not find; a number above 2^63-1 ends it.
+Source: Triton's user guide, "Model Repository": folders whose names are not numbers or begin with a zero are ignored.
+Observed with 24.10: `09` is ignored and `0` is a version, but names such as `1.old`, `+1` and ` 1` are parsed as
+version numbers, whose folders Triton then does not find. Numbers above 2^63-1 are not supported.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from pathlib import Path
 
 _MOST = 2**63 - 1
 _MOST_DIGITS = len(str(_MOST))
-# What strtol reads a number from.
-_BEGINS_LIKE_ONE = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]")
+# Names from which C's strtol parses a number.
+_BEGINS_WITH_NUMBER = re.compile(r"[ \t\n\v\f\r]*[+-]?[0-9]")
 
 
 def version_number(name: str) -> int | None:
-    """The number of the version that a folder of this name holds; None where it holds none."""
+    """Parse the name of a version folder; None if it is not one."""
     if not (name.isascii() and name.isdecimal() and len(name) <= _MOST_DIGITS):
         return None
     number = int(name)
@@ -26,30 +26,27 @@ def version_number(name: str) -> int | None:
 
 
 def is_version(name: str) -> bool:
-    """Return true where a folder of this name holds a version."""
+    """Return true if this is the name of a version folder."""
     return version_number(name) is not None
 
 
 def confuses_triton(name: str) -> bool:
-    """Return true for names that Triton mistakes for version numbers."""
-    return _BEGINS_LIKE_ONE.match(name) is not None and not is_version(name)
+    """Return true for names that Triton would misread as version numbers."""
+    return _BEGINS_WITH_NUMBER.match(name) is not None and not is_version(name)
 
 
 def version_folders(entries: Iterable[Path]) -> dict[int, Path]:
-    """The version folders among the entries of a model's folder, by number, in ascending order."""
+    """Select the version folders among the entries of a model's folder, keyed by number in ascending order."""
     found = ((version_number(path.name), path) for path in entries if path.is_dir())
     return dict(sorted((number, path) for number, path in found if number is not None))
 
 
-# Entries of a model store that are no models: of file systems, of tools, and folders of other things.
-#
-# A folder without a version is a broken model as soon as it contains a part of a model: readiness reports it. An empty
-# folder, or one of notes, scripts or pictures, is ignored.
+# A folder without a version that contains files of a model is a broken model, which readiness reports. A folder that
+# is empty or holds only other files (notes, scripts, pictures) is ignored.
 
-# Folders of file systems and tools. The root of each ext4 volume has the first one, which only root may open; Python
-# writes the last one beside the programs of Triton's Python backend when they are loaded. Source: mke2fs(8); Synology
-# DiskStation Manager; NTFS; Apple's Archive Utility; PEP 3147.
-_OF_OTHERS = frozenset(
+# Folders of file systems and tools. Sources: mke2fs(8); Synology DiskStation Manager; NTFS; Apple's Archive Utility;
+# PEP 3147.
+_SYSTEM_FOLDERS = frozenset(
     {"lost+found", "@eaDir", "System Volume Information", "$RECYCLE.BIN", "#recycle", "__MACOSX", "__pycache__"}
 )
 _FILES = frozenset({"config.pbtxt", "labels.txt", "model.py", "saved_model.pb"})
@@ -58,49 +55,48 @@ _SUFFIXES = frozenset(
     | {".mlir", ".tflite", ".keras"}
 )
 _LIKE_A_VERSION = re.compile(r"(v|ver|version)?[-_. ]?[0-9]+([._][0-9]+)*", re.IGNORECASE)
-# `NAME/model/1/model.onnx` has this depth: a model that was copied with a folder too many around it.
-_DEEPEST = 3
+# Finds `NAME/model/1/model.onnx`: a model that was copied with an extra folder around it.
+_MAX_DEPTH = 3
 
 
 def is_passed_over(name: str) -> bool:
-    """Return true for hidden names and those of tools and file systems."""
-    return name.startswith(".") or name in _OF_OTHERS
+    """Return true for hidden names and for folders of file systems and tools."""
+    return name.startswith(".") or name in _SYSTEM_FOLDERS
 
 
 def visible(folder: Path) -> list[Path]:
     """List a folder without ignored entries.
 
     Raises:
-        OSError: It cannot be listed.
+        OSError: The folder cannot be listed.
     """
     return [path for path in folder.iterdir() if not is_passed_over(path.name)]
 
 
 def reason_to_pass_over(folder: Path) -> str:
-    """Why a folder of a store is no model, in words; empty where it is one, a broken one, or cannot be read.
+    """Explain why a folder of a store is not a model.
 
-    Args:
-        folder: The folder.
+    Returns an empty string for a model, a broken model, and a folder that cannot be read.
     """
     try:
         entries = visible(folder)
-        if version_folders(entries) or _hold_part(entries, depth=1):
+        if version_folders(entries) or _contain_model_files(entries, depth=1):
             return ""
     except OSError:
         return ""
     if not entries:
-        return f"it is empty; a model has a version folder, {folder.name}/1"
-    return f"nothing in it is of a model; a model has a version folder, {folder.name}/1"
+        return f"the folder is empty; expected a version folder {folder.name}/1"
+    return f"the folder holds no files of a model; expected a version folder {folder.name}/1"
 
 
-def _hold_part(entries: list[Path], depth: int) -> bool:
-    """Search entries and their folders for a part of a model; links to folders are not followed."""
-    if any(map(_is_part, entries)):
+def _contain_model_files(entries: list[Path], depth: int) -> bool:
+    """Return true if a file of a model is among entries or below them. Links to folders are not followed."""
+    if any(map(_is_model_file, entries)):
         return True
-    folders = [path for path in entries if depth < _DEEPEST and path.is_dir() and not path.is_symlink()]
-    return any(_hold_part(visible(path), depth + 1) for path in folders)
+    folders = [path for path in entries if depth < _MAX_DEPTH and path.is_dir() and not path.is_symlink()]
+    return any(_contain_model_files(visible(path), depth + 1) for path in folders)
 
 
-def _is_part(path: Path) -> bool:
+def _is_model_file(path: Path) -> bool:
     known = path.name in _FILES or path.suffix.lower() in _SUFFIXES
     return known or (_LIKE_A_VERSION.fullmatch(path.name) is not None and path.is_dir())

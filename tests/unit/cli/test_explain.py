@@ -155,4 +155,4 @@ class TestImages:
         add_parameters(tmp_path / "store" / "cats", accept_images="true")
 
         shown = explain(tmp_path / "store" / "cats", "--plan-only").stdout
-        assert "images: not accepted: parameters: accept_images of 'cats': nothing says how an image becomes" in shown
+        assert "images: not accepted: parameters: accept_images of 'cats': the model has no preprocessing" in shown

@@ -121,7 +121,7 @@ def test_folder_without_model(store: Path) -> None:
     (store / "empty").mkdir()
     found = check(store)
     assert (found["digits"].level, found["empty"].level) == (Level.OK, Level.WARNING)
-    assert "ignored: it is empty" in found["empty"].message
+    assert "ignored: the folder is empty" in found["empty"].message
 
 
 def test_unreadable_folder(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def parse(text: str) -> ModelConfigProto:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (("max_batch_size: 8", ""), "it takes no batches"),
+        (("max_batch_size: 8", ""), "it does not support batches"),
         (('"x"', '"z"'), "input 'x' is missing; input 'z' is new"),
         (('"y"', '"z"'), "output 'y' is missing"),
         (("TYPE_FP32 dims: [5]", "TYPE_FP16 dims: [5]"), "output 'y' is FP16 [5], not FP32 [5]"),
@@ -72,14 +72,14 @@ class TestBesideOthers:
 
     @pytest.mark.parametrize("policy", ["all {}", "specific { versions: [1, 3] }", "latest { num_versions: 3 }"])
     def test_one_that_comes_to_one_that_serves_is_refused(self, model: Path, policy: str) -> None:
-        words = r"not that of version 1, which serves: output 'y' is FP32 \[4\], not FP32 \[3\].*--name"
+        words = r"version 1 \(served now\) differs: output 'y' is FP32 \[4\], not FP32 \[3\].*--name"
         with pytest.raises(RepositoryError, match=words):
             self.check(model, 3, 1, policy=policy)
 
     def test_of_those_that_come_together_the_newest_decides(self, model: Path) -> None:
         self.check(model, 3)
         for older in (1, 2):
-            words = r"version 3, which is newer: .* is FP32 \[3\], not FP32 \[4\]"
+            words = r"version 3 .newer. .* is FP32 \[3\], not FP32 \[4\]"
             with pytest.raises(RepositoryError, match=words):
                 self.check(model, older)
 

@@ -142,7 +142,7 @@ def test_a_signature_under_a_trusted_name_does_not_hold(signed: SignedStore, tmp
     forged = Attestation.read(model / "1")
     assert forged
     Attestation(forged.payload, {signed.key.key_id: forged.signatures[stranger.key_id]}).write(model / "1")
-    with pytest.raises(RepositoryError, match="its signature does not hold"):
+    with pytest.raises(RepositoryError, match="not valid"):
         check(signed, model)
 
 
@@ -160,7 +160,7 @@ def test_what_others_signed_of_other_files_goes(signed: SignedStore, tmp_path: P
 def test_a_damaged_attestation_is_said(signed: SignedStore, content: str) -> None:
     model = signed.add(1, "one")
     (model / "1" / ATTESTATION_FILE).write_text(content)
-    with pytest.raises(ManifestError, match=r"attestation.json (is damaged|holds something else)"):
+    with pytest.raises(ManifestError, match=r"attestation.json( is damaged|: unsupported)"):
         check(signed, model)
 
 

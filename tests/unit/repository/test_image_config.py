@@ -56,10 +56,10 @@ def test_a_model_without_batches(dims: str, stacked: bool, images: int) -> None:
 @pytest.mark.parametrize(
     ("text", "spec", "reason"),
     [
-        (TENSORS, False, "nothing says how an image becomes its input"),
-        (TENSORS + 'input { name: "more" }', True, "the model has 2"),
-        (TENSORS + "sequence_batching { }", True, "a model with sequences"),
-        (TENSORS.replace("3, 8, 8", "192"), True, "the dims of no image"),
+        (TENSORS, False, "no preprocessing"),
+        (TENSORS + 'input { name: "more" }', True, "one input, got 2"),
+        (TENSORS + "sequence_batching { }", True, "sequence batching"),
+        (TENSORS.replace("3, 8, 8", "192"), True, "dims of an image"),
     ],
 )
 def test_a_model_that_takes_no_images_is_refused(text: str, spec: bool, reason: str) -> None:

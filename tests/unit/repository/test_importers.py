@@ -58,7 +58,8 @@ class TestLoading:
     ) -> None:
         install(monkeypatch, absent="nowhere_at_all:Importer", first=f"{__name__}:FirstImporter")
         assert [importer.kind for importer in load_importers()] == ["first"]
-        assert logged == ["the importer 'absent' cannot be loaded: No module named 'nowhere_at_all'"]
+        assert len(logged) == 1
+        assert "'absent'" in logged[0]
 
 
 @pytest.mark.usefixtures("both")
@@ -77,8 +78,8 @@ class TestVersionsOfOthers:
         (tmp_path / "second").mkdir()
         with pytest.raises(RepositoryError) as caught:
             find_graph(tmp_path)
-        assert caught.value.message == f"{tmp_path} holds a graph as Second saved it"
-        assert caught.value.hint == f"graphkiln convert second:{tmp_path / 'second'} makes a version of it"
+        assert "saved by Second" in caught.value.message
+        assert f"graphkiln convert second:{tmp_path / 'second'}" in caught.value.hint
 
     @pytest.mark.parametrize("name", ["model.onnx", "manifest.json"])
     def test_a_graph_of_ours_goes_before_it(self, tmp_path: Path, name: str) -> None:

@@ -62,10 +62,10 @@ def test_a_folder_of_keys_and_a_file_of_several(tmp_path: Path) -> None:
 def test_nothing_is_overwritten(tmp_path: Path) -> None:
     generate_key_pair(tmp_path / "release")
     before = (tmp_path / "release").read_bytes()
-    with pytest.raises(RepositoryError, match="never overwritten"):
+    with pytest.raises(RepositoryError, match="not overwritten"):
         generate_key_pair(tmp_path / "release")
     (tmp_path / "release").unlink()
-    with pytest.raises(RepositoryError, match=r"release\.pub cannot be made"):
+    with pytest.raises(RepositoryError, match=r"release\.pub cannot be written"):
         generate_key_pair(tmp_path / "release")
     assert before
     assert not (tmp_path / "release").exists()
@@ -84,12 +84,12 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     generate_key_pair(tmp_path / "release")
     with pytest.raises(RepositoryError, match="cannot be read: expected a private key"):
         SigningKey.read(public_file(tmp_path / "release"))
-    with pytest.raises(RepositoryError, match=r"does not belong on a server \(copy release.pub"):
+    with pytest.raises(RepositoryError, match="copy release.pub"):
         TrustedKeys.read(tmp_path / "release")
     with pytest.raises(RepositoryError, match="cannot be read: No such file"):
         TrustedKeys.read(tmp_path / "nowhere")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RepositoryError, match="there is no key in"):
+    with pytest.raises(RepositoryError, match="no public key"):
         TrustedKeys.read(tmp_path / "empty")
 
 
@@ -107,7 +107,7 @@ def test_keys_that_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "release").unlink()
     with pytest.raises(RepositoryError, match="cannot be read: Permission denied") as raised:
         TrustedKeys.read(tmp_path)
-    assert raised.value.hint == "may this user read it?"
+    assert raised.value.hint == "check the permissions of the file"
 
 
 def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
@@ -115,19 +115,19 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
     private, public = tmp_path / "ec", tmp_path / "ec.pub"
     private.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
     public.write_bytes(other.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    with pytest.raises(RepositoryError, match=r"another kind .*, expected Ed25519"):
+    with pytest.raises(RepositoryError, match="expected Ed25519"):
         SigningKey.read(private)
-    with pytest.raises(RepositoryError, match="another kind, expected Ed25519"):
+    with pytest.raises(RepositoryError, match="expected Ed25519"):
         TrustedKeys.read(public)
 
 
 @pytest.mark.parametrize(
-    ("mode", "passphrase", "told"), [(0o644, None, True), (0o600, None, False), (0o644, b"p", False)]
+    ("mode", "passphrase", "warned"), [(0o644, None, True), (0o600, None, False), (0o644, b"p", False)]
 )
 def test_a_private_key_that_others_can_use_is_named(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, passphrase: bytes | None, told: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, passphrase: bytes | None, warned: bool
 ) -> None:
     generate_key_pair(tmp_path / "release", passphrase)
     (tmp_path / "release").chmod(mode)
     SigningKey.read(tmp_path / "release", passphrase)
-    assert ("release can be read by others" in caplog.text) is told
+    assert ("other users can read" in caplog.text) is warned

@@ -46,13 +46,13 @@ class TestReading:
         content = bytearray((folder / name).read_bytes())
         content[-1] ^= 1
         (folder / name).write_bytes(content)
-        with pytest.raises(RepositoryError, match=rf"{name} is not the file .* expected SHA-256"):
+        with pytest.raises(RepositoryError, match=rf"{name} does not match .* expected SHA-256"):
             read_version(folder)
 
     @pytest.mark.parametrize("name", ["manifest.json", "model.onnx", "golden.npz", "labels.txt"])
     def test_a_missing_file_is_named(self, folder: Path, name: str) -> None:
         (folder / name).unlink()
-        with pytest.raises(RepositoryError, match=f"there is no {name}"):
+        with pytest.raises(RepositoryError, match=rf"\bno {name}"):
             read_version(folder)
 
     def test_the_manifest_knows_its_graph_better_than_the_configuration(self, folder: Path) -> None:
@@ -99,7 +99,7 @@ class TestContract:
         if golden == "removed":
             (folder / "golden.npz").unlink()
         replace(Manifest.read(folder / "manifest.json"), golden=None).write(folder / "manifest.json")
-        with pytest.raises(ManifestError, match="names no golden samples, but the version was proven with some"):
+        with pytest.raises(ManifestError, match="names no golden samples"):
             read_version(folder)
 
 
@@ -142,7 +142,7 @@ class TestFindGraph:
     def test_not_outside_of_the_version(self, tmp_path: Path, name: str) -> None:
         for version in ("1", "2"):
             zoo.add(tmp_path, "m", zoo.scale(("batch", 3)), version=int(version))
-        with pytest.raises(RepositoryError, match="leads out of the version folder"):
+        with pytest.raises(RepositoryError, match="outside the version folder"):
             find_graph(tmp_path / "m" / "1", name)
 
 
@@ -165,5 +165,5 @@ class TestNewestVersion:
 
     def test_a_graph_that_lies_in_no_version(self, tmp_path: Path) -> None:
         (tmp_path / "m.onnx").touch()
-        with pytest.raises(RepositoryError, match=r"is a file, .*graphkiln convert .*m\.onnx makes a version of it"):
+        with pytest.raises(RepositoryError, match=r"is a file, .*graphkiln convert .*m\.onnx"):
             newest_version(tmp_path / "m.onnx")

@@ -65,7 +65,7 @@ def test_names_of_tools_and_file_systems(tmp_path: Path, name: str) -> None:
     ],
 )
 def test_a_folder_of_other_things_is_no_model(tmp_path: Path, files: tuple[str, ...]) -> None:
-    assert "nothing in it is of a model" in reason_to_pass_over(make(tmp_path / "docs", *files))
+    assert "no files of a model" in reason_to_pass_over(make(tmp_path / "docs", *files))
 
 
 @pytest.mark.parametrize(

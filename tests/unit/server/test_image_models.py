@@ -85,7 +85,7 @@ def test_a_model_that_takes_no_images_is_served_without_one(tmp_path: Path, mirr
     stores = opened(tmp_path / "store", mirror)
     assert stores.shown["cats"].versions == (1,)
     assert "image_model" not in read_config(mirror.path / "cats" / "config.pbtxt").parameters
-    assert "nothing says how an image becomes its input" in stores.refusals()["cats.images", "1"]
+    assert "no preprocessing" in stores.refusals()["cats.images", "1"]
     images = stores.shown["cats.images"]
     assert not stores.is_outdated(images)  # else it would be loaded again and again
     assert stores.plan(images.stored, ()).versions == ()
@@ -198,7 +198,7 @@ def test_a_model_that_can_have_none(setup: Setup, logged: list[str]) -> None:
         f"{setup.written}\n{ACCEPT_IMAGES_LINE}\nsequence_batching {{ }}\n".replace("dynamic_batching {\n}", "")
     )
     assert setup.follow({"digits": (1,)}) == []
-    assert "takes no encoded images" in setup.placeholder()
+    assert "do not support encoded images" in setup.placeholder()
     assert any(message.startswith(f"{TAKER} is not served") for message in logged)
     setup.follow({"digits": (1,)})
     assert setup.triton.loads == []
