@@ -94,7 +94,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Path) -> Path:
         ("pull models copy", "is no address"),
         ("push models copy", "is no address"),
         ("pull oci://127.0.0.1:1/models:1 copy --trusted-keys nowhere", "cannot be read"),
-        ("pull oci://127.0.0.1:1/models:1 copy --trusted-keys keys", "there is no key"),
+        ("pull oci://127.0.0.1:1/models:1 copy --trusted-keys keys", "no public key"),
         ("cache list --cache none", "there is no cache at none"),
         ("cache prune --cache off", "the cache is off"),
         ("cache prune --cache empty --to much", "'much' is not a size"),
