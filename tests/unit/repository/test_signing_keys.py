@@ -84,7 +84,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
     generate_key_pair(tmp_path / "release")
     with pytest.raises(RepositoryError, match="cannot be read: expected a private key"):
         SigningKey.read(public_file(tmp_path / "release"))
-    with pytest.raises(RepositoryError, match="copy release.pub"):
+    with pytest.raises(RepositoryError, match=r"copy release\.pub"):
         TrustedKeys.read(tmp_path / "release")
     with pytest.raises(RepositoryError, match="cannot be read: No such file"):
         TrustedKeys.read(tmp_path / "nowhere")
