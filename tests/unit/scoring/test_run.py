@@ -166,7 +166,7 @@ def test_damaged_row_group_affects_only_its_rows(tmp_path: Path) -> None:
     assert scored(score(make_request(tables, tmp_path / "out"))) == (20, 15, 5)
     rows = results(tmp_path / "out").to_pylist()
     assert {row["id"] for row in rows if row["error"]} == {f"b.parquet:{number}" for number in range(5, 10)}
-    assert all("b.parquet is damaged in row group 1, from row 5" in row["error"] for row in rows if row["error"])
+    assert all("b.parquet is damaged in row group 1, starting at row 5" in row["error"] for row in rows if row["error"])
     assert len({row["id"] for row in rows}) == 20
 
 

@@ -14,9 +14,17 @@ from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.sources import listing, parquet, tars
-from graphkiln_backend.scoring.sources.base import Columns, FileReader
+from graphkiln_backend.scoring.sources.base import (
+    Columns,
+    FileReader,
+    as_id,
+    checked_text,
+    cut,
+    decode_part,
+    digest,
+    encode_part,
+)
 from graphkiln_backend.scoring.sources.delta import LOG, find_delta
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import (
     PathPattern,
     Place,
@@ -33,7 +41,7 @@ _DATA = dict.fromkeys(SUFFIXES, KIND) | {".parquet": parquet.KIND, ".tar": tars.
 _LISTINGS = dict.fromkeys(listing.SUFFIXES, listing.KIND) | dict.fromkeys(listing.CSV_SUFFIXES, listing.CSV_KIND)
 _COMPRESSED = (".tar.gz", ".tgz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _KNOWN = "images, .parquet, .tar, and listings: .txt, .csv, .tsv"
-_PATTERN_HINT = "say by a pattern which: FOLDER/**/*.jpg"
+_PATTERN_HINT = "select files with a pattern, such as FOLDER/**/*.jpg"
 _ICEBERG_LOG = re.compile(r"(.*/)?metadata/(v\d+|\d{5}-[0-9a-f-]{36})\.metadata\.json")
 _log = logging.getLogger("graphkiln.scoring")
 
@@ -54,7 +62,7 @@ class FileSource:
         place, files = _find(self._text)
         first = next(files, None)
         if first is None:
-            raise ScoringError(f"nothing in {self._text} can be scored", hint=_hint_of_nothing(self._text))
+            raise ScoringError(f"{self._text} has no files that can be scored", hint=_hint_of_nothing(self._text))
         kind = _kind_of(first.path, listings=True)
         found = self._reader(kind).ranges(place, _of_one_kind(kind, chain([first], files), self._text), rows)
         yield from _some(found, self._text)
@@ -81,8 +89,8 @@ def _some(ranges: Iterator[InputRange], text: str) -> Iterator[InputRange]:
 
 def _hint_of_nothing(text: str) -> str:
     if is_pattern(text) and text.lower().endswith(tuple(_LISTINGS)):
-        return "a listing is named by itself, one for each run"
-    return f"known are {_KNOWN}"
+        return "a listing must be given by its path, one per run"
+    return f"supported are {_KNOWN}"
 
 
 def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
@@ -91,7 +99,7 @@ def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
     if file := place.storage.find(place.path):
         above, _, name = place.text.rpartition("/")
         if not _kind_of(name, listings=True):
-            raise ScoringError(f"{text} is of no known kind", hint=f"known are {_KNOWN}")
+            raise ScoringError(f"{text} has an unsupported format", hint=f"supported are {_KNOWN}")
         folder = Place(place.storage, place.path.removesuffix(f"/{name}") or "/", above or "/")
         return folder, iter([StoredFile(path=name, size=file.size, stamp=file.stamp)])
     if table := find_delta(text):
@@ -102,7 +110,7 @@ def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
         return place, _known(_of_no_table(chain([first], listed), text), text)
     if is_pattern(place.path):
         return _match(place)
-    raise ScoringError(f"there is no file {text}, and no folder with files", hint="check its spelling")
+    raise ScoringError(f"no such file, and no folder with files: {text}", hint="check the path")
 
 
 def _match(place: Place) -> tuple[Place, Iterator[StoredFile]]:
@@ -121,8 +129,8 @@ def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]
     for file in files:
         if table := _table_of(file.path):
             raise ScoringError(
-                f"{text} is a table of {table}, some of whose files may be no part of it any more: {file.path} says so",
-                hint=f"write its rows anew as Parquet, or take all files that are there: '{text}/**/*.parquet'",
+                f"{text} is a table of {table} ({file.path}), so some of its files may be obsolete",
+                hint=f"export its rows as Parquet, or read all files with '{text}/**/*.parquet'",
             )
         yield file
 
@@ -143,13 +151,13 @@ def _known(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
         elif not _is_note(file.path):
             left, example = left + 1, example or file.path
     if left:
-        _tell_left_out(text, left, example)
+        _warn_skipped(text, left, example)
 
 
 @cache
-def _tell_left_out(text: str, count: int, example: str) -> None:
+def _warn_skipped(text: str, count: int, example: str) -> None:
     """Log skipped files once, even if a source is listed repeatedly."""
-    _log.warning("%s: left out %d file%s of other kinds, such as %s", text, count, "" if count == 1 else "s", example)
+    _log.warning("%s: skipped %d file%s of other formats, such as %s", text, count, "" if count == 1 else "s", example)
 
 
 def _kind_of(path: str, *, listings: bool = False) -> str:
@@ -157,8 +165,8 @@ def _kind_of(path: str, *, listings: bool = False) -> str:
     name = PurePosixPath(path).name.lower()
     if name.endswith(_COMPRESSED):
         raise ScoringError(
-            f"{path} is compressed as a whole, so that no image in it can be reached without reading all before it",
-            hint=f"unpack it to a .tar, as images are compressed already; if it is no input, {_PATTERN_HINT}",
+            f"{path} is a compressed archive, which does not allow random access to its images",
+            hint=f"decompress it to a .tar; if it is not an input, {_PATTERN_HINT}",
         )
     if name.endswith(".parquet") and _is_note(path):
         return ""
@@ -175,7 +183,7 @@ def _of_one_kind(kind: str, files: Iterator[StoredFile], text: str) -> Iterator[
     for file in files:
         other = _kind_of(file.path, listings=True)
         if other != kind:
-            raise ScoringError(f"{text} holds {kind} and {other}, such as {file.path}", hint=_PATTERN_HINT)
+            raise ScoringError(f"{text} mixes {kind} and {other}, such as {file.path}", hint=_PATTERN_HINT)
         yield file
 
 

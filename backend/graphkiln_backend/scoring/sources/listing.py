@@ -25,8 +25,16 @@ from graphkiln_backend.images.formats import SUFFIXES as SUFFIXES_OF_IMAGES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.row_hashes import RowHashes
-from graphkiln_backend.scoring.sources.base import REPEATED, Columns
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part, find_ends
+from graphkiln_backend.scoring.sources.base import (
+    REPEATED,
+    Columns,
+    as_id,
+    checked_text,
+    decode_part,
+    digest,
+    encode_part,
+    find_ends,
+)
 from graphkiln_backend.scoring.sources.places import READABLE, Place, StoredFile, load_image, locate
 
 KIND, CSV_KIND = "lines", "csv"
@@ -36,7 +44,7 @@ _BLOCK = 4 * MIB
 _LONGEST = 64 * MIB
 _MARK = b"\xef\xbb\xbf"
 _QUOTE = b'"'
-_SEPARATORS = (";", "\t", "|", ",")  # of fields, in tables whose own is another
+_SEPARATORS = (";", "\t", "|", ",")  # field separators suggested by the error for a wrong one
 
 
 class ListingReader:
@@ -47,7 +55,7 @@ class ListingReader:
     """
 
     def __init__(self, columns: Columns) -> None:
-        columns.refuse("listings of one path a line")
+        columns.refuse("listings of one path per line")
 
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
         """Yield content-defined chunks of lines."""
@@ -71,8 +79,8 @@ def _checked_lines(where: str, block: Block) -> list[bytes]:
     check_addresses(block.content, where)
     lines = [text for record in block.records if (text := record.strip())]
     if b"\r" in block.content and any(b"\r" in line for line in lines):  # otherwise the whole file would be one row
-        hint = "\\n and \\r\\n are read: tr '\\r' '\\n' mends it"
-        raise ScoringError(f"{where} has line ends of \\r alone, or a name with one", hint=hint)
+        hint = "use \\n or \\r\\n: tr '\\r' '\\n' converts the file"
+        raise ScoringError(f"{where} has a \\r that is not followed by \\n", hint=hint)
     return lines
 
 
@@ -107,7 +115,7 @@ class CsvReader:
 
     def _table(self, header: list[str], where: str) -> _Table:
         if len(set(header)) < len(header):
-            raise ScoringError(f"{where} has two columns of one name: {', '.join(header)}")
+            raise ScoringError(f"{where} has duplicate column names: {', '.join(header)}")
         self._columns.check(header, where)
         if not self._columns.image:
             _check_only_column(header, where)
@@ -136,15 +144,15 @@ class _Table:
                 if not _is_blank(fields):
                     yield self._checked(fields)
         except (UnicodeDecodeError, csv.Error) as error:
-            raise ScoringError(f"{self.where} is no CSV in UTF-8: {error}") from error
+            raise ScoringError(f"{self.where} is not a CSV file in UTF-8: {error}") from error
 
     def ids(self, block: Block) -> list[str]:
         """Ids of a block, after a check of its addresses."""
         rows = list(self.parse(block.records))
         if len(rows) != sum(bool(record.strip()) for record in block.records):
             raise ScoringError(
-                f"{self.where} mixes kinds of line ends, or has a double quote within a field that is not quoted",
-                hint='\\n and \\r\\n are read, \\r alone is not; a quote is written as "a ""b"" c"',
+                f"{self.where} mixes line endings, or has a double quote inside an unquoted field",
+                hint='use \\n or \\r\\n; write a quote as "a ""b"" c"',
             )
         check_addresses("\n".join(fields[self.image] for fields in rows).encode(), self.where)
         return [fields[self.id] for fields in rows]
@@ -153,7 +161,7 @@ class _Table:
         if len(fields) != len(self.header):
             raise ScoringError(f"{self.where}: {fields} has {len(fields)} fields, expected {len(self.header)}")
         if not fields[self.id]:
-            raise ScoringError(f"{self.where}: {fields} has no '{self.header[self.id]}', which is its id")
+            raise ScoringError(f"{self.where}: {fields} has an empty id column, '{self.header[self.id]}'")
         return fields
 
 
@@ -163,9 +171,9 @@ def _read_header(listing: Place) -> list[str]:
         text = first.records[0].decode() if first else ""
         header = next(csv.reader([text], delimiter=_delimiter(listing.text), strict=True), [])
     except (UnicodeDecodeError, csv.Error) as error:
-        raise ScoringError(f"{listing.text} is no CSV in UTF-8: {error}") from error
+        raise ScoringError(f"{listing.text} is not a CSV file in UTF-8: {error}") from error
     if _is_blank(header):
-        raise ScoringError(f"{listing.text} has no header", hint="its first line names its columns")
+        raise ScoringError(f"{listing.text} has no header", hint="the first line must name the columns")
     return header
 
 
@@ -185,13 +193,13 @@ def _check_only_column(header: Sequence[str], where: str) -> None:
     (name,) = header
     if found := [each for each in _SEPARATORS if each in name]:
         raise ScoringError(
-            f"{where} has one column, {name!r}: its fields seem to be separated by {found[0]!r}",
-            hint="put commas between them, or tabs and call it .tsv",
+            f"{where} has one column, {name!r}: the fields appear to be separated by {found[0]!r}",
+            hint="separate fields with commas, or with tabs in a .tsv file",
         )
     if PurePosixPath(name).suffix.lower() in SUFFIXES_OF_IMAGES:
         raise ScoringError(
-            f"{where} has no header: its first line names an image, {name}",
-            hint="put the name of the column above it; paths alone, one a line, are a .txt",
+            f"{where} has no header: the first line is an image, {name}",
+            hint="add a header line, or rename the file to .txt for one path per line",
         )
 
 
@@ -325,7 +333,7 @@ def read_blocks(listing: Place, *, quoted: bool = False) -> Iterator[Block]:
 
 def _block(offset: int, content: bytes, name: str, quoted: bool) -> Block:
     if b"\0" in content:
-        raise ScoringError(f"{name} holds null bytes", hint="a listing is UTF-8 text, a line for each image")
+        raise ScoringError(f"{name} holds null bytes", hint="a listing is UTF-8 text with one line per image")
     lines = content.removesuffix(b"\n").split(b"\n")
     return Block(offset, content, list(_joined(lines)) if quoted and _QUOTE in content else lines)
 

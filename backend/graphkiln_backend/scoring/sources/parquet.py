@@ -16,9 +16,18 @@ from graphkiln_backend.graph.files import MIB
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.row_hashes import RowHashes
-from graphkiln_backend.scoring.sources.base import REPEATED, Columns, map_ahead, refuse_row
+from graphkiln_backend.scoring.sources.base import (
+    REPEATED,
+    Columns,
+    as_id,
+    checked_text,
+    decode_part,
+    digest,
+    encode_part,
+    map_ahead,
+    refuse_row,
+)
 from graphkiln_backend.scoring.sources.listing import check_addresses
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, decode_part, digest, encode_part
 from graphkiln_backend.scoring.sources.places import Place, StoredFile, load_image, locate
 
 KIND = "parquet"
@@ -168,8 +177,8 @@ def _check_alike(first: _Footer, other: _Footer) -> None:
     for name, kind in other.kept.items():
         if kind != first.kept[name]:
             raise ScoringError(
-                f"column '{name}' is {kind} in {other.file.path}, and {first.kept[name]} in {first.file.path}",
-                hint="leave it out of --keep-columns, or write the files with one type of it",
+                f"column '{name}' is {kind} in {other.file.path}, but {first.kept[name]} in {first.file.path}",
+                hint="remove it from --keep-columns, or convert the files to one type",
             )
 
 
@@ -182,7 +191,7 @@ def _opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
             with pq.ParquetFile(raw, pre_buffer=False, buffer_size=MIB, page_checksum_verification=True) as file:
                 yield file
         except (pa.ArrowException, OSError) as error:
-            raise ScoringError(f"{path.text} is no sound Parquet file: {error}") from error
+            raise ScoringError(f"{path.text} is not a valid Parquet file: {error}") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +227,7 @@ class _ImageTable:
                 yield from self._batch(batch, before + done)
                 done += len(batch)
         except _DAMAGE as error:
-            where = f"{self.place.text} is damaged in row group {group}, from row {before + done} of the file on"
+            where = f"{self.place.text} is damaged in row group {group}, starting at row {before + done} of the file"
             reason = f"{where}: {' '.join(str(error).split())}"
             yield from self._damaged(group, skipped + done, rows - done, before + done, reason)
 
@@ -253,7 +262,7 @@ class _ImageTable:
                 ids = [name for batch in batches for name in self._ids(batch, before)]
             except _DAMAGE as error:
                 raise ScoringError(
-                    f"{reason}, where column '{self.named}' names its rows", hint="copy the file again"
+                    f"{reason}, including the id column '{self.named}'", hint="copy the file again"
                 ) from error
         kept = {name: pa.nulls(1, plain_type(type_of(self.file.schema_arrow, name))) for name in self.kept}
         for name in ids:
@@ -269,7 +278,7 @@ def _load(image: ImageColumn, images: pa.Array, index: int, folder: Place) -> by
     try:
         content, path = image.value(images, index)
     except UnicodeDecodeError as error:
-        raise InvalidInput(f"the path of its image is no UTF-8: {error}") from error
+        raise InvalidInput(f"the image path is not UTF-8: {error}") from error
     if content is not None:
         return content
     if path:
@@ -313,7 +322,7 @@ def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageC
             what = f"{len(found)} columns" if found else "no column"
             raise ScoringError(
                 f"{where} has {what} of image bytes",
-                hint=f"--image-column with bytes or paths: {', '.join(schema.names)}",
+                hint=f"choose a column of bytes or paths with --image-column: {', '.join(schema.names)}",
             )
         name = found[0]
         Columns(image=name).check(schema.names, where)
@@ -323,7 +332,9 @@ def find_image_column(schema: pa.Schema, columns: Columns, where: str) -> ImageC
     values = plain_type(kind)
     if _is_bytes(values) or _is_text(values):
         return ImageColumn(name=name, is_path=_is_text(values), is_struct=False)
-    raise ScoringError(f"{where}: column '{name}' of {kind} holds no images", hint="bytes, text, {bytes, path}")
+    raise ScoringError(
+        f"{where}: column '{name}' of {kind} cannot hold images", hint="expected bytes, text, or {bytes, path}"
+    )
 
 
 def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
@@ -334,13 +345,15 @@ def as_ids(column: pa.Array, name: str, where: str) -> list[str]:
     """
     values = plain(column)
     if not (_is_text(values.type) or pa.types.is_integer(values.type)):
-        raise ScoringError(f"{where}: column '{name}' of {values.type} cannot name rows", hint="text and integers can")
+        raise ScoringError(
+            f"{where}: column '{name}' of {values.type} cannot be the id column", hint="expected text or integers"
+        )
     if values.null_count:
-        raise ScoringError(f"{where}: column '{name}' names rows, but is empty in some")
+        raise ScoringError(f"{where}: column '{name}' is the id column, but has nulls")
     try:
         return list(map(str, values.to_pylist()))
     except UnicodeDecodeError as error:
-        raise ScoringError(f"{where}: column '{name}' names rows, and is no UTF-8: {error}") from error
+        raise ScoringError(f"{where}: column '{name}' is the id column, but is not UTF-8: {error}") from error
 
 
 def type_of(schema: pa.Schema, name: str) -> pa.DataType:

@@ -23,7 +23,7 @@ from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
 
 IMAGE_LIMIT = GIB  # maximum size of an encoded image
-READABLE = "paths, s3://, gs:// and file:// can"
+READABLE = "supported are paths, s3://, gs:// and file://"
 _OTHER_SCHEME = re.compile(r"(?!s3://|gs://)[a-zA-Z][a-zA-Z0-9+.-]*://")
 _WILDCARD = re.compile(r"[*?[]")
 _ANY_FOLDERS = "**"
@@ -128,7 +128,7 @@ def locate(text: str) -> Place:
         raise ScoringError(f"'{redact(text)}' cannot be read", hint=READABLE)
     address = RemoteAddress.parse(text)
     if address is None:
-        path = os.path.abspath(text)  # noqa: PTH100 - it may hold a pattern
+        path = os.path.abspath(text)  # noqa: PTH100 - may contain wildcards
         return Place(LocalStorage(), path, path)
     # Up to the bucket, which credentials may depend on.
     bucket, _, rest = address.root.partition("/")
@@ -161,7 +161,7 @@ def check_size(size: int) -> None:
         UnusableFile: It is too large.
     """
     if size > IMAGE_LIMIT:
-        raise UnusableFile(f"it has {format_size(size)}, which is more than the {format_size(IMAGE_LIMIT)} of an image")
+        raise UnusableFile(f"it has {format_size(size)}, more than the maximum of {format_size(IMAGE_LIMIT)}")
 
 
 def is_pattern(path: str) -> bool:
@@ -186,7 +186,7 @@ class PathPattern:
         self._parts = [None if part == _ANY_FOLDERS else re.compile(fnmatch.translate(part)) for part in parts]
 
     def matches(self, path: str) -> bool:
-        """True if a path matches."""
+        """Return True if a path matches."""
         return _match(path.split("/"), self._parts)
 
 
@@ -221,15 +221,15 @@ class OpenedFile(BufferedIOBase):
         return self._explained(lambda: self._file.seek(offset, whence))
 
     def tell(self) -> int:
-        """The position."""
+        """Return the position."""
         return self._explained(self._file.tell)
 
     def readable(self) -> bool:
-        """Always true."""
+        """Return True."""
         return True
 
     def seekable(self) -> bool:
-        """Always true."""
+        """Return True."""
         return True
 
     def close(self) -> None:
@@ -267,8 +267,8 @@ class LocalStorage:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as error:
-            raise ScoringError(f"cannot look at {path}: {error}") from error
-        return _described(path, status) if stat.S_ISREG(status.st_mode) else None
+            raise ScoringError(f"cannot access {path}: {error}") from error
+        return _describe(path, status) if stat.S_ISREG(status.st_mode) else None
 
     def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
         """Read a file, and check that it did not change meanwhile."""
@@ -281,7 +281,7 @@ class LocalStorage:
             if error.errno in _PASSING:
                 raise SourceUnavailable(f"cannot read {path}: {error.strerror}") from error
             if error.errno == errno.ENOENT and stamp:
-                raise InputChanged(f"{path} is gone since it was planned") from error
+                raise InputChanged(f"{path} was deleted since it was planned") from error
             raise
         return content
 
@@ -291,7 +291,7 @@ class LocalStorage:
             file = open_regular(path)
         except FileNotFoundError as error:
             kind = ScoringError if stamp is None else InputChanged
-            raise kind(f"there is no file {path}") from error
+            raise kind(f"no such file: {path}") from error
         except OSError as error:
             raise _failure(path, error) from error
         try:
@@ -304,10 +304,10 @@ class LocalStorage:
 
 def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> Iterator[StoredFile]:
     try:
-        status = os.stat(folder)  # noqa: PTH116 - bytes, which no Path holds
+        status = os.stat(folder)  # noqa: PTH116 - Path does not accept bytes
         here = status.st_dev, status.st_ino
         if here in above:
-            _log.warning("%s leads back to a folder that holds it: it is not followed", os.fsdecode(folder))
+            _log.warning("%s is a link to a folder that contains it: not followed", os.fsdecode(folder))
             return
         with os.scandir(folder) as entries:
             # Folders end with a slash, so that paths are sorted like in a bucket.
@@ -320,7 +320,7 @@ def _walk(folder: bytes, prefix: bytes, above: tuple[tuple[int, int], ...]) -> I
         if name.endswith(b"/"):
             yield from _walk(folder + b"/" + name[:-1], prefix + name, (*above, here))
         else:
-            yield _look_at(folder + b"/" + name, os.fsdecode(prefix + name))
+            yield _describe_entry(folder + b"/" + name, os.fsdecode(prefix + name))
 
 
 def _is_folder(entry: os.DirEntry[bytes]) -> bool:
@@ -332,16 +332,16 @@ def _is_folder(entry: os.DirEntry[bytes]) -> bool:
         raise
 
 
-def _look_at(path: bytes, name: str) -> StoredFile:
+def _describe_entry(path: bytes, name: str) -> StoredFile:
     try:
-        return _described(name, os.stat(path))  # noqa: PTH116
+        return _describe(name, os.stat(path))  # noqa: PTH116
     except OSError as error:
         if error.errno in {errno.ENOENT, errno.ELOOP}:  # a dangling link, or just deleted: reported by its row
             return StoredFile(path=name, size=0, stamp="")
         raise _failure(os.fsdecode(path), error) from error
 
 
-def _described(path: str, status: os.stat_result) -> StoredFile:
+def _describe(path: str, status: os.stat_result) -> StoredFile:
     return StoredFile(path=path, size=status.st_size, stamp=_stamp(status))
 
 
@@ -366,7 +366,7 @@ def _failure(path: str, error: Exception) -> ScoringError:
     words = f"cannot read {path}: {getattr(error, 'strerror', None) or error}"
     if number in _PASSING:
         return SourceUnavailable(words)
-    hint = "everything below it is input, or a pattern says what is" if number == errno.EACCES else ""
+    hint = "all files below the folder are read: exclude this one with a pattern" if number == errno.EACCES else ""
     return ScoringError(words, hint=hint)
 
 
@@ -405,8 +405,8 @@ class ObjectStorage:
             return self._objects.read(path, IMAGE_LIMIT, stamp or "", part)
         except FileNotFoundError as error:
             if stamp is None:
-                raise FileNotFoundError(f"there is no object {path}") from error
-            raise InputChanged(f"{path} is gone since it was planned") from error
+                raise FileNotFoundError(f"no such object: {path}") from error
+            raise InputChanged(f"{path} was deleted since it was planned") from error
         except RemoteStoreError as error:
             if error.passing or isinstance(error, ObjectChanged):
                 raise _translate(error) from error
@@ -415,11 +415,11 @@ class ObjectStorage:
     def open(self, path: str, stamp: str | None = None) -> BinaryIO:
         """Open a file that requests ranges, which fail once the object is replaced."""
         if stamp is not None and ((found := self.find(path)) is None or found.stamp != stamp):
-            raise InputChanged(f"{path} has changed since it was planned" if found else f"{path} is gone")
+            raise InputChanged(f"{path} has changed since it was planned" if found else f"{path} was deleted")
         try:
             opened: Any = self._objects.open(path)
         except FileNotFoundError as error:
-            raise ScoringError(f"there is no object {path}") from error
+            raise ScoringError(f"no such object: {path}") from error
         except RemoteStoreError as error:
             raise _translate(error) from error
         return cast("BinaryIO", OpenedFile(opened, lambda error: _translate(self._objects.translate(error, path))))

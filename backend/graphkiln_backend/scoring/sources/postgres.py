@@ -24,8 +24,7 @@ from psycopg.conninfo import conninfo_to_dict
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
-from graphkiln_backend.scoring.sources.base import Columns, refuse_row
-from graphkiln_backend.scoring.sources.names import cut, decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.base import Columns, cut, decode_part, digest, encode_part, refuse_row
 from graphkiln_backend.scoring.sources.places import load_image, locate
 
 KIND = "keys"

@@ -20,8 +20,17 @@ from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.row_hashes import RowHashes
-from graphkiln_backend.scoring.sources.base import Columns, map_ahead, refuse_row
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, decode_part, digest, encode_part
+from graphkiln_backend.scoring.sources.base import (
+    Columns,
+    as_id,
+    checked_text,
+    cut,
+    decode_part,
+    digest,
+    encode_part,
+    map_ahead,
+    refuse_row,
+)
 from graphkiln_backend.scoring.sources.places import Place, StoredFile, check_size, locate
 
 KIND = "tar"

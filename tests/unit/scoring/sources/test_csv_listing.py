@@ -60,19 +60,19 @@ def test_ranges_cover_each_row_once(tmp_path: Path, cells: list[str], rows: int,
         ("a,b\n1,2\n", {}, "several columns"),
         ("a,b\n1,2\n", {"image": "c"}, r"no column 'c' \(it has a, b\)"),
         ("a,b\n1,2\n", {"image": "a", "kept": ("d",)}, "no column 'd'"),
-        ("a,a\n1,2\n", {"image": "a"}, "two columns of one name"),
+        ("a,a\n1,2\n", {"image": "a"}, "duplicate column names"),
         ("a,b\n1,2\n3\n", {"image": "a"}, r"\['3'\] has 1 fields, expected 2"),
-        ("a,b\n,2\n", {"image": "a"}, "has no 'a', which is its id"),
-        ('a\n""\n', {}, "has no 'a'"),
+        ("a,b\n,2\n", {"image": "a"}, "empty id column, 'a'"),
+        ('a\n""\n', {}, "empty id column"),
         ("a,b\nx,1\ny,1\n", {"image": "a", "id": "b"}, "1 id occurs more than once: '1'"),
         ("a\nftp://x/y\n", {}, "'ftp://x/y' cannot be read"),
-        ("a\n1\r2\n", {}, "line ends"),
+        ("a\n1\r2\n", {}, "line endings"),
         ("a\n1\0\n", {}, "null bytes"),
         ('a\n"1\n2\n', {}, "a quotation .* never ends"),
-        ('a,b\n"1"x,2\n', {"image": "a"}, "is no CSV"),
+        ('a,b\n"1"x,2\n', {"image": "a"}, "not a CSV file"),
         ("", {}, "has no header"),
         ("\na,b\n1,2\n", {"image": "a"}, "has no header"),
-        ('a,b\n5" x,1\n6" y,2\n', {"image": "a"}, r"double quote within a field that is not quoted"),
+        ('a,b\n5" x,1\n6" y,2\n', {"image": "a"}, r"double quote"),
     ],
 )
 def test_what_is_wrong_is_told(tmp_path: Path, text: str, columns: dict[str, Any], message: str) -> None:
@@ -82,7 +82,7 @@ def test_what_is_wrong_is_told(tmp_path: Path, text: str, columns: dict[str, Any
 
 def test_another_encoding_is_told(tmp_path: Path) -> None:
     (tmp_path / "photos.csv").write_bytes(b"path\n\xe9.jpg\n")
-    with pytest.raises(ScoringError, match="is no CSV in UTF-8"):
+    with pytest.raises(ScoringError, match="not a CSV file in UTF-8"):
         plan(files_source(tmp_path / "photos.csv"))
 
 
@@ -102,9 +102,9 @@ def test_a_header_that_changed_makes_other_units(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("path;price\na.jpg;3\n", r"one column, 'path;price': its fields seem to be separated by ';' \(put commas"),
-        ("path\tprice\na.jpg\t3\n", r"seem to be separated by '\\t'"),
-        ("photos/1.JPG\nphotos/2.jpg\n", r"no header: its first line names an image, photos/1\.JPG"),
+        ("path;price\na.jpg;3\n", r"appear to be separated by ';'"),
+        ("path\tprice\na.jpg\t3\n", r"appear to be separated by '\\t'"),
+        ("photos/1.JPG\nphotos/2.jpg\n", r"no header: the first line is an image, photos/1\.JPG"),
     ],
 )
 def test_what_is_no_header_is_told_before_each_row_is_an_error(tmp_path: Path, text: str, message: str) -> None:

@@ -68,7 +68,7 @@ def test_partitions_are_found_whatever_their_values_are(tmp_path: Path) -> None:
 def test_a_folder_may_be_called_like_a_version(folder: Path) -> None:
     folder.rename(folder.with_name("photos@v7"))
     assert images(folder.with_name("photos@v7")) == [b"1", b"2", b"3"]
-    with pytest.raises(ScoringError, match="there is no file"):
+    with pytest.raises(ScoringError, match="no such file"):
         plan(files_source(f"{folder}@v1"))
 
 

@@ -43,16 +43,16 @@ def test_a_listing_is_one_only_where_it_is_named(folder: Path) -> None:
 def test_nothing_and_unknown_kinds_are_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "model.onnx").touch()
-    for name, message in (("empty", "no folder with files"), ("none", "there is no file"), ("*.gif", "nothing in")):
+    for name, message in (("empty", "no folder with files"), ("none", "no such file"), ("*.gif", "no files that can be scored")):
         with pytest.raises(ScoringError, match=message):
             plan(files_source(folder / name))
-    with pytest.raises(ScoringError, match="of no known kind"):
+    with pytest.raises(ScoringError, match="unsupported format"):
         plan(files_source(folder / "model.onnx"))
 
 
 def test_two_kinds_in_one_folder_are_refused(folder: Path) -> None:
     write_tar(folder / "c.tar", {"1.jpg": b"image"})
-    with pytest.raises(ScoringError, match=r"holds images and tar, such as c\.tar"):
+    with pytest.raises(ScoringError, match=r"mixes images and tar, such as c\.tar"):
         plan(files_source(folder))
 
 
@@ -60,7 +60,7 @@ def test_two_kinds_in_one_folder_are_refused(folder: Path) -> None:
 def test_a_compressed_tar_is_refused_with_the_reason(folder: Path, name: str) -> None:
     (folder / name).touch()
     for text in (folder, folder / name):
-        with pytest.raises(ScoringError, match="compressed as a whole"):
+        with pytest.raises(ScoringError, match="compressed archive"):
             plan(files_source(text))
 
 
@@ -104,7 +104,7 @@ def test_how_many_files_are_left_out_is_told_once(folder: Path, caplog: pytest.L
     for text in (folder, folder, f"{folder}/**/*.jpg"):
         plan(files_source(text))
     assert [record.getMessage() for record in caplog.records] == [
-        f"{folder}: left out 2 files of other kinds, such as a/1.heic"
+        f"{folder}: skipped 2 files of other formats, such as a/1.heic"
     ]
 
 
@@ -116,5 +116,5 @@ def test_jpegs_by_their_other_names_are_images(folder: Path) -> None:
 
 def test_a_pattern_of_listings_is_told_what_to_do(folder: Path) -> None:
     (folder / "all.txt").write_text("a/1.jpg\n")
-    with pytest.raises(ScoringError, match="a listing is named by itself"):
+    with pytest.raises(ScoringError, match="a listing must be given by its path"):
         plan(files_source(folder / "*.txt"))

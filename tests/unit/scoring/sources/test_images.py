@@ -55,7 +55,7 @@ def test_an_image_that_no_memory_should_hold_is_not_asked_for(photos: Path, monk
     (unit,) = plan(source, 10**9)
     monkeypatch.setattr(storage, "IMAGE_LIMIT", 8)
     monkeypatch.setattr(LocalStorage, "read", lambda _, path, __: path.encode())
-    assert [row.id for row in read_unit(source, unit) if "more than the 8 bytes" in row.error] == ["a/1.jpg"]
+    assert [row.id for row in read_unit(source, unit) if "maximum of 8 bytes" in row.error] == ["a/1.jpg"]
 
 
 def test_columns_are_refused(photos: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_file_that_is_gone_stops_its_unit(photos: Path) -> None:
     source = files_source(photos)
     (unit,) = plan(source, 10**9)
     (photos / "b.jpg").unlink()
-    with pytest.raises(InputChanged, match=r"b\.jpg is gone"):
+    with pytest.raises(InputChanged, match=r"b\.jpg was deleted"):
         read_unit(source, unit)
 
 

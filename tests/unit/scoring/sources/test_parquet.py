@@ -84,7 +84,7 @@ def test_repeated_ids_are_named_across_files(tmp_path: Path) -> None:
 def test_images_may_be_named_by_paths(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(b"one")
     pq.write_table(pa.table({"file": ["1.jpg", "2.jpg", None]}), tmp_path / "a.parquet")
-    with pytest.raises(ScoringError, match="is empty in some"):
+    with pytest.raises(ScoringError, match="has nulls"):
         plan(files_source(tmp_path / "a.parquet", image="file"))
     pq.write_table(pa.table({"file": ["1.jpg", "2.jpg"]}), tmp_path / "a.parquet")
     rows = read_all(files_source(tmp_path / "a.parquet", image="file"))
@@ -122,7 +122,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path) -> 
 
 def test_what_is_no_parquet_and_what_is_empty(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
-    with pytest.raises(ScoringError, match="no sound Parquet file"):
+    with pytest.raises(ScoringError, match="not a valid Parquet file"):
         plan(files_source(tmp_path / "a.parquet"))
     with pytest.raises(ScoringError, match="has no rows"):
         plan(files_source(write(tmp_path / "a.parquet", 0)))
@@ -174,17 +174,17 @@ def test_a_column_of_two_types_is_told_before_anything_is_scored(tmp_path: Path,
     """Of the answers of both files nobody could make a table."""
     pq.write_table(pa.table({"image": [b"1"], "price": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"image": [b"2"], "price": price}), tmp_path / "b.parquet")
-    with pytest.raises(ScoringError, match=r"'price' is \w+ in b\.parquet, and int64 in a\.parquet"):
+    with pytest.raises(ScoringError, match=r"'price' is \w+ in b\.parquet, but int64 in a\.parquet"):
         plan(files_source(tmp_path, kept=("price",)))
     assert len(plan(files_source(tmp_path))) == 2
 
 
 def test_paths_that_nobody_can_read_are_told_before_anything_is_scored(tmp_path: Path) -> None:
     pq.write_table(pa.table({"url": ["a.jpg", "https://host/b.jpg"], "n": [1, 2]}), tmp_path / "a.parquet")
-    with pytest.raises(ScoringError, match=r"'https://host/b\.jpg' cannot be read \(paths, s3://"):
+    with pytest.raises(ScoringError, match=r"'https://host/b\.jpg' cannot be read"):
         plan(files_source(tmp_path, image="url"))
     rows = read_all(files_source(tmp_path, image="url", id="n"))
-    assert rows[1].error == "'https://host/b.jpg' cannot be read (paths, s3://, gs:// and file:// can)"
+    assert rows[1].error == "'https://host/b.jpg' cannot be read (supported are paths, s3://, gs:// and file://)"
 
 
 def test_row_groups_and_files_without_rows_are_passed_over(tmp_path: Path) -> None:
@@ -261,7 +261,7 @@ def test_a_damaged_row_group_costs_its_own_rows_alone(path: Path, named: dict[st
     assert [row.id for row in rows] == [f"{'' if named else 'a.parquet:'}{number}" for number in range(30)]
     assert [row.content for row in rows] == [b"image %d" % n if n in there else None for n in range(30)]
     assert [row.kept["n"] for row in rows] == [number if number in there else None for number in range(30)]
-    assert f"{path} is damaged in row group 1, from row 10 of the file on: " in rows[10].error
+    assert f"{path} is damaged in row group 1, starting at row 10 of the file: " in rows[10].error
 
 
 def test_rows_before_the_damaged_page_are_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,7 +271,7 @@ def test_rows_before_the_damaged_page_are_read(path: Path, monkeypatch: pytest.M
     for rows in (100, 3):
         read = read_all(files_source(path), rows)
         assert [row.content is None for row in read] == [number in {8, 9} for number in range(30)]
-        assert "from row 8 of the file on" in read[8].error
+        assert "starting at row 8 of the file" in read[8].error
 
 
 def test_a_row_without_its_kept_column_is_an_error_rather_than_an_answer_beside_nothing(path: Path) -> None:
@@ -286,7 +286,7 @@ def test_a_row_without_its_kept_column_is_an_error_rather_than_an_answer_beside_
 
 def test_a_column_of_ids_that_is_damaged_ends_the_plan(path: Path) -> None:
     damage(path, 1, NUMBER, 0.0)
-    with pytest.raises(ScoringError, match=r"a\.parquet is no sound Parquet file"):
+    with pytest.raises(ScoringError, match=r"a\.parquet is not a valid Parquet file"):
         plan(files_source(path, id="n"))
 
 
@@ -296,8 +296,8 @@ def test_a_path_that_is_no_text_is_an_error_of_its_row(tmp_path: Path) -> None:
     pq.write_table(pa.table({"file": paths, "n": [1, 2]}), tmp_path / "a.parquet")
     one, two = read_all(files_source(tmp_path / "a.parquet", image="file", id="n"))
     assert (one.content, two.content) == (b"one", None)
-    assert "is no UTF-8" in two.error
-    with pytest.raises(ScoringError, match="'file' names rows, and is no UTF-8"):
+    assert "not UTF-8" in two.error
+    with pytest.raises(ScoringError, match="not UTF-8"):
         plan(files_source(tmp_path / "a.parquet", image="file"))
 
 
@@ -341,16 +341,16 @@ def test_what_is_not_clear_is_asked() -> None:
     for columns, message in (({"path": pa.string()}, "no column"), ({"a": pa.binary(), "b": STRUCT}, "2 columns")):
         with pytest.raises(ScoringError, match=f"{message} of image bytes.*--image-column"):
             find(columns)
-    with pytest.raises(ScoringError, match="of int64 holds no images"):
+    with pytest.raises(ScoringError, match="cannot hold images"):
         find({"n": pa.int64()}, "n")
     with pytest.raises(ScoringError, match=r"no column 'x' \(it has n\)"):
         find({"n": pa.int64()}, "x")
 
 
 def test_nothing_else_does() -> None:
-    with pytest.raises(ScoringError, match="column 'n' of double cannot name rows"):
+    with pytest.raises(ScoringError, match="cannot be the id column"):
         as_ids(pa.array([1.0]), "n", "file")
-    with pytest.raises(ScoringError, match="is empty in some"):
+    with pytest.raises(ScoringError, match="has nulls"):
         as_ids(pa.array(["a", None]), "n", "file")
 
 
@@ -365,16 +365,16 @@ def test_text_of_every_kind_names_images_and_rows(kind: pa.DataType) -> None:
 
 def test_a_dictionary_may_hold_nothing() -> None:
     empty = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
-    with pytest.raises(ScoringError, match="is empty in some"):
+    with pytest.raises(ScoringError, match="has nulls"):
         as_ids(empty, "n", "file")
 
 
 def test_of_two_columns_of_one_name_none_is_meant() -> None:
     schema = pa.schema([("image", pa.binary()), ("image", pa.int64()), ("n", pa.int64()), ("n", pa.int64())])
     for columns in (Columns(), Columns(image="image"), Columns(image="image", kept=("n",))):
-        with pytest.raises(ScoringError, match="two columns of one name: 'image'"):
+        with pytest.raises(ScoringError, match="two columns named 'image'"):
             find_image_column(schema, columns, "file")
     other = pa.schema([("image", pa.binary()), ("n", pa.int64()), ("n", pa.int64())])
     assert find_image_column(other, Columns(), "file").name == "image"
-    with pytest.raises(ScoringError, match="two columns of one name: 'n'"):
+    with pytest.raises(ScoringError, match="two columns named 'n'"):
         find_image_column(other, Columns(kept=("n",)), "file")

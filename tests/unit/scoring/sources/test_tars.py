@@ -153,7 +153,7 @@ def test_a_file_that_no_memory_should_hold_is_an_error_of_its_row(shard: Path, m
     write_tar(shard, {"1.jpg": b"x" * 11, "2.jpg": b"x" * 10})
     monkeypatch.setattr(storage, "IMAGE_LIMIT", 10)
     one, two = read_all(files_source(shard))
-    assert "more than the 10 bytes of an image" in one.error
+    assert "maximum of 10 bytes" in one.error
     assert two.content == b"x" * 10
 
 

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources.names import as_id, checked_text, cut, find_ends
+from graphkiln_backend.scoring.sources.base import as_id, checked_text, cut, find_ends
 
 ODD = os.fsdecode(b"caf\xe9.jpg")
 
