@@ -43,7 +43,11 @@ def test_a_listing_is_one_only_where_it_is_named(folder: Path) -> None:
 def test_nothing_and_unknown_kinds_are_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "model.onnx").touch()
-    for name, message in (("empty", "no folder with files"), ("none", "no such file"), ("*.gif", "no files that can be scored")):
+    for name, message in (
+        ("empty", "no folder with files"),
+        ("none", "no such file"),
+        ("*.gif", "no files that can be scored"),
+    ):
         with pytest.raises(ScoringError, match=message):
             plan(files_source(folder / name))
     with pytest.raises(ScoringError, match="unsupported format"):
