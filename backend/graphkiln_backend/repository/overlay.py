@@ -1,7 +1,7 @@
-"""Model stores as Triton should see them: the user's files by links, every config.pbtxt complete.
+"""Mirrors of model stores for Triton: links to the user's files, and a complete config.pbtxt for each model.
 
-Triton can complete configurations itself, but starts one more process for every model version to do it, which costs at
-least a second each. With complete configurations it need not. The user's folders are never written to.
+Triton can complete configurations itself, but starts an extra process for each model version to do so, which takes at
+least a second each. The user's folders are never modified.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from graphkiln_backend.repository.publication import publish
 from graphkiln_backend.repository.version import CONFIG_FILE, find_labels_file, newest_version, read_version_signature
 from graphkiln_backend.repository.version_folders import confuses_triton, version_number
 
-# Version folder -> the folder that holds its graph: itself, unless another framework saved it.
+# Version folder -> folder that holds its graph: the same folder, unless the graph was imported from another framework.
 GraphFolder = Callable[[Path], Path]
 
 
 class OtherBackend(RepositoryError):
-    """A model is of a backend that is not ours: its configuration is its own affair."""
+    """The model belongs to another Triton backend."""
 
 
 def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
-    """Mirror a model by links, with some of its versions and another configuration.
+    """Mirror a model by links, with a selection of its versions and another configuration.
 
     Label files are copied: Triton refuses a label file whose real path is outside the model's folder (since 26.02).
 
@@ -43,7 +43,7 @@ def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: M
         model: The user's folder of the model; never written to.
         mirror: Where to build the mirror; must not exist.
         versions: Numbers of the versions to show.
-        config: What to write as its config.pbtxt; None for a link to the user's.
+        config: Content of config.pbtxt; None links to the user's file.
 
     Raises:
         OSError: The mirror cannot be written.
@@ -63,7 +63,7 @@ def copy_labels(model: Path, mirror: Path, config: ModelConfigProto) -> None:
     Args:
         model: The user's folder of the model.
         mirror: Its mirror. Links to folders on the way to a label file become folders of links.
-        config: Names the label files; those that are missing or outside the model are left to Triton's own error.
+        config: Names the label files. Files that are missing or outside the model are skipped; Triton reports them.
 
     Raises:
         OSError: The mirror cannot be written.
@@ -73,7 +73,7 @@ def copy_labels(model: Path, mirror: Path, config: ModelConfigProto) -> None:
         if Path(name).is_absolute() or ".." in parts or not (model / name).is_file():
             continue
         if len(parts) > 1 and version_number(parts[0]) is not None and not (mirror / parts[0]).exists():
-            continue  # of a version that is not shown
+            continue  # the labels of a version that is not mirrored
         for depth in range(1, len(parts)):
             _make_folder_of_links(mirror.joinpath(*parts[:depth]))
         (mirror / name).unlink(missing_ok=True)
@@ -93,7 +93,7 @@ def _make_folder_of_links(path: Path) -> None:
 
 
 def _is_hidden(entry: Path, versions: Collection[int]) -> bool:
-    """Return true for entries to hide from Triton: other versions, and names that it would take for versions."""
+    """Return true for entries to hide from Triton: other versions, and names that it would misread as versions."""
     if entry.is_file():
         return False
     number = version_number(entry.name)
@@ -101,9 +101,9 @@ def _is_hidden(entry: Path, versions: Collection[int]) -> bool:
 
 
 def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
-    """Bytes of all inputs and outputs of a largest batch, once per instance of every model.
+    """Bytes of all inputs and outputs of a largest batch, one entry per instance of each model.
 
-    Dimensions that vary count as 1, texts as nothing: a lower bound.
+    This is a lower bound: dynamic dimensions count as 1, and strings as 0 bytes.
 
     Args:
         mirrors: Stores with complete configurations.
@@ -122,18 +122,18 @@ def complete_config(
     version: int | None = None,
     served: Collection[int] | None = None,
 ) -> ModelConfigProto:
-    """A model's configuration, completed from the graph of one version.
+    """Read a model's configuration and complete it from the graph of one version.
 
     Args:
         model: The model's folder.
-        backends: Names under which our backend is installed.
-        graph_folder: Finds the graph of a version.
+        backends: Names under which the graphkiln backend is installed.
+        graph_folder: Returns the folder that holds the graph of a version.
         version: Number of the version; by default the newest one.
-        served: Numbers of all versions that it is for; by default those that the version policy selects.
+        served: Numbers of all versions to serve; by default those that the version policy selects.
 
     Raises:
-        OtherBackend: The model is of another backend.
-        RepositoryError: The configuration or the graph is not usable.
+        OtherBackend: The model belongs to another backend.
+        RepositoryError: The configuration or the graph is invalid.
         ManifestError: The manifest cannot be read.
     """
     if fault := fault_in_served_name(model.name):
@@ -141,16 +141,16 @@ def complete_config(
     config = read_config(model / CONFIG_FILE)
     if config.name not in ("", model.name):
         raise RepositoryError(
-            f"its folder is called '{model.name}', but its {CONFIG_FILE} names the model '{config.name}'",
-            hint=f'rename the folder, or take the line `name: "{config.name}"` out of {CONFIG_FILE}',
+            f"the folder is named '{model.name}', but its {CONFIG_FILE} names the model '{config.name}'",
+            hint=f'rename the folder, or remove the line `name: "{config.name}"` from {CONFIG_FILE}',
         )
     config.name = model.name
     if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
         config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
     if config.backend not in backends:
         raise OtherBackend(
-            f"model '{model.name}' is of backend '{config.backend or config.platform}'",
-            hint="served with others it may be; alone, graphkiln computes what its own backend serves",
+            f"model '{model.name}' uses the backend '{config.backend or config.platform}'",
+            hint="`graphkiln serve` can serve it beside others; other commands need a model of the graphkiln backend",
         )
     graph = graph_folder(newest_version(model) if version is None else model / str(version))
     signature = read_version_signature(graph, config.default_model_filename)

@@ -1,9 +1,9 @@
-"""A local copy of a remote store, from which it is served: only what changed is fetched, and versions appear at once.
+"""Local copy of a remote store to serve from. Only changes are fetched, and versions appear atomically.
 
-What is copied as a whole is a version, or everything of a model beside its versions. Uploads are not atomic: a version
-is taken over when two listings in a row say the same of it, and when every file is there that its manifest names.
-Fetching and taking over are two steps: the first waits for the network and touches nothing that is served. What came
-before it was interrupted does not travel again.
+The unit of copying is a version, or all files of a model that its versions share. Uploads are not atomic, so a version
+is accepted only after two consecutive listings of it are equal and all files that its manifest names exist. `fetch`
+uses the network and does not touch files that are served; `take_over` applies the changes. Files that were fetched
+before an interruption are not fetched again.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ SETTLE_S = 1.0  # between the first two listings
 _MANIFEST = "manifest.json"
 
 Listing = Mapping[str, RemoteFile]
-# A model and the number of its version; without one, what the model has beside its versions.
+# Model and version number, or an empty string for the files that all versions of the model share.
 Unit = tuple[str, str]
 
 
@@ -41,10 +41,10 @@ class Changes:
 
     Attributes:
         folder: Staging folder; holds `MODEL/VERSION` and `MODEL`.
-        listing: What the remote store holds.
-        changed: What of it is new or other than before.
-        gone: What it no longer holds.
-        waiting: What still changes there, or is not whole.
+        listing: Files of the remote store.
+        changed: New and changed units.
+        gone: Units that were removed from the remote store.
+        waiting: Units that are incomplete or still changing.
     """
 
     folder: Path
@@ -56,11 +56,11 @@ class Changes:
 
 @dataclass(slots=True)
 class RemoteCopy:
-    """A folder that holds a copy; one process at a time.
+    """A local copy, used by one process at a time.
 
     Args:
         files: The remote store.
-        folder: For the copy, and for what is being fetched; made when missing.
+        folder: Folder for the copy and for staging; created if missing.
     """
 
     files: RemoteFiles
@@ -71,7 +71,7 @@ class RemoteCopy:
     def __post_init__(self) -> None:
         self.store.mkdir(parents=True, exist_ok=True)
         self._staging.mkdir(exist_ok=True)
-        for folder in self._staging.iterdir():  # of processes that ended while they fetched
+        for folder in self._staging.iterdir():  # left by processes that were interrupted
             if folder != self._whole:
                 shutil.rmtree(folder, ignore_errors=True)
         self._held = {path: file for path, file in self._read_stamps().items() if self._is_here(path, file)}
@@ -83,23 +83,22 @@ class RemoteCopy:
 
     @property
     def is_empty(self) -> bool:
-        """True until something was copied."""
+        """True until a file was copied."""
         return not self._held
 
     def size_bytes(self) -> int:
-        """Bytes of all files."""
+        """Total size of all files."""
         return sum(file.size for file in self._held.values())
 
     def fetch(self, *, settled: bool = False) -> Changes:
-        """Fetch what changed, beside what is served.
+        """Fetch changed files into a staging folder.
 
         Args:
-            settled: Whether to take what is there now as it is, where there was no listing before; else the next
-                call takes it.
+            settled: Accept changes in the first call, after a second listing, instead of waiting for the next call.
 
         Raises:
-            RemoteStoreError: The store cannot be read: what is here stays.
-            OSError: There is no room.
+            RemoteStoreError: The remote store cannot be read; the copy is unchanged.
+            OSError: The disk is full.
         """
         listing = self.files.list()
         before, self._seen = self._seen, listing
@@ -118,7 +117,7 @@ class RemoteCopy:
             if isinstance(error, OSError):  # the disk may be full
                 shutil.rmtree(self._whole, ignore_errors=True)
             raise
-        whole = {unit for unit in stable if after.get(unit) == wanted[unit] and _is_whole(folder, unit)}
+        whole = {unit for unit in stable if after.get(unit) == wanted[unit] and _is_complete(folder, unit)}
         return Changes(
             folder=folder,
             listing=listing,
@@ -128,7 +127,7 @@ class RemoteCopy:
         )
 
     def take_over(self, changes: Changes) -> None:
-        """Replace what changed and remove what is gone; every version in one step.
+        """Apply fetched changes to the copy; each version is replaced atomically.
 
         Raises:
             OSError: The copy cannot be written.
@@ -149,7 +148,7 @@ class RemoteCopy:
 
     @property
     def _whole(self) -> Path:
-        """Files that are fetched and not yet taken over: what came before an interruption does not travel again."""
+        """Completely fetched files that are not part of the copy yet; they survive an interruption."""
         return self._staging / "whole"
 
     @property
@@ -161,18 +160,18 @@ class RemoteCopy:
         changed = {path: file for path, file in files.items() if self._held.get(path) != file}
         for path in files.keys() - changed.keys():
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            os.link(self.store / path, folder / path)  # nothing ever writes into a file of the copy
+            os.link(self.store / path, folder / path)  # safe: files of the copy are never modified
         missing = {path: file for path, file in changed.items() if not self._link_whole(path, file, folder)}
         self._check_room(sum(file.size for file in missing.values()))
         if missing:
             self._copy(missing, folder)
-        shutil.rmtree(self._whole, ignore_errors=True)  # all of it is in the folder
+        shutil.rmtree(self._whole, ignore_errors=True)  # all files are linked into the folder
 
     def _whole_file(self, path: str, file: RemoteFile) -> Path:
         return self._whole / hashlib.sha256(repr((path, file.stamp, file.size)).encode()).hexdigest()
 
     def _link_whole(self, path: str, file: RemoteFile, folder: Path) -> bool:
-        """Put a file that came before an interruption into a folder; return whether there is one."""
+        """Link a file that was fetched before an interruption into a folder; return true if there is one."""
         whole = self._whole_file(path, file)
         if not whole.exists():
             return False
@@ -181,16 +180,16 @@ class RemoteCopy:
         return True
 
     def _copy(self, files: Listing, folder: Path) -> None:
-        begun, megabytes = time.monotonic(), sum(file.size for file in files.values()) / 1e6
+        start, megabytes = time.monotonic(), sum(file.size for file in files.values()) / 1e6
         _log.info("%s: copying %d files, %.1f MB", self.files.address, len(files), megabytes)
         self._whole.mkdir(exist_ok=True)
         try:
             self.files.fetch_all(
                 files, folder, lambda path: os.link(folder / path, self._whole_file(path, files[path]))
             )
-        except SystemExit:  # of a signal: a person did not wait for it, or a probe
-            seconds, there = time.monotonic() - begun, _size_of(files, folder) / 1e6
-            _log.warning("%s: %.1f of %.1f MB came in %.0f s", self.files.address, there, megabytes, seconds)
+        except SystemExit:  # raised by a signal: log the progress, since a startup probe may be too short
+            seconds, fetched = time.monotonic() - start, _size_of(files, folder) / 1e6
+            _log.warning("%s: %.1f of %.1f MB came in %.0f s", self.files.address, fetched, megabytes, seconds)
             raise
 
     def _check_room(self, needed_bytes: int) -> None:
@@ -199,7 +198,7 @@ class RemoteCopy:
             raise RemoteStoreError(
                 f"{self.files.address}: {needed_bytes / 1e6:.0f} MB do not fit into {self.folder}, "
                 f"which has {free / 1e6:.0f} MB left",
-                hint="make room, or name another folder: --cache DIR",
+                hint="free disk space, or use another folder: --cache DIR",
                 passing=True,
             )
 
@@ -217,7 +216,7 @@ class RemoteCopy:
         self._held |= files
 
     def _keep_only(self, unit: Unit, files: Listing, aside: Path) -> None:
-        """Remove a whole version at once, or those files beside the versions that are gone."""
+        """Remove a version atomically, or those shared files of a model that are not in `files`."""
         model, version = unit
         held = [path for path in self._held if unit_of(path) == unit]
         if version and (self.store / model / version).exists():
@@ -235,7 +234,7 @@ class RemoteCopy:
             return False
 
     def _read_stamps(self) -> dict[str, RemoteFile]:
-        """Read the stamps of copied files; empty where they cannot be read, so that everything is fetched again."""
+        """Read the stamps of copied files. If they cannot be read, return none, so that everything is fetched again."""
         try:
             document = json.loads(self._stamps.read_text())
             return {str(path): RemoteFile(str(stamp), int(size)) for path, (stamp, size) in document.items()}
@@ -249,7 +248,7 @@ class RemoteCopy:
 
 
 def by_unit(listing: Listing) -> dict[Unit, dict[str, RemoteFile]]:
-    """Group the files of a store by unit, without files beside the models."""
+    """Group the files of a store by unit. Files outside of models are left out."""
     units: dict[Unit, dict[str, RemoteFile]] = {}
     for path, file in listing.items():
         if unit := unit_of(path):
@@ -258,7 +257,7 @@ def by_unit(listing: Listing) -> dict[Unit, dict[str, RemoteFile]]:
 
 
 def unit_of(path: str) -> Unit | None:
-    """Unit that a file belongs to; None for files beside the models."""
+    """Return the unit of a file; None for a file outside of models."""
     parts = path.split("/")
     if len(parts) < 2:
         return None
@@ -266,12 +265,12 @@ def unit_of(path: str) -> Unit | None:
 
 
 def _size_of(files: Listing, folder: Path) -> int:
-    """Bytes of files that are there, whole or in part."""
+    """Total size of the files in a folder, including partial ones."""
     return sum((folder / path).stat().st_size for path in files if (folder / path).exists())
 
 
-def _is_whole(folder: Path, unit: Unit) -> bool:
-    """Return true where every file that the manifest names is there; a broken manifest is reported by its reader."""
+def _is_complete(folder: Path, unit: Unit) -> bool:
+    """Return true if all files that the manifest names exist. A damaged manifest is reported when the version loads."""
     version = folder / unit[0] / unit[1]
     if not unit[1] or not (version / _MANIFEST).exists():
         return True

@@ -33,17 +33,17 @@ _GRAPH_SUFFIX = ".onnx"
 
 
 def fetch_path(address: RemoteAddress, folder: Path) -> Path:
-    """Fetch what an address names: a model, a version of it, or a graph by itself.
+    """Fetch a model, a version of it, or a single graph.
 
     Args:
-        address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of one, or any `FILE.onnx`.
-        folder: Where to put it.
+        address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of a version, or any `FILE.onnx`.
+        folder: Target folder.
 
     Returns:
-        The model's folder, the version's, or the file.
+        The local folder of the model or version, or the local file.
 
     Raises:
-        RemoteStoreError: There is nothing, or it cannot be read.
+        RemoteStoreError: The address does not exist or cannot be read.
     """
     if not address.root.endswith(_GRAPH_SUFFIX):
         return fetch_model(address, folder)
@@ -53,42 +53,44 @@ def fetch_path(address: RemoteAddress, folder: Path) -> Path:
 
 
 def fetch_file(address: RemoteAddress, folder: Path) -> Path:
-    """Fetch one file; of a graph, the files of its weights, too.
+    """Fetch one file and, if it is a graph, its external weights.
 
     Args:
-        address: Of the file.
-        folder: Where to put it.
+        address: Address of the file.
+        folder: Target folder.
 
     Returns:
-        The file.
+        The local file.
 
     Raises:
-        RemoteStoreError: It cannot be read.
-        RepositoryError: It is named like a graph and is not one.
+        RemoteStoreError: The file cannot be read.
+        RepositoryError: The file has the suffix of a graph but is not an ONNX graph.
     """
     above, name = address.split()
     files = RemoteFiles(above)
     path = folder / name
     files.fetch(name, path)
     for weights in external_files(path) if path.suffix == _GRAPH_SUFFIX else ():
-        if ".." not in PurePosixPath(weights).parts and not weights.startswith("/"):  # else its reader refuses them
+        if ".." not in PurePosixPath(weights).parts and not weights.startswith(
+            "/"
+        ):  # other paths are refused when the graph is read
             (folder / weights).parent.mkdir(parents=True, exist_ok=True)
             files.fetch(weights, folder / weights)
     return path
 
 
 def fetch_model(address: RemoteAddress, folder: Path) -> Path:
-    """Fetch a model's newest version, or the named one, and the files beside its versions.
+    """Fetch one version of a model (the newest by default) and the files that its versions share.
 
     Args:
-        address: `STORE/NAME`, or `STORE/NAME/VERSION`.
-        folder: Where to put it.
+        address: `STORE/NAME` or `STORE/NAME/VERSION`.
+        folder: Target folder.
 
     Returns:
-        The model's folder, or the version's.
+        The local folder of the model, or of the version if the address names one.
 
     Raises:
-        RemoteStoreError: There is no such model, or it cannot be read.
+        RemoteStoreError: The model does not exist or cannot be read.
     """
     above, name = address.split()
     version = name if version_number(name) is not None else ""
@@ -98,8 +100,8 @@ def fetch_model(address: RemoteAddress, folder: Path) -> Path:
     chosen = version or str(max((number for number in numbers.values() if number is not None), default=""))
     wanted = [path for path in listing if numbers.get(path) is None or path.startswith(f"{chosen}/")]
     if not any(path.startswith(f"{chosen}/") for path in wanted):
-        there = {number for number in numbers.values() if number is not None}
-        raise _absent(address, above.root.rpartition("/")[2], there)
+        existing = {number for number in numbers.values() if number is not None}
+        raise _missing(address, above.root.rpartition("/")[2], existing)
     model = folder / files.address.root.rpartition("/")[2]
     for path in wanted:
         (model / path).parent.mkdir(parents=True, exist_ok=True)
@@ -108,32 +110,24 @@ def fetch_model(address: RemoteAddress, folder: Path) -> Path:
 
 
 def is_model(listing: Collection[str]) -> bool:
-    """Return true for the files of a model or of one version, rather than of a store.
-
-    Args:
-        listing: Their paths in it.
-    """
+    """Return true if these paths are the files of one model rather than of a store."""
     models = {path.partition("/")[0] for path in listing if "/" in path}
     return "config.pbtxt" in listing or (bool(models) and all(map(is_version, models)))
 
 
-def _absent(address: RemoteAddress, model: str, there: Set[int]) -> RemoteStoreError:
-    """Error for an address without a version.
-
-    Args:
-        address: `STORE/NAME/VERSION`, or `STORE/NAME`, which has none.
-        model: Name of the model.
-        there: Its versions.
-    """
-    if there:
-        versions = ", ".join(map(str, sorted(there)))
-        return RemoteStoreError(f"{address}: model '{model}' has no such version", hint=f"it has {versions}")
+def _missing(address: RemoteAddress, model: str, existing: Set[int]) -> RemoteStoreError:
+    """Error for an address without a version, given the versions that the model has."""
+    if existing:
+        versions = ", ".join(map(str, sorted(existing)))
+        return RemoteStoreError(
+            f"{address}: model '{model}' has no such version", hint=f"existing versions: {versions}"
+        )
     return RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")
 
 
-# Pulling: everything is fetched into a hidden folder of the store first and checked as a whole. Then new versions
-# appear, each by one rename. Existing files are never replaced: a difference refuses the whole pull. A file that the
-# store has already, by the registry's digest, is not fetched again.
+# A pull fetches everything into a hidden staging folder of the store and checks it as a whole. Then each new version is
+# moved into place by one rename. Existing files are never replaced: if one differs, the whole pull is refused. Files
+# that the store has already, according to the registry's digest, are not fetched again.
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,9 +135,9 @@ class Pulled:
     """Result of a pull.
 
     Attributes:
-        models: The names of all models that were asked for.
-        files: How many files are new.
-        size_bytes: These together.
+        models: Names of all requested models.
+        files: Number of new files.
+        size_bytes: Total size of the new files.
     """
 
     models: tuple[str, ...]
@@ -158,7 +152,7 @@ class FetchedStore:
     Attributes:
         folder: Staging folder with the layout of a store.
         store: Target store.
-        units: Their files, by version; without a version, files beside the versions.
+        units: Files by version, or by model for files that its versions share.
     """
 
     folder: Path
@@ -166,21 +160,21 @@ class FetchedStore:
     units: Mapping[Unit, Listing]
 
     def versions(self) -> list[Path]:
-        """The folders of all versions that were fetched."""
+        """Staging folders of all fetched versions."""
         return [self.folder / model / version for model, version in sorted(self.units) if version]
 
     def place(self) -> Pulled:
-        """Put into the store what it does not have.
+        """Move the files that the store does not have yet into it.
 
         Raises:
-            RepositoryError: It has something else under the same name; nothing was changed.
-            OSError: It cannot be written.
+            RepositoryError: An existing file of the store differs; nothing was changed.
+            OSError: The store cannot be written.
         """
         if different := [path for unit in sorted(self.units) for path in self._different(unit)]:
-            more = f", nor are {len(different) - 1} more" if len(different) > 1 else ""
+            more = f" (and {len(different) - 1} more)" if len(different) > 1 else ""
             raise RepositoryError(
-                f"{self.store / different[0]} is not what was pulled{more}; nothing was changed",
-                hint="pull into another folder, or take the model or version out of this one",
+                f"{self.store / different[0]}{more} differs from the pulled file; nothing was changed",
+                hint="pull into another folder, or remove the model or version from this one",
             )
         new = {path: file for files in self.units.values() for path, file in files.items() if self._is_new(path)}
         for model in sorted({model for model, _ in self.units}):
@@ -213,9 +207,9 @@ class FetchedStore:
         if version and self._is_new(f"{model}/{version}"):
             return []
         files = list(self.units[unit])
-        if version:  # a version is the same when all of it is
-            there = {str(path.relative_to(self.store)) for path, _ in walk(self.store / model / version)}
-            files += sorted(path for path in there if (self.store / path).is_file() and path not in self.units[unit])
+        if version:  # local files that were not pulled are a difference, too
+            local = {str(path.relative_to(self.store)) for path, _ in walk(self.store / model / version)}
+            files += sorted(path for path in local if (self.store / path).is_file() and path not in self.units[unit])
         return [path for path in files if not self._is_same(path, may_be_new=not version)]
 
     def _is_same(self, path: str, *, may_be_new: bool) -> bool:
@@ -227,26 +221,26 @@ class FetchedStore:
 
 @dataclass(frozen=True, slots=True)
 class ListedStore:
-    """Models of a remote store, listed and not fetched yet.
+    """Models of a remote store that are listed, but not fetched yet.
 
     Attributes:
         files: The remote store.
-        units: Its files, by version; without a version, files beside the versions.
+        units: Files by version, or by model for files that its versions share.
     """
 
     files: RemoteFiles
     units: Mapping[Unit, Listing]
 
     def fetch(self, store: Path, folder: Path) -> FetchedStore:
-        """Fetch all of it into a staging folder.
+        """Fetch all models into a staging folder.
 
         Args:
             store: Target store.
             folder: Empty staging folder on the same file system.
 
         Raises:
-            RemoteStoreError: It cannot be read.
-            OSError: It cannot be written.
+            RemoteStoreError: The remote store cannot be read.
+            OSError: The staging folder cannot be written.
         """
         wanted = {path: file for listing in self.units.values() for path, file in listing.items()}
         missing = {path: file for path, file in wanted.items() if not _link(path, file, store, folder)}
@@ -258,10 +252,10 @@ def list_store(address: RemoteAddress) -> ListedStore:
     """List the models of a remote store.
 
     Args:
-        address: The store, or a model in it.
+        address: A store or a model in it.
 
     Raises:
-        RemoteStoreError: There is no model, or it cannot be read.
+        RemoteStoreError: The store holds no model or cannot be read.
     """
     files = RemoteFiles(address)
     listing = files.list()
@@ -270,17 +264,17 @@ def list_store(address: RemoteAddress) -> ListedStore:
         files, listing = RemoteFiles(above), {f"{name}/{path}": file for path, file in listing.items()}
     units = by_unit(listing)
     if not any(version for _, version in units):
-        raise RemoteStoreError(f"there is no model at {address}", hint="name a model store, or a model of one")
+        raise RemoteStoreError(f"there is no model at {address}", hint="expected a model store, or a model in one")
     return ListedStore(files, units)
 
 
 def _link(path: str, file: RemoteFile, store: Path, folder: Path) -> bool:
-    """Link a file that the store has already, if its digest says so; whether it did."""
-    here = store / path
-    with suppress(OSError):  # no links on this file system, or the file cannot be read: it is fetched
-        if here.is_file() and here.stat().st_size == file.size and digest_of_file(here) == file.stamp:
+    """Link a file that the store has already, with the same digest; return true on success."""
+    local = store / path
+    with suppress(OSError):  # the file cannot be read, or the file system has no links: fetch the file
+        if local.is_file() and local.stat().st_size == file.size and digest_of_file(local) == file.stamp:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            os.link(here.resolve(), folder / path)
+            os.link(local.resolve(), folder / path)
             return True
     return False
 
@@ -290,7 +284,7 @@ class Pushed:
     """Result of a push.
 
     Attributes:
-        digest: Digest of the manifest: `REPOSITORY@DIGEST` names it for ever.
+        digest: Digest of the manifest, for an immutable address `REPOSITORY@DIGEST`.
         files: Number of files.
         size_bytes: Size of all files.
     """
@@ -303,23 +297,23 @@ class Pushed:
 def push_store(store: Path, address: RemoteAddress) -> Pushed:
     """Push every visible file of a store's models to a container registry, as one artifact with a layer for each file.
 
-    Equal files give an equal manifest and digest, since it holds no time and no name. Files that the registry has are
-    not sent again, and the tag is moved last, so that it never names half a store.
+    The manifest holds no timestamps or names, so that equal files give an equal digest. Files that the registry has
+    are not uploaded again. The tag is set last, so that it never refers to an incomplete store.
 
     Args:
         store: The store.
         address: `oci://HOST/REPOSITORY:TAG`.
 
     Raises:
-        RepositoryError: There is no model, one has a problem, or the address is that of another service.
-        RemoteStoreError: The registry does not take them.
+        RepositoryError: The store holds no model or an invalid one, or the address is not an `oci://` tag.
+        RemoteStoreError: The upload failed.
         OSError: A file cannot be read.
     """
     if address.scheme != "oci" or address.root != address.options["artifact"] or "@" in address.root:
-        raise RepositoryError(f"{address} is no artifact's tag", hint="oci://HOST/REPOSITORY:TAG")
+        raise RepositoryError(f"{address} is not the tag of an artifact", hint="expected oci://HOST/REPOSITORY:TAG")
     models = scan_stores([store])
     if not models:
-        raise RepositoryError(f"{store} holds no model", hint="name a model store, or a model of one")
+        raise RepositoryError(f"{store} holds no model", hint="expected a model store, or a model in one")
     files = [path for model in models.values() for path in _files_of_model(model)]
     try:
         registry = OciRegistry(address.root, address.options["protocol"])
@@ -334,7 +328,7 @@ def push_store(store: Path, address: RemoteAddress) -> Pushed:
         manifest = json.dumps({**head, "config": config, "layers": layers}, separators=(",", ":")).encode()
         registry.publish(manifest)
     except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:  # of this machine
+        if isinstance(error, OSError) and error.filename is not None:  # a local file
             raise
         raise translate(error, address) from error
     return Pushed(digest=digest_of(manifest), files=len(layers), size_bytes=sum(layer["size"] for layer in layers))
@@ -342,7 +336,7 @@ def push_store(store: Path, address: RemoteAddress) -> Pushed:
 
 def _files_of_model(model: StoredModel) -> list[Path]:
     if problem := model.problem or next(iter(model.faults.values()), ""):
-        raise RepositoryError(f"{model.name} is not pushed: {problem}")
+        raise RepositoryError(f"cannot push {model.name}: {problem}")
     return [path for path, status in walk(model.folder) if stat.S_ISREG(status.st_mode)]
 
 

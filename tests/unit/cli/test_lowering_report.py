@@ -119,7 +119,7 @@ class TestMachine:
 
 class TestBackend:
     def test_another_backend_is_told_apart(self, model: Path, cache: ArtifactCache) -> None:
-        with pytest.raises(RepositoryError, match="model 'm' is of backend 'tensorflow'"):
+        with pytest.raises(RepositoryError, match="model 'm' uses the backend 'tensorflow'"):
             read_deployment(with_config(model, 'backend: "tensorflow"'), None, cache)
 
     def test_an_installed_backend_of_the_name_keeps_its_models(
@@ -130,7 +130,7 @@ class TestBackend:
             binary=tmp_path, backends=tmp_path / "backends", caches=tmp_path, stub=tmp_path, libraries=()
         )
         monkeypatch.setattr(installation, "find_installation", lambda: found)
-        with pytest.raises(RepositoryError, match="is of backend 'onnxruntime'"):
+        with pytest.raises(RepositoryError, match="uses the backend 'onnxruntime'"):
             read_deployment(with_config(model, 'backend: "onnxruntime"'), None, cache)
         assert read_deployment(with_config(model, ""), None, cache).plan.configs[0].threads == 4  # ours: one instance
 

@@ -148,14 +148,14 @@ class TestCompleteConfig:
     )
     def test_a_model_of_another_backend(self, store: Path, text: str, backends: set[str], named: str) -> None:
         (store / "bare" / "config.pbtxt").write_text(text)
-        with pytest.raises(OtherBackend, match=f"model 'bare' is of backend '{named}'"):
+        with pytest.raises(OtherBackend, match=f"model 'bare' uses the backend '{named}'"):
             complete_config(store / "bare", frozenset(backends), as_is)
 
     def test_a_name_that_is_not_the_folders_is_refused_with_both_and_the_way_out(self, store: Path) -> None:
         (store / "bare" / "config.pbtxt").write_text('name: "bare"')
         assert complete_config(store / "bare", ALL, as_is).name == "bare"
         (store / "bare" / "config.pbtxt").write_text('name: "other"')
-        with pytest.raises(RepositoryError, match=r"called 'bare', .* names the model 'other' \(rename the folder, or"):
+        with pytest.raises(RepositoryError, match=r"named 'bare', .* names the model 'other' \(rename the folder, or"):
             complete_config(store / "bare", ALL, as_is)
 
     def test_the_newest_version_speaks_for_the_model(self, store: Path) -> None:
@@ -179,7 +179,7 @@ class TestCompleteConfig:
             pytest.fail(f"{version} is not ours")
 
         (store / "bare" / "config.pbtxt").write_text('backend: "tensorflow"')
-        with pytest.raises(RepositoryError, match="is of backend"):
+        with pytest.raises(RepositoryError, match="uses the backend"):
             complete_config(store / "bare", ALL, refuse)
 
 

@@ -45,7 +45,7 @@ def test_the_newest_version(store: str, tmp_path: Path) -> None:
     [
         ("nosuch", "there is no model at .*/nosuch"),
         ("nosuch/3", "there is no model at .*/nosuch/3"),
-        ("digits/3", r"model 'digits' has no such version \(it has 1, 2, 10\)"),
+        ("digits/3", r"model 'digits' has no such version \(existing versions: 1, 2, 10\)"),
     ],
 )
 def test_what_is_not_there(store: str, tmp_path: Path, name: str, message: str) -> None:
@@ -168,7 +168,7 @@ def test_something_else_is_refused_and_nothing_changes(
     pull()
     before = there(tmp_path / "store")
     registry.contents |= {path: content, "m/2/model.onnx": b"two"}
-    with pytest.raises(RepositoryError, match=rf"store/{path} is not what was pulled; nothing was changed"):
+    with pytest.raises(RepositoryError, match=rf"store/{path} differs from the pulled file; nothing was changed"):
         pull()
     assert there(tmp_path / "store") == before
 
@@ -177,7 +177,7 @@ def test_something_else_is_refused_and_nothing_changes(
 def test_a_version_that_has_more_here_is_another_one(pull: Pull, tmp_path: Path) -> None:
     pull()
     (tmp_path / "store" / "m" / "1" / "more.bin").touch()
-    with pytest.raises(RepositoryError, match=r"store/m/1/more\.bin is not what was pulled"):
+    with pytest.raises(RepositoryError, match=r"store/m/1/more\.bin differs"):
         pull()
 
 
@@ -242,13 +242,13 @@ def test_the_same_files_are_the_same_artifact(registry_of_oci_push: OciServer, s
 
 @pytest.mark.parametrize("text", ["s3://bucket/models", f"oci://h/r@sha256:{'0' * 64}", "oci://h/r:1/model"])
 def test_another_address_is_refused(store_of_oci_push: Path, text: str) -> None:
-    with pytest.raises(RepositoryError, match="is no artifact's tag"):
+    with pytest.raises(RepositoryError, match="is not the tag of an artifact"):
         push_store(store_of_oci_push, address(text))
 
 
 def test_a_model_with_a_fault_is_refused_before_anything_is_sent(store_of_oci_push: Path) -> None:
     (store_of_oci_push / "a" / "1" / "pipe").symlink_to("/dev/null")
-    with pytest.raises(RepositoryError, match=r"a is not pushed: .*neither a file nor a folder"):
+    with pytest.raises(RepositoryError, match=r"cannot push a: .*neither a file nor a folder"):
         push_store(store_of_oci_push, address("oci://127.0.0.1:1/r:1"))
 
 
