@@ -240,7 +240,7 @@ class TestBadInput:
             ("torchvision:resnet19", "did you mean 'resnet18'"),
             ("missing.onnx", "there is no file missing.onnx"),
             (f"python:{MODULES}:branching", "branches on values"),
-            (f"python:{MODULES}:baked", "bakes its batch in"),
+            (f"python:{MODULES}:baked", "fixed batch"),
             (f"python:{MODULES}:odd", "bessel_j1"),
         ],
     )

@@ -1,1 +1,1 @@
-"""OneFlow's saved graphs, read without OneFlow: the graph (`mlir`), its weights (`state`), and their translation."""
+"""Reader of OneFlow's saved graphs without OneFlow: the MLIR parser, and the translation to ONNX with the weights."""

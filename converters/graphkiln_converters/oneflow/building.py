@@ -1,4 +1,4 @@
-"""Building blocks of translators: an operation of OneFlow, and the ONNX graph that its nodes are added to."""
+"""Building blocks of translators: a OneFlow operation, and the ONNX graph that receives its nodes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.oneflow.mlir import Operation, TensorType
 
-# Element types by the three names that OneFlow's files give them.
+# OneFlow's three notations for element types.
 #
 # Source: OneFlow 0.9.0, `oneflow/core/common/data_type.proto`; MLIR, "Builtin Dialect", types.
 
-# Number and name of the enumerator: the name is in the `meta` of a state tensor.
+# In the order of the enumeration. The `meta` file of a state tensor contains the name.
 _PROTO = (
     (1, "kChar", DType.INT8),
     (2, "kFloat", DType.FP32),
@@ -51,10 +51,10 @@ _BY_MLIR = {
 
 
 def dtype_from_mlir(element: str) -> DType:
-    """The type of an MLIR element type, such as `f32`.
+    """Convert an MLIR element type, for example `f32`.
 
     Raises:
-        ConversionError: No tensor can have it.
+        ConversionError: The type is not supported.
     """
     if element not in _BY_MLIR:
         raise ConversionError(f"no tensor can have elements of type {element}", hint=f"known: {', '.join(_BY_MLIR)}")
@@ -62,10 +62,10 @@ def dtype_from_mlir(element: str) -> DType:
 
 
 def dtype_from_number(number: int) -> DType:
-    """The type of a number of OneFlow's enumeration `DataType`.
+    """Convert a value of OneFlow's enumeration `DataType`.
 
     Raises:
-        ConversionError: No tensor can have it.
+        ConversionError: The type is not supported.
     """
     if number not in _BY_PROTO_NUMBER:
         raise ConversionError(f"no tensor can have elements of OneFlow's data type {number}")
@@ -73,24 +73,24 @@ def dtype_from_number(number: int) -> DType:
 
 
 Value = onnx_ir.Value
-# Of the ONNX files; read by every runtime that reads the operator set.
+# IR version of the ONNX files; every runtime with support for the operator set reads it.
 IR_VERSION = 10
 
 
 @dataclass(kw_only=True, slots=True)
 class GraphBuilder:
-    """Collects the nodes and weights of an ONNX graph.
+    """Nodes and weights of an ONNX graph under construction.
 
     Attributes:
-        nodes: In topological order.
-        weights: By name.
+        nodes: Nodes in topological order.
+        weights: Name -> weight.
     """
 
     nodes: list[onnx_ir.Node] = field(default_factory=list)
     weights: dict[str, Value] = field(default_factory=dict)
 
     def weight(self, name: str, array: AnyArray) -> Value:
-        """Add a weight, or return the one of that name."""
+        """Add a weight, or return the existing one with the name."""
         if name not in self.weights:
             tensor = onnx_ir.tensor(array, name=name)
             self.weights[name] = Value(
@@ -104,9 +104,9 @@ class Op:
     """An operation to translate.
 
     Attributes:
-        operation: What OneFlow saved.
-        inputs: The values of its operands, in order.
-        graph: The graph that its nodes are added to.
+        operation: The saved operation.
+        inputs: Values of the operands, in order.
+        graph: Graph to add nodes to.
     """
 
     operation: Operation
@@ -116,7 +116,7 @@ class Op:
 
     @property
     def name(self) -> str:
-        """OneFlow's name of it."""
+        """Name of the operation in OneFlow."""
         return str(self.operation.attributes.get("op_name") or self.operation.results[0])
 
     @property
@@ -154,7 +154,7 @@ class Op:
         return self._sizes(self.operation.operand_types[index])
 
     def axis(self, name: str = "axis") -> int:
-        """An attribute that is an axis of the first input, counted from the front."""
+        """An attribute with an axis of the first input, as a non-negative number."""
         axis = self.integer(name)
         if not -self.rank <= axis < self.rank:
             raise self.error(f"'{name}' is {axis}, but the input has {self.rank} dimensions")
@@ -185,7 +185,7 @@ class Op:
         return list(values)
 
     def scalar_operand(self) -> float | int:
-        """The number of a `scalar_*` operation: a float or an integer, as its flags say."""
+        """The operand of a `scalar_*` operation: a float or an integer, according to its flags."""
         if self.flag("has_float_operand", False):
             return self.number("float_operand")
         if self.flag("has_bool_operand", False):
@@ -193,7 +193,7 @@ class Op:
         return self.integer("int_operand")
 
     def operand_segments(self) -> list[list[Value]]:
-        """The inputs in groups, one for each operand of the operation's definition; an optional one's may be empty."""
+        """The inputs grouped by operand of the operation; the group of an optional operand may be empty."""
         sizes = self.integers("operand_segment_sizes", [1] * len(self.inputs))
         if any(size < 0 for size in sizes) or sum(sizes) != len(self.inputs):
             raise self.error(f"operand_segment_sizes {sizes} do not fit {len(self.inputs)} operands")
@@ -216,7 +216,7 @@ class Op:
         return node.outputs
 
     def _infer(self, node: onnx_ir.Node) -> None:
-        """Give a node's outputs the types and shapes that ONNX infers."""
+        """Set the types and shapes of a node's outputs by ONNX's inference."""
         inputs = [value for value in node.inputs if value is not None]
         shapes = {
             str(value.name): onnx_ir.serde.serialize_tensor(value.const_value)
@@ -241,7 +241,7 @@ class Op:
             value.shape = onnx_ir.Shape(dim.dim_value for dim in type_.shape.dim) if type_.HasField("shape") else None
 
     def constant(self, value: npt.ArrayLike, dtype: DType = DType.INT64) -> Value:
-        """A constant of the graph; INT64 by default, ONNX's type of shapes and axes."""
+        """Add a constant; INT64 by default, the type of shapes and axes in ONNX."""
         array = np.asarray(value, dtype.numpy)
         if array.size <= _MAX_SHARED_ELEMENTS:
             return self.graph.weight(f"constant/{dtype}{list(array.shape)}/{array.tobytes().hex()}", array)
@@ -251,15 +251,15 @@ class Op:
         return self.graph.weight(name, array)
 
     def scalar(self, value: float) -> Value:
-        """A constant `[]` of the first input's element type."""
+        """Add a scalar constant of the first input's element type."""
         return self.constant(value, self.dtype)
 
     def cast(self, value: Value, dtype: DType) -> Value:
-        """A value, converted to another element type."""
+        """Convert a value to another element type."""
         return self.emit("Cast", value, to=_ONNX_DTYPES[str(dtype)])
 
     def error(self, message: str) -> ConversionError:
-        """An error in this operation, with its line and name."""
+        """Create an error with the line and name of this operation."""
         return ConversionError(f"line {self.operation.line}: {self.operation.kind} '{self.name}': {message}")
 
     def _attribute(self, name: str, default: Any, types: tuple[type, ...]) -> Any:
@@ -296,17 +296,17 @@ _ONNX_DTYPES = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype i
 
 
 def check_channels_first(op: Op) -> None:
-    """Reject channels last, which ONNX does not have.
+    """Reject the channels-last layout, which ONNX does not support.
 
     Raises:
-        ConversionError: The operation works on channels last.
+        ConversionError: The operation uses channels last.
     """
     if op.text("data_format", "channels_first") != "channels_first":
         raise op.error("data_format 'channels_last' cannot be translated: save the graph without ONEFLOW_ENABLE_NHWC")
 
 
 def align_to_axis(op: Op, values: Value, axis: int) -> Value:
-    """Values `[size]`, reshaped so that they broadcast along an axis of the first input."""
+    """Reshape values `[size]` to broadcast along an axis of the first input."""
     shape = [-1] + [1] * (op.rank - 1 - axis)
     if len(shape) == 1:
         return values

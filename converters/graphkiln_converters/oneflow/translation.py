@@ -1,4 +1,4 @@
-"""Translates a saved graph to ONNX, operation by operation, with the batch size that it was saved with."""
+"""Translation of a saved graph to ONNX, operation by operation, with its saved batch size."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ _BOUNDARIES = {"input": 1, "output": 1, "variable": 0}
 
 
 def translate(job: Job, folder: Path) -> onnx_ir.Model:
-    """Translate a graph; its inputs are `INPUT_<i>`, its outputs `OUTPUT_<i>`, in the order of the model's signature.
+    """Translate a graph, with inputs `INPUT_<i>` and outputs `OUTPUT_<i>` in the order of the model's signature.
 
-    Every value of OneFlow's graph is checked to have the type and shape that it has there.
+    The type and shape of every value are checked against OneFlow's graph.
 
     Args:
         job: The saved graph.
-        folder: The folder of its state tensors.
+        folder: Folder with the state tensors.
 
     Raises:
-        ConversionError: An operation or one of its attributes is unknown, or a state tensor does not fit the graph.
+        ConversionError: An operation or attribute is not supported, or a state tensor does not fit the graph.
     """
     translators = find_translators(operation.kind for operation in job.operations if operation.kind not in _BOUNDARIES)
     graph = GraphBuilder()
@@ -75,7 +75,7 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
 
 
 def _output(graph: GraphBuilder, values: Mapping[str, Value], name: str, number: int) -> Value:
-    """Add the output of a value, which may be returned twice, or be an input."""
+    """Add an output for a value, which may be an input or have another output already."""
     if name not in values:
         raise ConversionError(f"the graph returns {name}, which its operation does not compute")
     node = onnx_ir.node("Identity", [values[name]], name=f"OUTPUT_{number}")
@@ -86,10 +86,10 @@ def _output(graph: GraphBuilder, values: Mapping[str, Value], name: str, number:
 
 
 def order_by_signature(job: Job) -> tuple[list[str], list[str]]:
-    """Names of inputs and outputs in the order of the traced model's signature.
+    """Return the names of inputs and outputs in the order of the traced model's signature.
 
-    The job has them in the order in which they are computed. OneFlow numbers them in the order of the signature:
-    `_G_54_output.0.0.0_3`, `_G_54_output.0.0.1_4`. Where they are named otherwise, the job's order stays.
+    A job lists them in order of computation. OneFlow numbers them in the order of the signature:
+    `_G_54_output.0.0.0_3`, `_G_54_output.0.0.1_4`. Otherwise the job's order is kept.
 
     Source: OneFlow 0.9.0, `nn/graph/util.py`, `ArgsTree.gen_name_for_args`.
     """
@@ -116,7 +116,7 @@ def _translate(
     translators: Mapping[str, Translator],
     folder: Path,
 ) -> dict[str, Value]:
-    """Add an operation's nodes, and return its results by name."""
+    """Add the nodes of an operation, and return its results by name."""
     operands = [_operand(operation, name, values) for name in operation.operands]
     if operation.kind in _BOUNDARIES:
         value = _boundary(operation, operands, graph, folder)
@@ -186,7 +186,7 @@ def _accepted_dtypes(element: str) -> set[DType]:
 
 
 def _check_result(operation: Operation, value: Value, declared: TensorType) -> None:
-    """Compare a translated value to its type in OneFlow's graph, and add a shape that could not be inferred."""
+    """Check a translated value against its type in OneFlow's graph, and set its shape if it was not inferred."""
     expected = [dim for dim in declared.shape if dim is not None]
     if value.shape is None:
         value.shape = onnx_ir.Shape(expected)
@@ -200,7 +200,7 @@ def _mismatch(operation: Operation, found: str, expected: str) -> ConversionErro
     return ConversionError(
         f"line {operation.line}: the translation of {operation.kind} "
         f"'{operation.attributes.get('op_name', '')}' has the {found}, OneFlow's has {expected}",
-        hint="its attributes mean something that the translator does not handle: report the model",
+        hint="the translator does not handle the attributes of this operation: report the model",
     )
 
 
@@ -214,13 +214,13 @@ GROUP = "graphkiln.oneflow_operators"
 
 
 def find_translators(kinds: Iterable[str]) -> dict[str, Translator]:
-    """The translators of a graph's operations.
+    """Return the translators of a graph's operations.
 
     Args:
-        kinds: Their names, once for every operation.
+        kinds: Kind of each operation, with repetitions.
 
     Raises:
-        ConversionError: Some have none: all of them, with how often they occur.
+        ConversionError: Operations are not supported; the message lists them with their counts.
     """
     counts = Counter(kinds)
     third_party = {entry.name: entry for entry in entry_points(group=GROUP)}
@@ -237,7 +237,7 @@ def find_translators(kinds: Iterable[str]) -> dict[str, Translator]:
 
 @cache
 def built_in_translators() -> dict[str, Translator]:
-    """Those of `operators/`, by operation."""
+    """Return the translators in `operators/` by kind of operation."""
     for module in iter_modules(operators.__path__):
         import_module(f"{operators.__name__}.{module.name}")
     return dict(TRANSLATORS)
@@ -260,13 +260,11 @@ _HINT = "the folder is incomplete: save the graph again (flow.save), or copy it 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StateTensor:
-    """A tensor of the state.
+    """A saved parameter or buffer.
 
     Attributes:
-        name: OneFlow's name of it, and that of its folder.
-        dtype: Element type.
-        shape: Sizes.
-        path: The file of its elements, little-endian and contiguous.
+        name: Name in OneFlow, and of its folder.
+        path: File with the elements, little-endian and contiguous.
     """
 
     name: str
@@ -275,7 +273,7 @@ class StateTensor:
     path: Path
 
     def load(self) -> AnyArray:
-        """The elements: a read-only memory map of the file, not a copy."""
+        """Return a read-only memory map of the elements."""
         if 0 in self.shape:
             return np.zeros(self.shape, self.dtype.numpy)
         array: AnyArray = np.memmap(self.path, self.dtype.numpy, mode="r", shape=self.shape)
@@ -286,7 +284,7 @@ def read_state(folder: Path, name: str) -> StateTensor:
     """Find a tensor and check its files.
 
     Args:
-        folder: What `flow.save` wrote.
+        folder: Folder written by `flow.save`.
         name: Name of the tensor.
 
     Raises:

@@ -1,1 +1,1 @@
-"""Sources of models: one module for each kind, all with the interface in `base`."""
+"""Model sources: one module per kind, on the interface in `base`."""

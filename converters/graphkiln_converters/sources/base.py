@@ -1,7 +1,7 @@
-"""Source models: their interface, how one is opened, suggestions for a wrong name, and synthetic samples.
+"""Interface and registry of source models, suggestions for misspelled sources, and synthetic samples.
 
-A source module has `open_source(location, recipe) -> SourceModel`. A source model is opened, not yet converted: it can
-be run (the reference of the proof) and exported.
+A source module has `open_source(location, recipe) -> SourceModel`. A source model can be run (as the reference of the
+proof) and exported.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.recipe import Recipe, near_file
 
-# The batch size of exports where the source leaves the choice. Never 1: PyTorch specializes on it, and a baked-in
-# batch is the commonest silent failure of an export.
+# Batch size of exports if the source does not fix it. Not 1, because PyTorch specializes on 1 and would export a fixed
+# batch.
 EXPORT_BATCH = 2
-USUAL_SIZE = 8  # of a dimension that varies and whose size is not given
-CODE_HINT = "if you trust its author, give --allow-code; an .onnx or .safetensors file runs none"
+USUAL_SIZE = 8  # default size of a dynamic dimension
+CODE_HINT = "if you trust its author, add --allow-code; .onnx and .safetensors files contain no code"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,13 +38,12 @@ class InputSpec:
     """One input of a source model.
 
     Attributes:
-        name: The source's own name.
-        dtype: Element type.
-        shape: Sizes of one sample, without the batch; of an axis in `dynamic`, its usual size.
+        name: Name in the source model.
+        shape: Shape of one sample, without the batch; typical sizes for axes in `dynamic`.
         dynamic: Axis of the sample -> smallest and largest size.
-        high: Synthetic integers are drawn from 0 up to this, exclusive.
-        mask: An attention mask: ones where the other inputs hold tokens, then zeros.
-        words: Synthetic text is drawn from these.
+        high: Exclusive upper bound of synthetic integers.
+        mask: The input is an attention mask: ones for tokens, then zeros.
+        words: Vocabulary of synthetic text.
     """
 
     name: str
@@ -58,25 +57,25 @@ class InputSpec:
 
 @dataclass(frozen=True, kw_only=True)
 class SourceModel(Closeable):
-    """A source model: describes itself, can be run, and can be exported.
+    """A model to convert, which can be run and exported.
 
     Attributes:
-        description: The source as the user named it, for the manifest and for messages.
-        libraries: Distributions whose versions go into the manifest.
-        inputs: Its inputs, in order.
-        preprocess: How an image becomes its input, or None.
-        labels: Class names; empty for none.
-        task: Its image task by its own names of outputs; None for classification, or not known.
-        classes: Number of classes where no output has a dimension for them; 0 where not known.
+        description: The source as the user wrote it, for the manifest and messages.
+        libraries: Distributions whose versions are recorded in the manifest.
+        inputs: Inputs in order.
+        preprocess: Preprocessing of images, or None.
+        labels: Class names; may be empty.
+        task: Image task, with the source's output names; None for classification or if unknown.
+        classes: Number of classes if no output has a dimension for them; 0 if unknown.
         notes: Remarks for the log and the manifest.
-        batch_size: The fixed batch that it was saved with and that was made to vary, or that of exports.
-        whole: Reason why requests cannot be batched: shapes of inputs and samples have no batch then. Empty where
-            they can.
-        gradient: Name of the output that is a gradient; empty for none.
-        random_weights: It is not trained: what it computes means nothing.
+        batch_size: Batch size of exports; for a model saved with a fixed batch, that batch.
+        whole: Reason why requests cannot be batched; empty if they can. If set, shapes of inputs and samples have no
+            separate batch dimension.
+        gradient: Name of the gradient output; may be empty.
+        random_weights: The model is not trained, so its outputs are meaningless.
     """
 
-    takes_fixed_batch: ClassVar[bool] = False  # `--batch fixed` has a meaning for it
+    takes_fixed_batch: ClassVar[bool] = False  # supports `--batch fixed`
 
     description: str
     libraries: tuple[str, ...]
@@ -93,33 +92,33 @@ class SourceModel(Closeable):
 
     @abstractmethod
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """The reference outputs, fp32: `[batch, ...]` arrays by the source's own names."""
+        """Compute the reference outputs in fp32: output name -> array `[batch, ...]`."""
 
     @abstractmethod
     def export(self) -> onnx_ir.Model:
-        """The graph with the source's own names; the batch and the `dynamic` axes of the inputs vary.
+        """Export a graph with the source's names, a dynamic batch, and the dynamic axes of the inputs.
 
         Raises:
             ConversionError: The source cannot be exported.
         """
 
     def run_in_fp64(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:  # noqa: ARG002
-        """Compute `run` in fp64, and return fp64 in place of fp32.
+        """Compute the outputs of `run` in fp64.
 
         Raises:
-            ConversionError: The model computes in no other type than its own.
+            ConversionError: The model does not support fp64.
         """
         raise ConversionError(f"{self.description} cannot be computed in fp64")
 
     def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:  # noqa: ARG002
-        """Change of the gradient when its input changes by fp32's own error, as a share of its length."""
+        """Return the relative change of the gradient if the input changes by one fp32 rounding error."""
         return 0.0
 
     def close(self) -> None:
         """Release sessions and temporary files."""
 
 
-# Kind -> module in `sources/`, and the extra of the package that installs its library.
+# Kind -> module in `sources/`, and the extra that installs its library.
 _KINDS = {
     "torchvision": ("torchvision", "torchvision"),
     "timm": ("timm", "timm"),
@@ -132,10 +131,10 @@ _KINDS = {
     "keras": ("keras", "keras"),
 }
 _SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
-# Sources whose files hold the weights.
+# Kinds whose files contain the weights.
 _WITH_WEIGHTS = {"oneflow_graph", "torchscript", "sklearn", "keras", "exported_program", "onnx_file", "onnx_detector"}
-# Kinds that are exported elsewhere: kind -> what its own environment runs. paddle2onnx needs an older ONNX than ours;
-# tf2onnx would not, but TensorFlow beside it is larger than everything else that a conversion needs.
+# Kind -> export command to run in a separate environment. paddle2onnx needs an older ONNX than graphkiln; TensorFlow is
+# larger than all other dependencies of a conversion together.
 _ELSEWHERE = {
     "paddle": "paddle2onnx --model_dir DIR ... --save_file model.onnx",
     "tensorflow": "python -m tf2onnx.convert --saved-model DIR --opset 18 --output model.onnx",
@@ -146,9 +145,9 @@ def open_source(recipe: Recipe) -> SourceModel:
     """Open the source of a recipe: `KIND:LOCATION`, `FILE.pt2`, `FILE.onnx`, `FILE.skops` or `FILE.keras`.
 
     Raises:
-        ConversionError: There is no such kind, file or architecture, it cannot be loaded, or it could run code
-            without --allow-code.
-        EngineUnavailable: The library of that kind is not installed.
+        ConversionError: The kind, file or architecture does not exist, the model cannot be loaded, or it needs
+            --allow-code.
+        EngineUnavailable: The library for the kind is not installed.
     """
     source = recipe.source
     kind, separator, location = source.partition(":")
@@ -168,7 +167,7 @@ def open_source(recipe: Recipe) -> SourceModel:
             raise ConversionError(
                 f"{kind} models are exported in a separate environment",
                 hint=f"there: {_ELSEWHERE[kind]}; then: graphkiln convert model.onnx --reference FILE.npz, with "
-                "inputs and outputs that were recorded there",
+                "inputs and outputs recorded there",
             )
         known = [*(f"{name}:..." for name in _KINDS), *(f"FILE{ending}" for ending in _SUFFIXES)]
         raise ConversionError(
@@ -184,9 +183,9 @@ def open_source(recipe: Recipe) -> SourceModel:
     return opener(location, recipe)
 
 
-# Suggestions for a text that is not a source: `resnet18`, `hf:bert`, a folder, a file of weights.
+# Suggestions for misspelled sources: `resnet18`, `hf:bert`, a folder, a weights file.
 
-# Other words for the kinds of sources.
+# Aliases of source kinds.
 _ALIASES = {
     **dict.fromkeys(("tv", "torch", "pytorch", "torchvision.models", "flowvision"), "torchvision"),
     **dict.fromkeys(("hf", "transformers", "hub", "hf-hub", "hf_hub"), "huggingface"),
@@ -194,18 +193,18 @@ _ALIASES = {
     **dict.fromkeys(("flow", "of"), "oneflow"),
 }
 _WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
-# A file that makes a folder a source.
+# Files that identify a folder as a source.
 _IN_FOLDER = {"config.json": "huggingface", "model.mlir": "oneflow"}
 _CUTOFF = 0.75
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
 def suggest(source: str, kinds: Collection[str]) -> str:
-    """Suggest a source for a text that is not one; empty where nothing is near."""
+    """Suggest a source for an invalid one; empty if nothing is similar."""
     path = Path(source)
     if not source.strip():
         return ""
-    if path.is_file():  # no name of an architecture: importing the libraries, which takes seconds, would not help
+    if path.is_file():  # not an architecture; skip the libraries, whose import takes seconds
         return _of_file(path)
     return (
         (_of_folder(path) if path.is_dir() else "")
@@ -223,7 +222,7 @@ def _of_file(path: Path) -> str:
     if path.suffix == ".py":
         return f"name the function that returns the model: python:{path}:FUNCTION"
     if path.suffix in _WEIGHTS:
-        return f"weights alone are no model: name its architecture, for example torchvision:ARCH --weights {path}"
+        return f"weights need an architecture, for example: torchvision:ARCH --weights {path}"
     return ""
 
 
@@ -236,7 +235,7 @@ def _of_folder(path: Path) -> str:
 
 
 def _of_kind(source: str, kinds: Collection[str]) -> str:
-    """For KIND:LOCATION, or KIND/LOCATION, with another word for the kind."""
+    """Suggest a source for KIND:LOCATION or KIND/LOCATION with an alias of the kind."""
     for separator in ":/":
         kind, found, location = source.partition(separator)
         near = difflib.get_close_matches(kind.lower(), kinds, n=1)
@@ -247,7 +246,7 @@ def _of_kind(source: str, kinds: Collection[str]) -> str:
 
 
 def _of_architecture(source: str) -> str:
-    """For the name of an architecture in an installed library, or of a model on the hub."""
+    """Suggest a source for an architecture of an installed library, or a model on the hub."""
     wanted = source.lower()
     names = {name: kind for kind in ("timm", "torchvision") for name in _architectures(kind)}
     for spelled in (wanted, wanted.replace("-", "_")):
@@ -262,7 +261,7 @@ def _of_architecture(source: str) -> str:
 
 
 def _architectures(kind: str) -> Iterable[str]:
-    """The architectures that a source module lists; none where its library is not installed."""
+    """List the architectures of a source module; empty if its library is not installed."""
     try:
         module = importlib.import_module(f"graphkiln_converters.sources.{kind}")
     except ImportError:
@@ -278,13 +277,13 @@ def synthetic_samples(
     *,
     seed: int,
 ) -> dict[str, AnyArray]:
-    """Seeded random samples `[count, ...]` by input name.
+    """Generate random samples: input name -> array `[count, ...]`.
 
     Args:
         inputs: The inputs.
         count: Number of samples.
-        sizes: Input -> axis of the sample -> size, for dynamic axes.
-        seed: Of the generator.
+        sizes: Input name -> axis of the sample -> size, for dynamic axes.
+        seed: Seed of the generator.
     """
     generator = np.random.default_rng(seed)
     feeds: dict[str, AnyArray] = {}
@@ -293,7 +292,7 @@ def synthetic_samples(
         shape = (count, *(overrides.get(axis, size) for axis, size in enumerate(spec.shape)))
         if spec.mask:
             array: AnyArray = np.ones(shape, spec.dtype.numpy)
-            array[count // 2 :, ..., shape[-1] - shape[-1] // 3 :] = 0  # half of the samples are padded
+            array[count // 2 :, ..., shape[-1] - shape[-1] // 3 :] = 0  # pad half of the samples
         elif spec.dtype.is_float:
             array = generator.standard_normal(shape).astype(spec.dtype.numpy)
         elif spec.dtype is DType.BYTES:
@@ -305,10 +304,10 @@ def synthetic_samples(
 
 
 def image_shape(recipe: Recipe, usual: tuple[int, int, int]) -> tuple[int, int, int]:
-    """Return `(channels, height, width)` of an image that is an input: as requested, or the usual one of the model.
+    """Return `(channels, height, width)` of an image input: the requested shape, or the model's default.
 
     Raises:
-        ConversionError: The requested sizes are those of no such image.
+        ConversionError: The requested shape has another rank or number of channels.
     """
     shape = recipe.shapes.get("", usual)
     if len(shape) != 3 or shape[0] != usual[0]:
@@ -320,13 +319,12 @@ def image_shape(recipe: Recipe, usual: tuple[int, int, int]) -> tuple[int, int, 
 
 
 def sizes_of(name: str, dims: Sequence[object], shapes: Mapping[str, tuple[int, ...]]) -> tuple[int, ...]:
-    """Sizes of all dimensions of an input, the batch among them.
+    """Return the shape of an input, including the batch.
 
     Args:
         name: Name of the input.
-        dims: Its dimensions; one that is no integer varies.
-        shapes: Input name (or empty for the only one) -> sizes that the user gives: of one sample, or of all
-            dimensions.
+        dims: Dimensions of the input; those that are not integers are dynamic.
+        shapes: Input name (or empty for the only input) -> shape from the user, with or without the batch.
 
     Raises:
         ConversionError: The rank differs from that of the input.
@@ -344,14 +342,11 @@ def sizes_of(name: str, dims: Sequence[object], shapes: Mapping[str, tuple[int, 
     return (*usual[:1], *given)
 
 
-# Rows in batches of a size, joined again.
-
-
 def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Run samples in batches of a size, the last one smaller where they do not divide, and join the outputs.
+    """Run samples in batches and concatenate the outputs; the last batch may be smaller.
 
     Raises:
-        ConversionError: An output has not as many rows as the batch, or sizes that depend on the values.
+        ConversionError: The rows of an output differ from the batch, or its shape depends on the values.
     """
     samples = len(next(iter(feeds.values())))
     batches = []
@@ -362,16 +357,16 @@ def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) ->
             if array.shape[:1] != (rows,):
                 raise ConversionError(
                     f"output '{name}' has the shape {list(array.shape)} for a batch of {rows}",
-                    hint="the model bakes its batch in, or mixes its rows: leave the output out, or mend the model",
+                    hint="the model has a fixed batch or mixes rows: leave the output out, or change the model",
                 )
         batches.append(outputs)
     return {name: _joined(name, [batch[name] for batch in batches]) for name in batches[0]}
 
 
 def run_in_saved_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Run any number of rows through what takes batches of one size: the last batch is filled with its last row.
+    """Run any number of rows with a fixed batch size; the last batch is padded with copies of its last row.
 
-    An output whose first dimension is not the batch stays as it is, and fails the proof.
+    An output without a batch dimension is returned unchanged, and fails the proof.
     """
     rows = len(next(iter(feeds.values())))
     batches = []
@@ -387,7 +382,7 @@ def run_in_saved_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: i
 
 
 def run_alone(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Run rows one by one through what takes batches of one size: each row fills a batch."""
+    """Run rows one by one with a fixed batch size, each repeated to fill the batch."""
     rows = [
         run({name: np.repeat(array[i : i + 1], size, axis=0) for name, array in feeds.items()})
         for i in range(len(next(iter(feeds.values()))))
@@ -404,8 +399,8 @@ def _joined(name: str, parts: Sequence[AnyArray]) -> AnyArray:
     if len(sizes) > 1:
         raise ConversionError(
             f"the shape of output '{name}' depends on the values: {' and '.join(map(str, map(list, sorted(sizes))))} "
-            "for rows of other samples",
-            hint="give samples that agree (--samples), leave the output out (--outputs), or serve the ONNX file itself "
+            "for different samples",
+            hint="provide samples that agree (--samples), remove the output (--outputs), or serve the ONNX file itself "
             "as NAME/1/model.onnx with max_batch_size: 0",
         )
     return np.concatenate(parts)

@@ -1,7 +1,7 @@
-"""Batching of graphs: tried, never assumed.
+"""Batching of graphs, verified by running them.
 
-A graph may be batched when each row is computed as if it were alone. A first dimension that varies is no proof: it may
-be the time of a sequence, or a softmax may run over it. Where the batch is fixed, it is made to vary first.
+A graph can be batched if the result of a row does not depend on the other rows. A dynamic first dimension does not
+imply that: it may be the time axis of a sequence, or a softmax may run over it. A fixed batch is made dynamic first.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ _ROWS = 5
 # Beside one row at a time.
 _SIZES = (3, 5)
 
-# Not folded unless asked for; with the batch fixed, they depend on constants only.
+# Not folded by default; with a fixed batch they depend on constants only.
 _SHAPES_ALONE = frozenset({"ConstantOfShape", "Range"})
 
 Run = Callable[[Arrays], dict[str, AnyArray]]
 
 
 def without_batch(signature: Signature) -> str:
-    """Reason why a signature has no batch, varying or fixed; empty where it has one."""
+    """Return the reason why a signature has no batch dimension, dynamic or fixed; empty if it has one."""
     if signature.batchable or saved_size(signature):
         return ""
     listed = ", ".join(map(str, (*signature.inputs, *signature.outputs)))
@@ -62,7 +62,7 @@ def without_batch(signature: Signature) -> str:
 
 
 def saved_size(signature: Signature) -> int:
-    """The fixed batch of a signature: the first dimension that all inputs share, and the outputs may have; or 0."""
+    """Return the fixed batch size of a signature (the common first dimension of all inputs), or 0."""
     sizes = {spec.shape[0] if spec.shape else 0 for spec in signature.inputs}
     size = sizes.pop() if len(sizes) == 1 else 0
     if not isinstance(size, int):
@@ -72,7 +72,7 @@ def saved_size(signature: Signature) -> int:
 
 
 def dependent_rows(alone: Run, together: Run, inputs: tuple[InputSpec, ...], limits: Limits) -> str:
-    """Reason why rows cannot be computed together (the number of rows changes a row's result); empty where they can.
+    """Return the reason why rows cannot be batched; empty if results do not depend on the number of rows.
 
     Args:
         alone: Computes rows one by one.
@@ -84,7 +84,7 @@ def dependent_rows(alone: Run, together: Run, inputs: tuple[InputSpec, ...], lim
         feeds = _rows(inputs)
         alone({name: array[:1] for name, array in feeds.items()})
     except GraphkilnError:
-        return ""  # nothing to try it with, and the proof will say why
+        return ""  # no synthetic samples; the proof reports the reason
     try:
         expected = run_in_batches(alone, feeds, 1)
     except GraphkilnError as error:
@@ -96,12 +96,12 @@ def dependent_rows(alone: Run, together: Run, inputs: tuple[InputSpec, ...], lim
             return f"it does not run with {size} rows at once: {error.message}"
         wrong = [str(error) for error in compare(expected, found) if not error.within(limits)]
         if wrong:
-            return f"what it computes of a row depends on the other rows, {size} at once: {'; '.join(wrong)}"
+            return f"the result of a row depends on the other rows, {size} at once: {'; '.join(wrong)}"
     return ""
 
 
 def _rows(inputs: tuple[InputSpec, ...]) -> Arrays:
-    """Rows that differ in size, too, so that a maximum or a mean over them shows."""
+    """Generate rows of different magnitudes, to detect a maximum or mean over rows."""
     feeds = synthetic_samples(inputs, _ROWS, {}, seed=_SEED)
     return {name: _scaled(array) for name, array in feeds.items()}
 
@@ -115,9 +115,9 @@ def _scaled(array: AnyArray) -> AnyArray:
 
 
 def _infer_shapes(model: onnx_ir.Model) -> None:
-    """Shapes from the inputs alone: exporters invent names for dimensions that follow from them.
+    """Infer shapes from the inputs, replacing the symbolic dimensions that exporters invent.
 
-    Those in numbers stay: ONNX's inference ends at the first operator that an operator set has not in bf16.
+    Static shapes are kept, because ONNX's inference stops at the first operator without bf16 in the opset.
     """
     declared = [value.shape for value in model.graph.outputs]
     for node in model.graph:
@@ -135,10 +135,10 @@ def _infer_shapes(model: onnx_ir.Model) -> None:
 
 
 def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Let the fixed batch of a graph vary, in place; whether it computes the same is not proven yet.
+    """Make the fixed batch of a graph dynamic, in place, without verifying the results.
 
     Raises:
-        ConversionError: A node mixes the samples of the batch, or it is not known what it does with them.
+        ConversionError: A node mixes the samples of the batch, or is not supported.
     """
     raise_opset(model)
     _infer_shapes(model)
@@ -151,17 +151,17 @@ def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
 
 
 def free_and_prove(graph: onnx_ir.Model, alone: Run, inputs: tuple[InputSpec, ...], copy: Path) -> onnx_ir.Model:
-    """The graph with its batch made to vary, after it computed rows together as they are computed alone.
+    """Make the batch of a graph dynamic, and verify that batched rows match rows computed one by one.
 
     Args:
-        graph: With a fixed batch; changed in place.
-        alone: Computes rows one by one, with the batch that was saved.
+        graph: A graph with a fixed batch; changed in place.
+        alone: Computes rows one by one, with the fixed batch.
         inputs: Inputs, without the batch.
-        copy: A file to write the graph to.
+        copy: File to write the graph to.
 
     Raises:
-        ConversionError: The batch cannot vary, or rows depend on each other.
-        LoweringError: ONNX Runtime does not run the graph.
+        ConversionError: The batch cannot be made dynamic, or rows depend on each other.
+        LoweringError: ONNX Runtime cannot run the graph.
     """
     graph = free_batch(graph)
     limits = rounding_limits(graph)
@@ -174,14 +174,13 @@ def free_and_prove(graph: onnx_ir.Model, alone: Run, inputs: tuple[InputSpec, ..
 
 
 def rounding_limits(model: onnx_ir.Model) -> Limits:
-    """Limits for two computations of a graph, in the type that it rounds to."""
+    """Return the limits for differences between two runs of a graph, by its rounding type."""
     rounding = Rounding.of(model)
     return export_limits(rounding.precision, rounding.depth)
 
 
-# PyTorch programs that take one batch size only: exported with it, then it is made to vary.
-#
-# The reference stays the program, run with the batch that it was saved for.
+# PyTorch programs with a fixed batch: the export is made dynamic afterwards. The reference is the program itself, run
+# with its fixed batch.
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -189,8 +188,8 @@ class FixedBatchModel(SourceModel):
     """A program with a fixed batch.
 
     Attributes:
-        program: Program to run; its inputs are whole tensors, with the batch.
-        graph: Its export, with a batch that varies unless it is served whole.
+        program: Program to run, whose inputs include the batch.
+        graph: Export of the program; its batch is dynamic unless `whole` is set.
     """
 
     takes_fixed_batch = True
@@ -199,7 +198,7 @@ class FixedBatchModel(SourceModel):
     graph: onnx_ir.Model
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `SourceModel.run`; other batches are split, and filled with the last row."""
+        """See `SourceModel.run`; other batch sizes are split, and padded with the last row."""
         if self.whole:
             return self.program.run(feeds)
         return run_in_saved_batches(self.program.run, feeds, self.batch_size)
@@ -208,7 +207,7 @@ class FixedBatchModel(SourceModel):
         """See `SourceModel.export`.
 
         Raises:
-            ConversionError: A dimension is requested to vary that was saved with one size.
+            ConversionError: A requested dynamic dimension has a fixed size in the program.
         """
         shapes = {value.name: value.shape for value in self.graph.graph.inputs}
         for spec in self.inputs:
@@ -217,7 +216,7 @@ class FixedBatchModel(SourceModel):
                 if shape is not None and isinstance(shape[axis], int):
                     raise ConversionError(
                         f"--dynamic: {self.description} takes only {shape[axis]} in dimension {axis} of '{spec.name}'",
-                        hint="of the sizes that were saved with it, only the batch can be made to vary",
+                        hint="only the batch can be made dynamic after export",
                     )
         return self.graph
 
@@ -225,16 +224,16 @@ class FixedBatchModel(SourceModel):
 def with_free_batch(
     program: TorchModel, export: Callable[[], onnx_ir.Model], recipe: Recipe, hint: str
 ) -> FixedBatchModel:
-    """The program as a source whose batch varies, or that is served whole, with the reason.
+    """Return a program with a fixed batch as a source with a dynamic batch, or unbatched with the reason in `whole`.
 
     Args:
-        program: Program to run; its inputs are whole.
-        export: Makes its graph, with the sizes that it takes.
-        recipe: Says whether the batch is to vary.
-        hint: Way to save a program whose batch varies.
+        program: Program to run, whose inputs include the batch.
+        export: Exports the program with its fixed sizes.
+        recipe: Recipe with the requested batching.
+        hint: Advice for saving the program with a dynamic batch.
 
     Raises:
-        ConversionError: It cannot be exported.
+        ConversionError: The program cannot be exported.
     """
     graph = export()
     whole = FixedBatchModel(

@@ -1,9 +1,9 @@
-"""`decoder:DIR_OR_ID`: a step of the decoder of a T5 of transformers, whose cache goes in and comes out.
+"""`decoder:DIR_OR_ID`: one decoding step of a T5 from transformers, with the cache as inputs and outputs.
 
-`huggingface:DIR_OR_ID` of the same folder is the encoder. A client keeps the cache between steps: what comes out as
-`present_key_0` goes in as `past_key_0` with the next token. The first step has a past of one position that the mask
-hides: only distances between positions count in a T5, so that one that is hidden changes nothing. So may sequences of
-different lengths be computed in one batch: their pasts are filled up in front.
+`huggingface:DIR_OR_ID` of the same folder is the encoder. The client keeps the cache: the output `present_key_0` of one
+step is the input `past_key_0` of the next. The first step has a past of one masked position; T5 uses relative
+positions, so masked ones have no effect. Sequences of different lengths can be batched by padding their pasts on the
+left.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ import_torchvision()
 import transformers  # noqa: E402 - transformers imports torchvision
 from transformers.cache_utils import Cache, DynamicLayer, EncoderDecoderCache  # noqa: E402 - likewise
 
-# Of transformers' models that know positions by their distance alone.
+# The model type in transformers with relative positions only.
 _TYPE = "t5"
 _TOKENS, _LEAST_TOKENS, _MOST_TOKENS = 32, 8, 512
 _PAST, _MOST_PAST = 8, 64
 
 
-# Half of its methods say no types.
+# transformers' cache layer is only partly typed.
 _Layer: Any = DynamicLayer
 
 
 class _Past(_Layer):  # type: ignore[misc]
-    """The cache of a layer's own attention, as it came in."""
+    """Self-attention cache of a layer, from the inputs."""
 
     def __init__(self, keys: torch.Tensor, values: torch.Tensor) -> None:
         super().__init__()
@@ -46,31 +46,31 @@ class _Past(_Layer):  # type: ignore[misc]
         self.is_initialized = True
 
     def get_seq_length(self) -> int:
-        """Positions so far; transformers' own asks whether there is any element, which no export can follow."""
+        """Return the number of cached positions, without the data-dependent branch of transformers' own method."""
         length: int = self.keys.shape[-2]
         return length
 
 
 class _Source(_Layer):  # type: ignore[misc]
-    """Keys and values of the encoder's states: computed at each step, and not kept."""
+    """Cross-attention keys and values, which are recomputed at each step and not cached."""
 
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, *_: Any, **__: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """As they are."""
+        """Return the new keys and values unchanged."""
         return key_states, value_states
 
 
 def cache_argument(model: Any) -> str:
-    """Name of a transformers model's cache argument: 5.24 renamed it, and 5.40 no longer knows the old name."""
+    """Return the name of a model's cache argument, which transformers 5.24 renamed (5.40 removed the old name)."""
     return "cache" if "cache" in inspect.signature(model.forward).parameters else "past_key_values"
 
 
 class DecoderStep(torch.nn.Module):
-    """One token for each sequence of a batch.
+    """Decodes one token for each sequence of a batch.
 
     Args:
-        model: An encoder-decoder of transformers; its encoder is not used.
+        model: An encoder-decoder model of transformers; its encoder is not used.
     """
 
     def __init__(self, model: Any) -> None:
@@ -79,7 +79,7 @@ class DecoderStep(torch.nn.Module):
         self._cache = cache_argument(model)
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inputs in order -> `logits` `[batch, 1, tokens]`, and the cache, longer by one position."""
+        """Compute `logits` `[batch, 1, tokens]` and the cache, extended by one position."""
         tokens, mask, states, source_mask, *past = tensors
         pairs = list(zip(past[::2], past[1::2], strict=True))
         layers: list[Any] = [_Past(keys, values) for keys, values in pairs]
@@ -100,22 +100,22 @@ class DecoderStep(torch.nn.Module):
 
 
 def open_source(location: str, recipe: Recipe) -> TorchModel:
-    """Open a folder (or a hub's id) with a T5; a folder without weights gets random ones.
+    """Open a T5 from a folder or a hub id; a folder without weights gets random ones.
 
     Raises:
-        ConversionError: There is no such model, or it has no decoder whose positions are distances.
+        ConversionError: The model does not exist, or is not a T5.
     """
     with opened(location):
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
         if config.model_type != _TYPE:
             raise ConversionError(
                 f"'{location}' is a {config.model_type}: decoder: takes a {_TYPE}",
-                hint="wrap one step of yours in a module that takes and return its cache: python:FILE:FACTORY",
+                hint="wrap one decoding step in a module with the cache as inputs and outputs: python:FILE:FACTORY",
             )
         model = create(location, config, transformers.AutoModelForSeq2SeqLM, complete=True)
     if recipe.weights:
         load_weights(model, recipe.weights)
-    model.encoder = torch.nn.Identity()  # its weights are another graph's
+    model.encoder = torch.nn.Identity()  # exported as a separate graph
     random_weights = is_without_weights(location) and recipe.has_random_weights
     return TorchModel(
         module=freeze(DecoderStep(model)),
@@ -127,7 +127,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
 
 
 def _inputs(config: Any) -> tuple[InputSpec, ...]:
-    """One token, which positions count, the encoder's states and mask, keys and values of each layer."""
+    """Return the inputs: token, position mask, encoder states and mask, and each layer's keys and values."""
     source = {0: (_LEAST_TOKENS, _MOST_TOKENS)}
     past = {1: (1, _MOST_PAST)}
     shape = (int(config.num_heads), _PAST, int(config.d_kv))

@@ -1,4 +1,4 @@
-"""`FILE.pt2`: a program of torch.export."""
+"""`FILE.pt2`: a torch.export program."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batc
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
 
 _HINT = "to have it batched, export it with dynamic_shapes={'x': {0: torch.export.Dim.DYNAMIC}, ...}"
-# Operators that train or do not -> which of their arguments says so. Source: PyTorch, native_functions.yaml.
+# Operator -> index of its training flag. Source: PyTorch, native_functions.yaml.
 _MODES = {
     "aten.batch_norm.default": 5,
     "aten._native_batch_norm_legit.default": 5,
@@ -31,12 +31,12 @@ _STATISTICS = 3
 
 
 def open_source(location: str, recipe: Recipe) -> TorchModel | FixedBatchModel:
-    """Load a program; its example inputs define its inputs.
+    """Load a program, whose example inputs define the inputs.
 
-    A batch that was exported with one size is made to vary, where that can be proven.
+    A fixed batch is made dynamic if the results can be verified.
 
     Raises:
-        ConversionError: The file is missing, damaged, or holds no example inputs.
+        ConversionError: The file is missing, damaged, or has no example inputs.
     """
     check_file(location)
     program = _load(location)
@@ -61,18 +61,17 @@ def open_source(location: str, recipe: Recipe) -> TorchModel | FixedBatchModel:
 
 
 def _check_trained(program: torch.export.ExportedProgram, location: str) -> None:
-    """Refuse what drops values at random, or normalizes by the statistics of each request."""
+    """Reject active dropout and normalization by batch statistics."""
     if names := [node.name for node in program.graph.nodes if _trains(node)]:
         more = f" and {len(names) - 1} more" if names[1:] else ""
         raise ConversionError(
-            f"{location} was exported in training mode, in which it does not compute what it has learned: "
-            f"{names[0]}{more}",
+            f"{location} was exported in training mode, and would not return its trained results: {names[0]}{more}",
             hint="export it in evaluation mode: torch.export.export(model.eval(), ...)",
         )
 
 
 def _trains(node: torch.fx.Node) -> bool:
-    """Not a dropout of nothing, nor a normalization that has learned no statistics: that one is meant so."""
+    """Return True for a node in training mode, except dropout of 0 and normalization without running statistics."""
     mode = _MODES.get(str(node.target), len(node.args))
     if mode >= len(node.args) or node.args[mode] is not True:
         return False
@@ -80,7 +79,7 @@ def _trains(node: torch.fx.Node) -> bool:
 
 
 def _example(program: torch.export.ExportedProgram, location: str) -> dict[str, Any]:
-    """The inputs that a program was exported with, by name."""
+    """Return the example inputs by name."""
     positional, keywords = program.example_inputs
     if positional and keywords:
         raise ConversionError(f"{location} takes positional and keyword inputs", hint="export it with one kind only")
@@ -88,13 +87,14 @@ def _example(program: torch.export.ExportedProgram, location: str) -> dict[str, 
     example: dict[str, Any] = keywords or dict(zip(names, positional, strict=False))
     if len(example) != len(names):
         raise ConversionError(
-            f"{location} takes lists or dicts of tensors", hint="export a module whose forward takes each by itself"
+            f"{location} takes lists or dicts of tensors",
+            hint="make each tensor an argument of forward",
         )
     return example
 
 
 def _sizes(program: torch.export.ExportedProgram, name: str) -> tuple[Any, ...]:
-    """Sizes of an input: integers, or symbols where they vary."""
+    """Return the shape of an input: integers, or symbols for dynamic sizes."""
     value = next(node.meta.get("val") for node in program.graph.nodes if node.name == name)
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
@@ -105,7 +105,7 @@ def _varies(program: torch.export.ExportedProgram, name: str) -> bool:
 
 
 def _with_varying(program: torch.export.ExportedProgram, name: str, spec: InputSpec) -> InputSpec:
-    """An input with the range of each dimension that varies, up to twice its usual size."""
+    """Add the range of each dynamic dimension to an input, at most twice its typical size."""
     dynamic = {}
     for axis, size in enumerate(_sizes(program, name)):
         bounds = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
@@ -116,7 +116,7 @@ def _with_varying(program: torch.export.ExportedProgram, name: str, spec: InputS
 
 
 def _export(program: torch.export.ExportedProgram, model: TorchModel) -> onnx_ir.Model:
-    """The graph of a program, with the sizes that it was exported with."""
+    """Export the graph of a program with its fixed sizes."""
     feeds = synthetic_samples(model.inputs, 1, {}, seed=0)
     return export_module(
         program,
@@ -134,12 +134,12 @@ def _load(location: str) -> torch.export.ExportedProgram:
     level = log.level
     try:
         with open_regular(location) as file:
-            zipfile.ZipFile(file).close()  # which is all that torch says of other files, at length
-        log.setLevel(logging.CRITICAL)  # it logs the traceback of what it raises
+            zipfile.ZipFile(file).close()  # torch's own error for other files is long and no clearer
+        log.setLevel(logging.CRITICAL)  # torch logs the traceback of errors that it raises
         return torch.export.load(location)
     except Exception as error:
         raise ConversionError(
-            f"{location} is not a program of torch.export: {first_line(error)}",
+            f"{location} is not a torch.export program: {first_line(error)}",
             hint="one is written by torch.export.save(program, FILE); a file of weights goes beside its architecture: "
             "torchvision:NAME --weights FILE",
         ) from error

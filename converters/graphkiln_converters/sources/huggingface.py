@@ -28,7 +28,7 @@ from graphkiln_converters.torch_libraries import import_torchvision
 from graphkiln_converters.weights import load_weights
 
 import_torchvision()
-os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # its checks of sizes are no part of a graph
+os.environ.setdefault("TRANSFORMERS_DISABLE_TORCH_CHECK", "1")  # keep its shape checks out of the graph
 import transformers  # noqa: E402 - transformers imports torchvision
 from transformers.image_processing_backends import PilBackend  # noqa: E402
 
@@ -36,7 +36,7 @@ _TOKENS = 32
 _LEAST_TOKENS, _MOST_TOKENS = 8, 512
 # Ends of the names of models whose classes have names.
 _NAMED = ("Classification", "Detection", "Segmentation")
-# Outputs of transformers' models that are served as they are.
+# Outputs of transformers models to serve.
 _SERVED = (
     "logits",
     "last_hidden_state",
@@ -49,10 +49,10 @@ _SERVED = (
 
 
 def open_source(location: str, recipe: Recipe) -> TorchModel:
-    """Open a folder (or a hub's id) with `config.json` and weights; a folder without weights gets random ones.
+    """Open a model from a folder with `config.json`, or a hub id; a folder without weights gets random ones.
 
     Raises:
-        ConversionError: There is no such model, or it is neither an image nor a text encoder.
+        ConversionError: The model does not exist, or is neither an image nor a text encoder.
     """
     with opened(location):
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
@@ -81,20 +81,20 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
 
 
 def list_architectures() -> list[str]:
-    """The model types that transformers knows: names on the hub mostly begin with one."""
+    """List the model types of transformers; most names on the hub begin with one."""
     return list(transformers.CONFIG_MAPPING)
 
 
 @contextmanager
 def opened(location: str) -> Iterator[None]:
-    """Translate errors of transformers for a model that it cannot open.
+    """Translate transformers' errors on opening a model.
 
     Args:
-        location: As the user wrote it.
+        location: Folder or hub id from the user.
 
     Raises:
-        ConversionError: It does not exist, is not known to transformers, needs a library that is not installed, or
-            brings its own code.
+        ConversionError: The model does not exist, has an unknown type, needs a library that is not installed, or
+            contains code.
     """
     try:
         yield
@@ -106,7 +106,7 @@ def opened(location: str) -> Iterator[None]:
     except Exception as error:
         if "trust_remote_code" in str(error):
             raise ConversionError(
-                f"'{location}' brings its own code, which is not run", hint="wrap the model: python:FILE:FACTORY"
+                f"'{location}' contains code, which is not run", hint="wrap the model: python:FILE:FACTORY"
             ) from error
         raise ConversionError(
             f"transformers cannot open '{location}': {_reason(error)}",
@@ -115,28 +115,28 @@ def opened(location: str) -> Iterator[None]:
 
 
 def _reason(error: Exception) -> str:
-    """The first line with text, without transformers' advice on pip: our own hint replaces it."""
+    """Return the first non-empty line of an error, without transformers' advice on pip, which the hint replaces."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return lines[0].partition(" You can install")[0] if lines else type(error).__name__
 
 
 def is_without_weights(location: str) -> bool:
-    """True for a folder that holds a configuration alone."""
+    """Return True for a folder with a configuration but no weights."""
     folder = Path(location)
     return folder.is_dir() and not any(folder.glob("*.safetensors")) and not any(folder.glob("*.bin"))
 
 
 def create(location: str, config: Any, factory: Any, *, complete: bool = False) -> Any:
-    """A model of transformers as it is exported, with the weights of its folder, or random ones where it has none.
+    """Create a model for export, with the weights of its folder, or random ones if there are none.
 
     Args:
-        location: The folder, or a hub's id.
-        config: Of the model.
-        factory: The class, or one of transformers' that finds the class (`AutoModel`).
-        complete: Whether a weight that is not there is an error; transformers makes it random.
+        location: Folder or hub id.
+        config: Configuration of the model.
+        factory: Model class, or a transformers auto class (`AutoModel`).
+        complete: Raise an error on missing weights, which transformers would initialize at random.
 
     Raises:
-        ConversionError: One is not there.
+        ConversionError: Weights are missing.
     """
     config._attn_implementation = "eager"  # noqa: SLF001 - transformers' switch; fused attention is opaque to export
     if is_without_weights(location):
@@ -149,8 +149,8 @@ def create(location: str, config: Any, factory: Any, *, complete: bool = False) 
     )  # fmt: skip
     if complete and (missing := sorted(found["missing_keys"])):
         raise ConversionError(
-            f"'{location}' lacks {len(missing)} of the model's weights, such as {missing[0]}",
-            hint="name a folder that the whole model was saved to: they would be random",
+            f"'{location}' lacks {len(missing)} of the model's weights, for example {missing[0]}",
+            hint="use a folder with the complete model; missing weights would be random",
         )
     return model
 
@@ -164,14 +164,14 @@ def _model(location: str, config: Any) -> Any:
 
 
 class _Encoder(torch.nn.Module):
-    """A transformers model that returns the tensors worth serving: no cache, no losses."""
+    """Wrapper of a transformers model that returns the tensors to serve, without caches and losses."""
 
     def __init__(self, model: torch.nn.Module, names: list[str]) -> None:
         super().__init__()
         self.model, self.names = model, names
 
     def forward(self, *tensors: torch.Tensor) -> dict[str, torch.Tensor]:
-        """The inputs in order -> outputs by transformers' names."""
+        """Compute the outputs by transformers' names."""
         return _tensors(self.model(**dict(zip(self.names, tensors, strict=True)), return_dict=True))
 
 
@@ -180,7 +180,7 @@ def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
     if not served:
         returned = ", ".join(outputs.keys())
         raise ConversionError(
-            f"the model returns {returned}: what is served of transformers' models is {', '.join(_SERVED)}",
+            f"the model returns {returned}, expected one of {', '.join(_SERVED)}",
             hint="wrap it in a module that returns the tensors you want: python:FILE:FACTORY",
         )
     return served
@@ -215,7 +215,7 @@ def _inputs(model: Any, config: Any, location: str, recipe: Recipe) -> tuple[tup
 
 
 def _most_tokens(model: Any, config: Any) -> int:
-    """Largest number of tokens of a text; models like RoBERTa count positions from behind that of the padding."""
+    """Return the largest number of tokens; RoBERTa and related models start positions after the padding index."""
     most = int(getattr(config, "max_position_embeddings", 0) or getattr(config, "n_positions", _MOST_TOKENS))
     for name, layer in model.named_modules():
         if name.endswith("position_embeddings") and getattr(layer, "padding_idx", None) is not None:
@@ -224,24 +224,24 @@ def _most_tokens(model: Any, config: Any) -> int:
 
 
 def _processor(location: str) -> Any:
-    """The model's image processor, or None."""
+    """Load the model's image processor, or return None."""
     if Path(location).is_dir() and not (Path(location) / "preprocessor_config.json").is_file():
         return None
     try:
         automatic: Any = transformers.AutoImageProcessor
         return automatic.from_pretrained(location, backend="pil", trust_remote_code=False)
-    except (OSError, ValueError):  # a hub's model without one, or one of an unknown type
+    except (OSError, ValueError):  # no processor, or one of an unknown type
         return None
 
 
 def _labels(names: dict[int, str], model: Any) -> tuple[str, ...]:
     if not type(model).__name__.endswith(_NAMED) or all(v.startswith("LABEL_") for v in names.values()):
         return ()
-    # By number, as transformers looks them up: names whose numbers begin at one would move by one.
+    # Look names up by index, as transformers does: the indices need not start at 0.
     return tuple(names.get(index, f"LABEL_{index}") for index in range(len(names)))
 
 
-# Preprocessing: specs of transformers' image processors (Pillow's backend).
+# Preprocessing specs from transformers' image processors (Pillow backend).
 
 # Source: `PIL.Image.Resampling`.
 RESAMPLING: dict[int, Interpolation] = {
@@ -253,18 +253,18 @@ RESAMPLING: dict[int, Interpolation] = {
     5: "hamming",
 }
 _METHODS = ("_preprocess", "preprocess", "resize", "center_crop", "rescale", "normalize")
-# Processors whose own code differs for segmentation maps only.
+# Processors that override only the handling of segmentation maps.
 _SAME_FOR_IMAGES = ("BeitImageProcessorPil", "MobileNetV2ImageProcessorPil")
 _CONVNEXT = "ConvNextImageProcessorPil"
 _CONVNEXT_WARPS_FROM = 384
 _STRIDE = 32
-# Processors that pad with mirrored images, or on all sides of an image.
+# Processors that pad by reflection, or on all sides.
 _PADS_WITH_MIRRORED = "ZoeDepthImageProcessorPil"
 _PADS_AROUND = "Sapiens2ImageProcessor"
 
 
 def _pixels(processor: Any) -> Preprocess | None:
-    """How a processor resamples and normalizes, without its sizes; None where a spec cannot express it."""
+    """Return a processor's resampling and normalization, without sizes; None if a spec cannot express them."""
     interpolation = RESAMPLING.get(int(getattr(processor, "resample", None) or 0))
     scales = processor.do_rescale and math.isclose(getattr(processor, "rescale_factor", 1 / 255), 1 / 255)
     if interpolation is None or not scales:
@@ -274,7 +274,7 @@ def _pixels(processor: Any) -> Preprocess | None:
 
 
 def preprocess_from_processor(processor: Any) -> Preprocess | None:
-    """The spec of a classifier's or encoder's image processor; None where a spec cannot express it.
+    """Return the spec of a classifier's or encoder's image processor; None if a spec cannot express it.
 
     Source: `transformers.image_processing_backends.PilBackend`; `ConvNextImageProcessorPil.resize`.
     """
@@ -293,7 +293,7 @@ _Geometry = tuple[int | tuple[int, int] | None, tuple[int, int] | None]
 
 
 def _geometry(processor: Any) -> _Geometry | None:
-    """Resize and crop; None where a spec cannot express them."""
+    """Return resize and crop; None if a spec cannot express them."""
     size, resize = processor.size, None
     if processor.do_resize:
         if size.longest_edge or size.max_height or not (size.shortest_edge or (size.height and size.width)):
@@ -313,7 +313,7 @@ def _convnext_geometry(processor: Any) -> _Geometry | None:
 
 
 def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
-    """Default `(height, width)` of a model: its own, its processor's, or a square of that."""
+    """Return the default `(height, width)`: the model's, the processor's, or a square of the processor's."""
     own = getattr(config, "image_size", None)
     if isinstance(own, (list, tuple)):
         return int(own[0]), int(own[1])
@@ -328,17 +328,17 @@ def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
 
 
 def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | None:
-    """Fit images into the one size of a detector, a segmenter or a depth estimator.
+    """Return a spec that fits images into the input of a detector, segmenter or depth estimator.
 
-    A processor that keeps the aspect ratio gives each image another size, and pads the smaller ones of a batch; here
-    each is padded to the size of the input.
+    A processor that keeps the aspect ratio pads images to the largest of a batch. The spec pads each image to the size
+    of the input instead.
 
     Args:
-        processor: Of transformers, or None where the model has none.
+        processor: Image processor of transformers, or None.
         size: `(height, width)` of the input in pixels.
 
     Returns:
-        The spec, or None where none can express what the processor does.
+        The spec, or None if a spec cannot express the processor.
     """
     name = type(processor).__name__
     if processor is None or name == _PADS_WITH_MIRRORED or (name == _PADS_AROUND and processor.do_pad):
@@ -359,7 +359,7 @@ def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | Non
 
 
 def _crop(processor: Any) -> tuple[int, int] | None:
-    """`(height, width)` of what a processor cuts out of the center, or None."""
+    """Return `(height, width)` of a processor's center crop, or None."""
     crop = getattr(processor, "crop_size", None)
     if not getattr(processor, "do_center_crop", False) or crop is None:
         return None

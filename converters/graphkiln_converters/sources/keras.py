@@ -1,4 +1,4 @@
-"""`keras:FILE.keras`: a model of Keras 3, which computes with PyTorch here and is exported as one of its modules."""
+"""`keras:FILE.keras`: Keras 3 models, run on the PyTorch backend and exported as PyTorch modules."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
-os.environ.setdefault("KERAS_BACKEND", "torch")  # read once, when it is imported
+os.environ.setdefault("KERAS_BACKEND", "torch")  # Keras reads it on import
 
 import keras
 import torch
@@ -22,7 +22,7 @@ from graphkiln_converters.sources.pytorch import TorchModel, freeze
 
 
 class _Positional(torch.nn.Module):
-    """A Keras model whose inputs come one by one."""
+    """Wrapper of a Keras model with positional inputs."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -36,11 +36,11 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Load a model with its declared inputs.
 
     Raises:
-        ConversionError: The file is missing or damaged, holds code without --allow-code, or does not say its inputs.
-        EngineUnavailable: Keras computes with another library than PyTorch.
+        ConversionError: The file is missing or damaged, contains code without --allow-code, or declares no inputs.
+        EngineUnavailable: Keras uses a backend other than PyTorch.
     """
     if keras.backend.backend() != "torch":
-        raise EngineUnavailable(f"Keras computes with {keras.backend.backend()} here: set KERAS_BACKEND=torch")
+        raise EngineUnavailable(f"Keras uses the {keras.backend.backend()} backend: set KERAS_BACKEND=torch")
     model = _load(location, recipe)
     inputs = tuple(_spec(tensor, location, recipe) for tensor in getattr(model, "inputs", None) or ())
     if not inputs:
@@ -57,11 +57,11 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
 
 def _load(location: str, recipe: Recipe) -> Any:
     check_file(location)
-    if Path(location).suffix != ".keras":  # the loader of older formats runs what they hold
+    if Path(location).suffix != ".keras":  # loading older formats can run code
         raise ConversionError(f"{location} is no .keras file", hint="save the model again: model.save('NAME.keras')")
     try:
         with open_regular(location) as file:
-            zipfile.ZipFile(file).close()  # of other files, Keras says that they are missing
+            zipfile.ZipFile(file).close()  # Keras reports other files as missing
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             return keras.saving.load_model(location, compile=False, safe_mode=not recipe.allow_code)

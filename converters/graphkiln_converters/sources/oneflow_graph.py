@@ -1,7 +1,7 @@
-"""`oneflow:DIR`: what `flow.save(graph, DIR)` of OneFlow wrote; OneFlow is not needed.
+"""`oneflow:DIR`: graphs written by OneFlow's `flow.save(graph, DIR)`, read without OneFlow.
 
-Its reference outputs are those of the graph translated operation by operation, with the batch that it was saved with,
-run without any optimization. OneFlow's own come in with `--reference`.
+The reference is the graph translated operation by operation, run with its saved batch size and without optimization.
+`--reference` compares with outputs of OneFlow itself.
 """
 
 from __future__ import annotations
@@ -35,28 +35,26 @@ class OneflowGraph(SourceModel):
     """A saved graph; its inputs are `INPUT_<i>`.
 
     Attributes:
-        session: Runs it at the batch that it was saved with.
+        session: Reference session with the saved batch size.
     """
 
     session: Session
     _temporary: TemporaryDirectory[str]
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `SourceModel.run`; other batches are padded or split to the one that was saved."""
+        """See `SourceModel.run`; other batches are padded or split to the saved batch size."""
         return run_in_saved_batches(self.session.run, feeds, self.batch_size)
 
     def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`.
 
         Raises:
-            ConversionError: The batch cannot be made to vary, or another dimension is requested to.
+            ConversionError: The batch cannot be made dynamic, or another dynamic dimension is requested.
         """
         if any(spec.dynamic for spec in self.inputs):
-            raise ConversionError(
-                "--dynamic: only the batch of a graph of OneFlow can vary; its other sizes are saved with it"
-            )
+            raise ConversionError("--dynamic: only the batch of a OneFlow graph can vary; its other sizes are fixed")
         model = load(_file(self._temporary))
-        run_passes(model, (VaryBatch(), AddIntoProducer()))  # biases are separate nodes, before the norm
+        run_passes(model, (VaryBatch(), AddIntoProducer()))  # OneFlow adds biases in separate nodes
         return model
 
     def close(self) -> None:
@@ -69,8 +67,8 @@ def open_source(location: str, recipe: Recipe) -> OneflowGraph:
     """Read a saved graph and its weights.
 
     Raises:
-        ConversionError: There is no graph, a file is damaged, missing or not what the graph expects, or an operation is
-            not known.
+        ConversionError: The graph does not exist, a file is missing, damaged or does not fit the graph, or an operation
+            is not supported.
     """
     if recipe.shapes:
         raise ConversionError(f"{location} holds its own sizes", hint="leave --shape out")
@@ -111,7 +109,7 @@ def open_source(location: str, recipe: Recipe) -> OneflowGraph:
 
 
 def _folder(path: Path) -> Path:
-    """The folder itself, or its `model` folder, as OneFlow's documentation calls it."""
+    """Return the folder, or its subfolder `model`, the name in OneFlow's documentation."""
     for folder in (path, path / "model"):
         if (folder / GRAPH_TEXT).is_file():
             return folder

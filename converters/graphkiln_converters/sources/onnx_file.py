@@ -1,4 +1,4 @@
-"""`FILE.onnx`: an existing graph; its own outputs, computed without optimization, are the reference."""
+"""`FILE.onnx`: existing graphs. The reference is the same graph, run without optimization."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _UNLOADED_LIBRARIES = (
     'config.pbtxt with model_operations { op_library_filename: "/path/to/library.so" }'
 )
 _AS_IT_IS = "as it is, it is served from STORE/NAME/1/model.onnx"
-# Samples of made-up text that a graph must take.
+# Number of synthetic text samples that a graph must accept.
 _TRIED = 64
 
 
@@ -60,10 +60,10 @@ class OnnxModel(SourceModel):
 
     Attributes:
         path: The file.
-        session: Its reference session.
-        replaced: Its outputs that are no tensors.
-        outputs: Names of the outputs that the exported graph has.
-        freed: The graph with its batch made to vary, or None.
+        session: Reference session.
+        replaced: Outputs that are not tensors.
+        outputs: Output names of the exported graph.
+        freed: The graph with a dynamic batch in place of a fixed one, or None.
     """
 
     takes_fixed_batch = True
@@ -76,19 +76,19 @@ class OnnxModel(SourceModel):
     _temporary: TemporaryDirectory[str]
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `SourceModel.run`; a graph that was saved with a batch computes row by row, a row filling the batch."""
+        """See `SourceModel.run`; a graph with a fixed batch computes each row alone, repeated to fill the batch."""
         try:
             run = partial(self.session.run, outputs=self.outputs)
             found = run_alone(run, feeds, self.batch_size) if self.freed else run(feeds)
         except (ExecutionError, SignatureError) as error:
             raise ConversionError(
                 f"{self.path} refuses the samples: {error}",
-                hint="give real ones: --samples FILE.npz, saved with numpy.savez(FILE, INPUT_0=..., ...)",
+                hint="provide real samples: --samples FILE.npz, saved with numpy.savez(FILE, INPUT_0=..., ...)",
             ) from error
         return found | {output.name: output.to_tensor(found[output.name]) for output in self.replaced if output.classes}
 
     def export(self) -> onnx_ir.Model:
-        """See `SourceModel.export`; the graph's own dynamic dimensions stay as they are, old opsets are converted."""
+        """See `SourceModel.export`; dynamic dimensions are kept, and old opsets are converted."""
         if self.freed:
             return self.freed
         model = _load(self.path)
@@ -105,13 +105,13 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
     """Load a graph.
 
     Raises:
-        ConversionError: The file is missing or damaged, its batch is fixed, or an input is text.
+        ConversionError: The file is missing or damaged, or cannot be converted.
     """
     path = Path(location)
     check_file(path)
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
-        signature = read_signature(path)  # a pipe, weights outside of its folder, ...: no runtime is to open that
+        signature = read_signature(path)  # rejects pipes and weights outside the folder before a runtime opens them
         _check_ranks(signature, path)
         replaced = read_replaced_outputs(path)
         session = _open_reference(path, Path(temporary.name))
@@ -149,17 +149,17 @@ def _check_ranks(signature: Signature, path: Path) -> None:
 
 
 def _check_repeatable(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> None:
-    """Refuse graphs that draw random numbers: neither proof nor replay could tell a draw from a fault."""
+    """Reject graphs that draw random numbers, whose results can be neither proven nor replayed."""
     if not _repeats(model, {name: np.asarray(a[0]) for name, a in synthetic_samples(inputs, 1, {}, seed=0).items()}):
-        reason = "draws random numbers: it returns something else each time, which cannot be proven"
+        reason = "draws random numbers: its outputs differ from run to run and cannot be proven"
         raise ConversionError(f"{model.path} {reason}", hint=f"{EVALUATION_MODE}; {_AS_IT_IS}")
 
 
 def _check_trained(path: Path) -> None:
-    """Refuse graphs in training mode: statistics of each request are not what the model has learned."""
+    """Reject graphs in training mode, which use batch statistics instead of trained ones."""
     if found := find_training(path):
         raise ConversionError(
-            f"{path} is in training mode, in which it does not compute what it has learned: {found}",
+            f"{path} is in training mode, and would not return its trained results: {found}",
             hint=f"{EVALUATION_MODE}; {_AS_IT_IS}",
         )
 
@@ -168,14 +168,14 @@ def _repeats(model: OnnxModel, feeds: Mapping[str, AnyArray]) -> bool:
     try:
         first, second = (model.session.run(feeds, model.outputs) for _ in range(2))
     except (ExecutionError, SignatureError):
-        return True  # of sizes that it does not take, the proof tells
+        return True  # the proof reports unsupported sizes
     return all(
         np.array_equal(first[name], second[name], equal_nan=first[name].dtype.kind == "f") for name in model.outputs
     )
 
 
 def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> OnnxModel:
-    """The source, batched where its rows are independent, else whole, with the reason."""
+    """Return the source, batched if its rows are independent, else unbatched with the reason."""
     reason = read_mixing(model.path) or without_batch(signature)
     if signature.batchable:
         reason = dependent_rows(model.run, model.run, model.inputs, rounding_limits(_load(model.path)))
@@ -190,7 +190,7 @@ def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> Onn
 
 
 def _freed(source: OnnxModel, batch_size: int) -> OnnxModel | str:
-    """The source with its fixed batch made to vary and proven, or why that cannot be."""
+    """Return the source with a verified dynamic batch, or the reason why that is not possible."""
     copy = Path(source._temporary.name) / "freed.onnx"  # noqa: SLF001 - its own
     try:
         graph = _load(source.path)
@@ -201,9 +201,9 @@ def _freed(source: OnnxModel, batch_size: int) -> OnnxModel | str:
 
 
 def _open_reference(path: Path, folder: Path) -> Session:
-    """A session of the graph, or of a copy of it: with fp32 kernels where ONNX Runtime has none for a type.
+    """Open a reference session, on a copy that emulates 16-bit types where ONNX Runtime lacks kernels.
 
-    Beside fp64, fp32 would be no reference: where kernels for that are missing, ONNX's own implementation runs.
+    If fp64 kernels are missing, ONNX's reference implementation runs the graph, because fp32 is too coarse.
     """
     engine = OnnxRuntimeEngine()
     try:
@@ -218,7 +218,7 @@ def _open_reference(path: Path, folder: Path) -> Session:
 
 
 def _load(path: Path) -> onnx_ir.Model:
-    """A graph, without the types that onnx_ir cannot read."""
+    """Load a graph without the types that onnx_ir cannot read."""
     if not read_replaced_outputs(path):
         return load(path)
     model = onnx.load(path)
@@ -228,12 +228,12 @@ def _load(path: Path) -> onnx_ir.Model:
 
 
 def _with_words(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> tuple[InputSpec, ...]:
-    """Inputs whose synthetic text the graph knows; with text that it does not know, where it takes that, too."""
+    """Add a vocabulary to text inputs: words from the graph, and unknown words if the graph accepts them."""
     if not any(spec.dtype is DType.BYTES for spec in inputs):
         return inputs
     graph = onnx.load(path, load_external_data=False).graph
     words = {spec.name: known_words(graph, spec.name) for spec in inputs if spec.dtype is DType.BYTES}
-    for more in (ODD_WORDS, ODD_WORDS[1:], ()):  # some graphs take no empty text, others none that they do not know
+    for more in (ODD_WORDS, ODD_WORDS[1:], ()):  # some graphs reject empty text, others unknown words
         specs = tuple(_with_text(spec, (*words.get(spec.name, ()), *more)) for spec in inputs)
         try:
             session.run(synthetic_samples(specs, _TRIED, {}, seed=0))
@@ -248,7 +248,7 @@ def _with_text(spec: InputSpec, words: tuple[str, ...]) -> InputSpec:
 
 
 def _specs(signature: Signature, recipe: Recipe, first: int) -> tuple[InputSpec, ...]:
-    """The inputs; the dimensions of a sample begin with the first one or, behind the batch, with the second."""
+    """Return the input specs; `first` is the first dimension of a sample, 1 after a batch dimension."""
     return tuple(_spec(spec, recipe, first) for spec in signature.inputs)
 
 
@@ -256,28 +256,23 @@ def _spec(spec: TensorSpec, recipe: Recipe, first: int) -> InputSpec:
     dims = spec.shape[first:]
     if spec.has_rank:
         sizes = sizes_of(spec.name, spec.shape, recipe.shapes)[first:]
-    else:  # any number of them is as good as another
+    else:  # any size is valid
         sizes = recipe.shapes.get(spec.name) or recipe.shapes.get("") or (USUAL_SIZE,) * len(dims)
     dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(dims) if isinstance(dim, str)}
     return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic)
 
 
-# Texts that a graph knows: the categories and tokens that its nodes hold, for samples that mean something to it.
+# Vocabulary of a graph: categories and tokens in its nodes, for meaningful synthetic samples.
 
-# Unlikely categories: they show what a graph makes of text that it does not know.
+# Words that are unlikely to be in a vocabulary, to test unknown text.
 ODD_WORDS = ("", "unknown", "größe", "日本", "two words", "NUL\0inside")
-# Start of the names of attributes that hold what a node returns, not what it is asked.
+# Prefixes of attributes with values that a node returns, as opposed to keys.
 _ANSWERS = ("classlabels", "values_", "default_")
 _MOST_WORDS = 1000
 
 
 def known_words(graph: onnx.GraphProto, name: str) -> tuple[str, ...]:
-    """The texts that the first nodes know that read an input, or what was made of it: categories, keys, tokens.
-
-    Args:
-        graph: The graph.
-        name: The input.
-    """
+    """Return the vocabulary (categories, keys, tokens) of the first nodes downstream of an input that have one."""
     readers: dict[str, list[onnx.NodeProto]] = {}
     for node in graph.node:
         for value in node.input:
@@ -304,12 +299,9 @@ def _words(node: onnx.NodeProto, constants: dict[str, onnx.TensorProto]) -> Iter
             yield from (word.decode("utf-8", "replace") for word in constants[value].string_data)
 
 
-# Runs a graph with ONNX's own implementation of its operators, in numpy: slow, and of every type.
-
-
 @dataclass(frozen=True, slots=True)
 class ReferenceSession(Closeable):
-    """A graph that ONNX's reference implementation runs; see `engines.base.Session`."""
+    """Session of ONNX's reference implementation in NumPy, which is slow but supports all types."""
 
     signature: Signature
     _evaluator: ReferenceEvaluator
@@ -319,12 +311,14 @@ class ReferenceSession(Closeable):
         """Load a graph.
 
         Raises:
-            LoweringError: It has an operator that the implementation does not know.
+            LoweringError: The reference implementation lacks an operator.
         """
         try:
             return cls(read_signature(graph), ReferenceEvaluator(onnx.load(graph)))
         except (NotImplementedError, RuntimeError, ValueError, TypeError) as error:
-            raise LoweringError(f"{graph} cannot be computed in its own type", attempts=(str(error),)) from error
+            raise LoweringError(
+                f"{graph} has an operator without a reference implementation", attempts=(str(error),)
+            ) from error
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Compute outputs; see `engines.base.Session.run`.
@@ -339,13 +333,13 @@ class ReferenceSession(Closeable):
                 found = self._evaluator.run(names, dict(feeds))
         except ComputeLimitExceeded:
             raise
-        except Exception as error:  # an operator in numpy raises anything
+        except Exception as error:  # operators in NumPy raise any exception
             raise ExecutionError(f"ONNX's reference implementation failed: {type(error).__name__}: {error}") from error
         return dict(zip(names, map(np.asarray, found), strict=True))
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:  # noqa: ARG002
-        """Nothing of it is a kernel."""
+        """Return an empty placement, since there are no kernels."""
         return Placement(nodes={}, precision="unknown")
 
     def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""

@@ -24,16 +24,16 @@ from graphkiln_converters.recipe import first_line
 from graphkiln_converters.runnable import remove_export_notes
 from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
 
-# PyTorch tensors as arrays, and arrays as tensors, of every type that Triton carries; numpy has no bf16.
+# Conversion between tensors and arrays of all types that Triton supports; NumPy has no bf16.
 
 _BF16 = DType.BF16.numpy
 
 
 def to_tensor(array: AnyArray) -> torch.Tensor:
-    """A tensor with the elements of an array, without copying them where PyTorch allows.
+    """Convert an array to a tensor, without a copy if possible.
 
     Raises:
-        ConversionError: PyTorch has no such elements: text.
+        ConversionError: PyTorch lacks the element type, for example text.
     """
     if array.dtype == _BF16:
         return torch.from_numpy(array.view(np.int16)).view(torch.bfloat16)
@@ -41,15 +41,15 @@ def to_tensor(array: AnyArray) -> torch.Tensor:
         return torch.from_numpy(array)
     except TypeError as error:
         raise ConversionError(
-            f"PyTorch has no tensors of {DType.from_numpy(array.dtype)}", hint="give numbers in the samples"
+            f"PyTorch has no tensors of {DType.from_numpy(array.dtype)}", hint="provide samples with numbers"
         ) from error
 
 
 def to_array(tensor: torch.Tensor) -> AnyArray:
-    """An array with the elements of a tensor.
+    """Convert a tensor to an array.
 
     Raises:
-        ConversionError: Triton carries no such elements: complex numbers, 8-bit floats.
+        ConversionError: Triton lacks the element type, for example complex numbers or 8-bit floats.
     """
     try:
         array: AnyArray = (
@@ -69,15 +69,15 @@ def to_array(tensor: torch.Tensor) -> AnyArray:
 
 
 def input_specs(module: torch.nn.Module, example: Any, *, whole: bool = False) -> tuple[InputSpec, ...]:
-    """Inputs of a module, named by its `forward` or by the example.
+    """Return the input specs of a module, named by the parameters of `forward` or the keys of the example.
 
     Args:
         module: The module.
         example: A batch of inputs: one tensor, a sequence of them, or tensors by parameter name.
-        whole: The first dimension is no batch.
+        whole: The first dimension is not a batch.
 
     Raises:
-        ConversionError: The example is something else.
+        ConversionError: The example contains something other than tensors.
     """
     if isinstance(example, torch.Tensor):
         example = (example,)
@@ -100,20 +100,16 @@ def _spec(name: str, tensor: Any, first: int) -> InputSpec:
     return InputSpec(name=name, dtype=dtype, shape=tuple(tensor.shape[first:]), high=max(1, high))
 
 
-# `len(tensor)` in the code of a model, as an export has to see it: a size that varies, and not a number.
-#
-# Python turns what `len` returns into a number, and PyTorch then exports a graph that takes the batch of its example
-# alone. RT-DETR and its kin in transformers ask for their batch so, and so does many a model of users.
+# `len(tensor)` returns a Python int, so that PyTorch exports a graph with the fixed batch of the example. RT-DETR in
+# transformers gets its batch size like this, and so do many users' models.
 
 
 @contextmanager
 def varying_lengths(module: Any) -> Iterator[None]:
-    """Let `len(tensor)` return the tensor's symbolic first size in the files that define a module's parts.
-
-    Everything else has the length that it always had. PyTorch's own files are left alone.
+    """Make `len(tensor)` return a symbolic size in the source files of a module and its submodules, except PyTorch's.
 
     Args:
-        module: Module to export; anything else is left unchanged.
+        module: Module to export; other objects are ignored.
     """
     changed = _namespaces(module) if isinstance(module, nn.Module) else []
     for names in changed:
@@ -126,12 +122,12 @@ def varying_lengths(module: Any) -> Iterator[None]:
 
 
 def first_size(items: Sized | torch.Tensor) -> Any:
-    """`len`, but for a tensor of one dimension and more a size that may be symbolic."""
+    """Return `len(items)`, or the possibly symbolic first size of a tensor."""
     return items.shape[0] if isinstance(items, torch.Tensor) and items.dim() else len(items)
 
 
 def _namespaces(module: nn.Module) -> list[dict[str, Any]]:
-    """The global names of the code of a module's parts, each once, but for those that define `len`."""
+    """Return the global namespaces of a module and its submodules, except those that define `len`."""
     found = {id(names): names for names in map(_globals_of, {type(part) for part in module.modules()})}
     return [names for names in found.values() if "len" not in names and not _is_of_torch(names)]
 
@@ -150,10 +146,10 @@ class TorchModel(SourceModel):
     """A PyTorch module; its inputs are in the order of `forward`'s parameters.
 
     Attributes:
-        module: The module; in evaluation mode, on the CPU, fp32.
-        keywords: Inputs are passed by name.
-        outputs: Names of its outputs, in order; empty to find them by running it.
-        reference: Module of the library that computes the reference, or None for `module`.
+        module: The module in evaluation mode, on the CPU, in fp32.
+        keywords: Pass inputs by name.
+        outputs: Output names in order; empty to determine them by running the module.
+        reference: Module that computes the reference, or None for `module`.
     """
 
     module: nn.Module
@@ -212,7 +208,7 @@ class TorchModel(SourceModel):
             shapes = ", ".join(f"{name} {list(tensor.shape)}" for name, tensor in tensors.items())
             raise ConversionError(
                 f"{self.description} rejects an input of {shapes}: {first_line(error)}",
-                hint="give the sizes of one sample: --shape 3x224x224",
+                hint="set the sizes of one sample: --shape 3x224x224",
             ) from error
         return named_outputs(outputs)
 
@@ -226,11 +222,11 @@ def named_outputs(outputs: Any, prefix: str = "output") -> dict[str, torch.Tenso
     """Name a module's outputs: a tensor, or (nested) sequences, mappings and dataclasses of tensors.
 
     Args:
-        outputs: The module's result.
-        prefix: Name of a single tensor, and the start of the names of a sequence's.
+        outputs: Result of the module.
+        prefix: Name of a single tensor, and prefix of the names in a sequence.
 
     Raises:
-        ConversionError: Something in it is not a tensor.
+        ConversionError: An output is not a tensor.
     """
     if isinstance(outputs, torch.Tensor):
         return {prefix: outputs}
@@ -241,7 +237,7 @@ def named_outputs(outputs: Any, prefix: str = "output") -> dict[str, torch.Tenso
     elif isinstance(outputs, (list, tuple)):
         items = [(f"{prefix}_{number}", value) for number, value in enumerate(outputs)]
     else:
-        raise ConversionError(f"the model returns a {type(outputs).__name__}, where tensors were expected")
+        raise ConversionError(f"the model returns a {type(outputs).__name__}, expected tensors")
     tensors: dict[str, torch.Tensor] = {}
     for key, value in items:
         tensors.update(named_outputs(value, key))
@@ -265,7 +261,7 @@ def export_graph(
         path: The .onnx file to write; the weights are inside.
         input_name: Name of the graph's input.
         output_name: Name of the graph's output, or of the first one.
-        further_outputs: Names of the others.
+        further_outputs: Names of further outputs.
 
     Raises:
         ConversionError: PyTorch cannot export the module.
@@ -280,12 +276,12 @@ def export_graph(
         output_names=[output_name, *further_outputs],
         description=type(module).__name__,
     )
-    remove_export_notes(model)  # a third of a small file, with paths of the machine that exported it
+    remove_export_notes(model)  # a third of a small file, and contain local paths
     onnx_ir.save(model, path)
 
 
 def run_module(module: nn.Module, samples: AnyArray) -> AnyArray:
-    """The reference outputs: the module in fp32 and evaluation mode, `[samples, ...]` in and out."""
+    """Compute reference outputs in fp32 and evaluation mode: `[samples, ...]` -> `[samples, ...]`."""
     with torch.inference_mode():
         outputs: AnyArray = module.eval()(torch.from_numpy(samples)).numpy()
     return outputs
@@ -301,22 +297,22 @@ def export_module(
     output_names: list[str],
     description: str,
 ) -> onnx_ir.Model:
-    """The ONNX graph of a module.
+    """Export a module as an ONNX graph.
 
     Args:
-        module: In evaluation mode; or a program of it, whose sizes are settled.
+        module: Module in evaluation mode, or an exported program with fixed shapes.
         arguments: Example inputs by position.
-        keywords: Example inputs by name; either these or `arguments`.
-        dynamic_shapes: As for `torch.export.export`; None where all sizes are those of the example.
+        keywords: Example inputs by name, instead of `arguments`.
+        dynamic_shapes: As for `torch.export.export`; None for the fixed shapes of the example.
         input_names: Names of the graph's inputs.
         output_names: Names of the graph's outputs.
-        description: The model in words, for the error.
+        description: Name of the model in error messages.
 
     Raises:
         ConversionError: PyTorch cannot export the module.
     """
     with warnings.catch_warnings(), varying_lengths(module):
-        warnings.simplefilter("ignore")  # the exporter warns of deprecated parts of itself
+        warnings.simplefilter("ignore")  # deprecation warnings inside the exporter
         try:
             program = torch.onnx.export(
                 module,
@@ -328,7 +324,7 @@ def export_module(
                 output_names=output_names,
                 opset_version=OPSET,
                 custom_translation_table=operators.translations(),
-                optimize=False,  # our own passes do it, listed and proven
+                optimize=False,  # graphkiln's passes optimize and prove each step
                 verbose=False,
             )
         except Exception as error:
@@ -342,13 +338,13 @@ def export_module(
 
 
 def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """torch.export expects the shapes of `*inputs` in a further tuple."""
+    """Nest shapes in one more tuple for `forward(*inputs)`, as torch.export expects."""
     kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
     return (shapes,) if kinds == [inspect.Parameter.VAR_POSITIONAL] else shapes
 
 
 def _dims(spec: InputSpec) -> dict[int, Any]:
-    """AUTO finds out by itself which axes of several inputs are the same size."""
+    """Return the dynamic dimensions of an input; AUTO infers equal sizes across inputs."""
     return {axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in spec.dynamic.items()}
 
 
@@ -365,7 +361,7 @@ def _check_dynamic(model: onnx_ir.Model, inputs: Sequence[InputSpec]) -> None:
 
 
 def _cause(error: BaseException) -> str:
-    """The innermost cause, with the user's own source line where PyTorch names one."""
+    """Return the innermost cause, with the user's source line if PyTorch reports one."""
     while error.__cause__ is not None:
         error = error.__cause__
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]

@@ -84,5 +84,5 @@ def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
 def test_an_encoder_alone_has_no_decoder(folder: Path, tmp_path: Path) -> None:
     """Its own weights are there; transformers would make up the decoder's."""
     tiny_t5.hf.T5EncoderModel.from_pretrained(folder).save_pretrained(tmp_path)
-    with pytest.raises(ConversionError, match=r"lacks \d+ of the model's weights, such as decoder"):
+    with pytest.raises(ConversionError, match=r"lacks .*decoder"):
         open_source(str(tmp_path), OPTIONS)

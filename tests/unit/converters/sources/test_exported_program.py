@@ -143,6 +143,6 @@ def test_what_torch_export_did_not_save_is_one_error_without_a_traceback(
         torch.save({"weight": torch.zeros(2)}, path)
     else:
         path.write_bytes(content)
-    with pytest.raises(ConversionError, match=r"is not a program of torch\.export: .*torch\.export\.save"):
+    with pytest.raises(ConversionError, match=r"is not a torch.export program: .*torch\.export\.save"):
         open_source(str(path), OPTIONS)
     assert not caplog.records

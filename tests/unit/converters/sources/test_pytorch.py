@@ -77,7 +77,7 @@ class TestNamedOutputs:
         ("outputs", "kind"), [("text", "str"), ((ONE, 3), "int"), (None, "NoneType"), ([None], "NoneType")]
     )
     def test_what_is_no_tensor(self, outputs: Any, kind: str) -> None:
-        with pytest.raises(ConversionError, match=f"returns a {kind}, where tensors were expected"):
+        with pytest.raises(ConversionError, match=f"returns a {kind}, expected tensors"):
             named_outputs(outputs)
 
 
