@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import os
 import random
 import signal
 import sys
@@ -52,6 +53,7 @@ def main() -> int:
         return 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     seed = random.SystemRandom().randrange(10**6) if options.seed is None else options.seed
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # it logs each failed handshake
     logging.basicConfig(format="%(asctime)s %(message)s", datefmt="%H:%M:%S")
     logging.getLogger("graphkiln.soak").setLevel(logging.INFO)
     print(f"seed {seed}", file=sys.stderr)

@@ -112,6 +112,7 @@ def check_done(trouble: str) -> None:
 
 _ABRUPT_S = 0.5
 _PAUSE_S = 8.0
+_EXPIRED_S = 10.0  # the edge takes up changed files within five seconds
 
 
 def signal_instance(signum: signal.Signals) -> Inject:
@@ -149,6 +150,14 @@ def signal_edge(signum: signal.Signals) -> Inject:
         yield lambda: is_gone(victim) and bool(field.service.edges())
 
     return inject
+
+
+@contextmanager
+def expired_certificate(field: Field) -> Iterator[Over]:
+    """Replace the server's certificate by an expired one, and back."""
+    if field.service.reach.certificates:
+        with field.service.reach.certificates.expired():
+            yield at_once
 
 
 @contextmanager
@@ -425,21 +434,32 @@ def full_cache(field: Field) -> Iterator[Over]:
         empty_disk(cache_folder(field.folder))
 
 
-@contextmanager
-def full_temporary(field: Field) -> Iterator[Over]:
-    """Kill tritonserver while the disk of temporary files is full, which delays its restart."""
-    fill_disk(field.service.temporary)
-    try:
-        (victim,) = field.service.servers()
-        victim.kill()
-        yield lambda: is_gone(victim) and bool(field.service.servers())
-    finally:
-        empty_disk(field.service.temporary)
+def full_temporary(inject: Inject) -> Inject:
+    """Inject a fault of a process while the disk of temporary files is full."""
+
+    @contextmanager
+    def inject_both(field: Field) -> Iterator[Over]:
+        fill_disk(field.service.temporary)
+        try:
+            with inject(field) as over:
+                yield over
+        finally:
+            empty_disk(field.service.temporary)
+
+    return inject_both
 
 
 FULL_CACHE = Fault(name="cache's disk full, good version", inject=full_cache, heavy=False, hold_s=_HOLD_S)
 FULL_TEMPORARY = Fault(
-    name="temporary files' disk full, SIGKILL to tritonserver", inject=full_temporary, cause="server_died", hold_s=4.0
+    name="temporary files' disk full, SIGKILL to tritonserver",
+    inject=full_temporary(signal_server(signal.SIGKILL)),
+    cause="server_died",
+    hold_s=4.0,
+)
+FULL_EDGE = Fault(
+    name="temporary files' disk full, SIGKILL to the edge",
+    inject=full_temporary(signal_edge(signal.SIGKILL)),
+    hold_s=4.0,
 )
 
 
@@ -629,6 +649,8 @@ class Set:
     def faults(self, mode: Mode, *, heavy: bool) -> list[Fault]:
         """All faults that apply to a mode on this machine."""
         every = [*process_faults(), *store_faults(explicit=mode.explicit), *hostile_requests(), *self.disks]
+        if mode.secure:
+            every.append(Fault(name="expired certificate", inject=expired_certificate, hold_s=_EXPIRED_S))
         return [fault for fault in every if heavy or not fault.heavy]
 
 
@@ -645,10 +667,14 @@ def stage(folder: Path, mode: Mode) -> Iterator[Set]:
         if stack.enter_context(small_disk(cache_folder(folder), CACHE_BYTES)):
             disks.append(FULL_CACHE)
         if stack.enter_context(small_disk(folder / "tmp", TEMPORARY_BYTES)):
-            disks.append(FULL_TEMPORARY)
+            disks += [FULL_TEMPORARY, *([FULL_EDGE] if find_haproxy() else [])]
         certificates = Certificates.issue(folder / "pki") if mode.secure else None
         environment = {"GRAPHKILN_CACHE": str(cache_folder(folder))}
         service = Service(folder, folder / STORE, *mode.flags, certificates=certificates, environment=environment)
         stack.callback(service.end)
-        notes = [] if len(disks) == 2 else ["no small disks could be mounted: no disk was ever full"]
+        notes = (
+            []
+            if FULL_CACHE in disks and FULL_TEMPORARY in disks
+            else ["no small disks could be mounted: no disk was ever full"]
+        )
         yield Set(service=service, disks=disks, notes=notes)

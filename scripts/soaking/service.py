@@ -15,9 +15,10 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -54,7 +55,7 @@ class Certificates:
         return self.folder / "ca.pem"
 
     def of(self, who: str) -> tuple[Path, Path]:
-        """Certificate and key of `server` or `client`."""
+        """Certificate and key of `server`, `expired` or `client`."""
         return self.folder / f"{who}.pem", self.folder / f"{who}.key"
 
     @classmethod
@@ -64,12 +65,30 @@ class Certificates:
         certificates = cls(folder)
         authority = trustme.CA()
         authority.cert_pem.write_to_path(str(certificates.authority))
-        for who, name in (("server", _HOST), ("client", "soak@localhost")):
-            pair = authority.issue_cert(name)
+        yesterday = datetime.now(UTC) - timedelta(days=1)
+        pairs = {
+            "server": authority.issue_cert(_HOST),
+            "expired": authority.issue_cert(_HOST, not_after=yesterday),
+            "client": authority.issue_cert("soak@localhost"),
+        }
+        for who, pair in pairs.items():
             certificate, key = certificates.of(who)
             pair.cert_chain_pems[0].write_to_path(str(certificate))
             pair.private_key_pem.write_to_path(str(key))
         return certificates
+
+    @contextmanager
+    def expired(self) -> Iterator[None]:
+        """Replace the server's certificate by an expired one."""
+        valid = [path.read_bytes() for path in self.of("server")]
+        expired = [path.read_bytes() for path in self.of("expired")]
+        try:
+            for path, content in zip(self.of("server"), expired, strict=True):
+                path.write_bytes(content)
+            yield
+        finally:
+            for path, content in zip(self.of("server"), valid, strict=True):
+                path.write_bytes(content)
 
     def flags(self) -> tuple[str, ...]:
         """Flags of `graphkiln serve`."""

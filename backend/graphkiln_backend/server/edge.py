@@ -19,6 +19,7 @@ import subprocess
 import threading
 import time
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from itertools import count
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
@@ -60,12 +61,16 @@ class Edge(Closeable):
         self._silent = 0
         self._started_at = time.monotonic()
         self._lock = threading.Lock()
+        self._numbers = count()  # of control sockets
+        self._retired: list[subprocess.Popen[bytes]] = []  # serve their last connections
         self._leave_until = 0.0
         self._closing = threading.Event()
         self._stamp = plan.tls.stamp() if plan.tls else ()
         self._resources = ExitStack()
         try:
             self._folder = self._resources.enter_context(OwnedFolder(temporary_parent())).path
+            self._descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
+            self._resources.callback(os.close, self._descriptor)
             self._sockets = {"control": self._listen_for_control()}
             for name, address in plan.services().items():
                 shared = plan.public.shares(name)
@@ -121,7 +126,8 @@ class Edge(Closeable):
             self.leave()
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(max(0.0, self._leave_until - time.monotonic()))
-        self._child.kill()
+        for child in (self._child, *self._retired):
+            child.kill()
         self._thread.join()
         self._child.wait()
         self._resources.close()
@@ -129,18 +135,15 @@ class Edge(Closeable):
     def _listen_for_control(self) -> socket.socket:
         """Bind by the descriptor of the folder, because paths of Unix sockets are limited to 107 bytes. See unix(7)."""
         control = self._resources.enter_context(socket.socket(socket.AF_UNIX))
-        descriptor = os.open(self._folder, os.O_RDONLY | os.O_CLOEXEC)
-        self._resources.callback(os.close, descriptor)
-        self._control = f"/proc/self/fd/{descriptor}/control"
+        self._control = f"/proc/self/fd/{self._descriptor}/control.{next(self._numbers)}"
         control.bind(self._control)
         control.listen()
         return control
 
     def _write_files(self) -> None:
-        key, tls = self._plan.access.key, self._plan.tls
-        if key:
+        if key := self._plan.access.key:
             self._write("key", f"{key.value}\n")
-        if tls:
+        if tls := self._plan.tls:
             self._write("server.pem", tls.bundle())
             self._write("clients.pem", tls.authorities())
         self._write_configuration()
@@ -266,31 +269,43 @@ class Edge(Closeable):
             self._child.kill()
 
     def _renew_certificates(self) -> None:
-        """Pass changed files to HAProxy; unusable ones are ignored."""
+        """Hand over to an HAProxy with the changed files; unusable files are ignored."""
+        self._retired = [child for child in self._retired if child.poll() is None]
         tls = self._plan.tls
         if not tls or (stamp := tls.stamp()) == self._stamp:
             return
         self._stamp = stamp
         try:
             tls.context()
-            for kind, name, text in (
-                ("cert", "server.pem", tls.bundle()),
-                ("ca-file", "clients.pem", tls.authorities()),
-            ):
-                if text:
-                    self._replace(kind, name, text)
+            self._hand_over()
         except (ServerSetupError, OSError) as error:
             _log.error("the changed certificate cannot be used, the old one stays: %s", error)
         else:
             _log.info("the changed certificate is in use")
             tls.warn_if_refused()
 
-    def _replace(self, kind: str, name: str, text: str) -> None:
-        path = self._folder / name
-        printed = self._ask(f"set ssl {kind} {path} <<\n{text}\n") + self._ask(f"commit ssl {kind} {path}")
-        if "Success" not in printed:
-            raise ServerSetupError(" ".join(printed.split()))
-        self._write(name, text)
+    def _hand_over(self) -> None:
+        """Start another HAProxy on the same public sockets; the old one ends its connections in order.
+
+        HAProxy can replace certificates at run time (`commit ssl cert`), but 2.6.12 then loses ALPN, and with it gRPC.
+
+        Raises:
+            ServerSetupError: The other HAProxy does not start; the old one goes on.
+            OSError: A file cannot be written.
+        """
+        with self._lock:
+            before, control, path = self._child, self._sockets["control"], self._control
+            self._sockets["control"] = self._listen_for_control()
+            self._write_files()
+            self._child, self._started_at = self._start(), time.monotonic()
+            try:
+                self._wait_for_first_answer()
+            except ServerSetupError:
+                self._child, self._sockets["control"], self._control = before, control, path
+                raise
+            control.close()
+            before.send_signal(signal.SIGUSR1)
+            self._retired.append(before)
 
 
 def open_edge(plan: EdgePlan | None) -> AbstractContextManager[Edge | None]:

@@ -140,7 +140,7 @@ def check_signers(version: Path, trusted: Path | None) -> str:
         return NOT_SIGNED
     signers = attestation.signers()
     if not signers:
-        raise RepositoryError("its signature does not hold", hint=HOW_TO_SIGN)
+        raise RepositoryError("its signature is not valid", hint=HOW_TO_SIGN)
     statement = Statement.from_payload(attestation.payload)
     check_statement(statement, model, number)
     check_files(statement, model)

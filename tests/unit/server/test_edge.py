@@ -478,7 +478,7 @@ class TestTls:
         monkeypatch: pytest.MonkeyPatch,
         logged: list[str],
     ) -> None:
-        """A new certificate is served on without a restart; a broken one is not, and neither are its clients lost."""
+        """Another HAProxy serves a new certificate and ends the old one's connections; a broken one changes nothing."""
         monkeypatch.setattr(module, "_CHECK_S", 0.05)
         front = open_front(tls=write(authority.issue_cert("127.0.0.1"), tmp_path, authority))
         first = front.edge.pid
@@ -486,14 +486,30 @@ class TestTls:
         (tmp_path / "cert.pem").write_text("broken")
         wait_until(lambda: any("cannot be used" in line for line in logged))
         assert front.ask(context=context)[0] == 200
+        assert front.edge.pid == first
         other = trustme.CA()
+        connection = http.client.HTTPSConnection("127.0.0.1", front.ports["http"], context=context, timeout=30)
+        connection.request("GET", "/v2")
+        connection.getresponse().read()
         write(other.issue_cert("127.0.0.1"), tmp_path, other)
         renewed = trust(other, other.issue_cert("a@example.org"))
         wait_until(lambda: self.is_served(front, renewed))
         assert not self.is_served(front, context)
-        assert front.edge.pid == first
-        kill(first)
+        connection.request("GET", "/v2")
+        assert connection.getresponse().status == 200, "a connection of before is still served"
+        connection.close()
+        renewed.set_alpn_protocols(["h2"])
+        with (
+            socket.create_connection(("127.0.0.1", front.ports["grpc"]), timeout=30) as bare,
+            renewed.wrap_socket(bare, server_hostname="127.0.0.1") as secured,
+        ):
+            assert secured.selected_alpn_protocol() == "h2", "gRPC needs it"
+        renewed.set_alpn_protocols(["http/1.1"])
+        second = front.edge.pid
+        assert second != first
+        kill(second)
         assert front.ask(context=renewed)[0] == 200, "the next one serves it, too"
+        wait_until(lambda: not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE)
 
     def is_served(self, front: Front, context: ssl.SSLContext) -> bool:
         with suppress(OSError, http.client.HTTPException):
