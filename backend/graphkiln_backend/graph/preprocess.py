@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 else:
     np = LazyModule("numpy")
 
-# The key of config.pbtxt's `parameters` under which the spec is published, as JSON.
+# Key of the spec in config.pbtxt's `parameters`; its value is JSON.
 PREPROCESS = "preprocess"
 
 Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lanczos"]
@@ -28,15 +28,15 @@ Interpolation = Literal["nearest", "box", "bilinear", "hamming", "bicubic", "lan
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Letterbox:
-    """Fits a whole image into a fixed size, its aspect ratio kept, and fills the rest.
+    """Resize an image into a fixed size, keep its aspect ratio, and pad the rest.
 
     Attributes:
         size: `(height, width)` in pixels.
-        padding: What fills the rest: a gray value from 0 to 255; or None for zeros in the normalized sample, as
+        padding: A gray value from 0 to 255, or None for zeros in the normalized sample, as
             torchvision's and transformers' detectors pad.
-        position: Position of the image; of an odd number of rows or columns to fill, the smaller part comes first.
-        rounding: Of the size that the image is resized to: to the `nearest` pixel, or `down`.
-        enlarge: Whether a smaller image is enlarged.
+        position: Position of the image. An odd number of padding pixels is split with the smaller part first.
+        rounding: How the resized size is rounded: to the `nearest` pixel, or `down`.
+        enlarge: Whether smaller images are enlarged.
 
     Source: Ultralytics `LetterBox` (the defaults); `torchvision.models.detection.transform` (`top-left`, `down`, None).
     """
@@ -68,7 +68,7 @@ class Letterbox:
         return fitted[0], fitted[1]
 
     def box(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """The whole of it `(left, top, right, bottom)`, as a resized image of that size sees it: 0 or less at first."""
+        """Box `(left, top, right, bottom)` of the letterbox in pixels of the resized image; left and top are <= 0."""
         top, left = ((limit - size) // 2 for size, limit in zip((height, width), self.size, strict=True))
         if self.position == "top-left":
             top = left = 0
@@ -88,8 +88,8 @@ class Preprocess:
         interpolation: Filter of the resize; all but nearest are antialiased.
         crop_rounding: Where an odd number of pixels is cut off or added: `half-even` as torchvision and timm do, `down`
             as transformers does. They differ by one pixel for every fourth size.
-        mean: Per channel, in units of 0..1; empty for none.
-        std: Per channel, in units of 0..1; empty for none.
+        mean: Mean per channel, in units of 0..1; empty for none.
+        std: Standard deviation per channel, in units of 0..1; empty for none.
         color: Channels and their order.
         layout: Order of the dimensions of one sample (without the batch).
         dtype: Element type of the tensor. UINT8 takes raw pixels: no scaling, no mean, no std.
@@ -136,7 +136,7 @@ class Preprocess:
         return decode_json(cls, text, what="the preprocess spec", path=PREPROCESS)
 
     def to_json(self) -> str:
-        """The spec as one line of JSON."""
+        """Serialize the spec as one line of JSON."""
         return encode_json(self)
 
     @property
@@ -160,9 +160,9 @@ class Preprocess:
         return int(self.resize * height / width), self.resize
 
     def cropped(self, height: int, width: int) -> tuple[int, int, int, int]:
-        """Box `(left, top, right, bottom)` in pixels that becomes the sample; outside the image is padding.
+        """Box `(left, top, right, bottom)` of the sample in pixels of the resized image; outside of it is padding.
 
-        It is the center crop, or the whole letterbox.
+        The center crop or the letterbox.
 
         Source: `torchvision.transforms.functional.center_crop` (rounds half to even; pads before it crops);
         `transformers.image_transforms.center_crop` (rounds down in both cases).

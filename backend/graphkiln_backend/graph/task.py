@@ -1,8 +1,8 @@
 """Tasks of image models and their outputs: labels, top-k ranking, detection, segmentation, embedding.
 
-The manifest holds the task, the server publishes it, and client, scoring and proof read outputs by it. Outputs are
-padded, so that requests of several clients can be computed as one batch: a graph gives every image the same number of
-rows, and how many of them count.
+The manifest holds the task, the server publishes it, and client, scoring and proof use it to read outputs. Outputs are
+padded so that requests of several clients can share a batch: a graph returns the same number of rows for every image,
+and the number of valid rows.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from graphkiln_backend.graph.files import TEXT_LIMIT, read_bytes
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
-# Labels files: a class name a line, as Triton reads them.
+# Labels files have one class name per line, as in Triton.
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """The labels of a file. Lines end with a line feed and nothing else, as in Triton.
+    """Read the labels of a file. Only a line feed ends a line, as in Triton.
 
     Raises:
         ManifestError: The file cannot be read, or is not UTF-8.
@@ -42,10 +42,10 @@ def read_labels(path: Path) -> tuple[str, ...]:
 
 
 def labels_text(labels: Sequence[str]) -> str:
-    """The content of a labels file.
+    """Make the content of a labels file.
 
     Raises:
-        ManifestError: A label would not be one line of it.
+        ManifestError: A label contains a line feed or is otherwise not one line.
     """
     for index, label in enumerate(labels):
         if _CONTROL.search(label):
@@ -56,17 +56,17 @@ def labels_text(labels: Sequence[str]) -> str:
 
 
 def count_classes(signature: Signature) -> int | None:
-    """Number of classes that the first output scores, `[batch, classes]`; None for any other output."""
+    """Number of classes of the first output if it is `[batch, classes]`, else None."""
     shape = signature.outputs[0].shape if signature.outputs else ()
     last = shape[-1] if len(shape) == 2 else None
     return last if isinstance(last, int) else None
 
 
 def check_count(labels: Sequence[str], signature: Signature, origin: object) -> None:
-    """Refuse labels that are not one for each class.
+    """Check that there is one label per class.
 
     Raises:
-        ManifestError: Their number is another.
+        ManifestError: The numbers differ.
     """
     if (classes := count_classes(signature)) is not None:
         _check_number(labels, classes, signature.outputs[0].name, origin)
@@ -90,11 +90,11 @@ RANKING = "ranking"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Ranking:
-    """The outputs of an embedded top-k.
+    """Outputs of an embedded top-k.
 
     Attributes:
         scores: Name of the output of scores, `[batch, k]`, best first.
-        indices: Name of the output of their classes, integers of the same shape.
+        indices: Name of the output of class indices, integers of the same shape.
         labels: Class names by index; empty for none.
     """
 
@@ -112,11 +112,11 @@ class Ranking:
         return decode_json(cls, text, what="the ranking", path=RANKING)
 
     def to_json(self) -> str:
-        """The ranking as one line of JSON."""
+        """Serialize the ranking as one line of JSON."""
         return encode_json(self)
 
 
-# The best classes of a score tensor, with a defined order of ties, NaN and infinities.
+# The best classes of a score tensor, with a defined order for ties, NaN and infinities.
 
 if TYPE_CHECKING:
     import numpy as np
@@ -126,13 +126,13 @@ else:
 
 
 def top_k(scores: AnyArray, k: int) -> tuple[npt.NDArray[np.int64], AnyArray]:
-    """The `k` best classes along the last axis, best first.
+    """Find the `k` best classes along the last axis, best first.
 
     Order: higher scores first, then the lower index; NaN comes after everything, `-inf` included.
 
     Args:
-        scores: `[..., classes]`, of any type that has an order: floats, integers, booleans.
-        k: How many; at most all classes are returned.
+        scores: `[..., classes]`, floats, integers or booleans.
+        k: Number of classes to return, limited to all classes.
 
     Returns:
         Indices and scores, both `[..., min(k, classes)]`; scores in the dtype of the input.
@@ -165,11 +165,11 @@ def softmax(scores: AnyArray) -> npt.NDArray[np.float64]:
 
 
 def _sort_keys(scores: AnyArray) -> AnyArray:
-    """Keys whose ascending order is best first. Negated numbers would overflow for the least integer."""
+    """Make sort keys in ascending order, best first. Negation would overflow for the smallest integer."""
     if scores.dtype.kind in "iub":
         return np.invert(scores)  # ~x = -x - 1, and reverses unsigned numbers and booleans, too
     wide = scores if scores.dtype.itemsize >= np.dtype(np.float32).itemsize else scores.astype(np.float32)
-    return np.negative(wide)  # NaN stays NaN, and numpy sorts it last
+    return np.negative(wide)  # numpy sorts NaN last
 
 
 def _best_first(keys: AnyArray, k: int) -> npt.NDArray[np.int64]:
@@ -190,7 +190,7 @@ def _best_first(keys: AnyArray, k: int) -> npt.NDArray[np.int64]:
 # The key of config.pbtxt's `parameters` under which it is published, as JSON.
 TASK = "task"
 
-# What clients and the command line call it, by the kind of a task.
+# Display names of tasks in clients and on the command line.
 VERBS = {"classification": "classify", "detection": "detect", "segmentation": "segment", "embedding": "embed"}
 
 _FLOATS = (DType.FP32, DType.FP16, DType.BF16)
@@ -204,8 +204,8 @@ def _tensor(types: tuple[DType, ...], rank: int, **sizes: int) -> dict[str, Any]
     """Metadata of a field that names an output: element types, number of dimensions, fixed sizes.
 
     Args:
-        types: What is allowed.
-        rank: With the batch.
+        types: Allowed element types.
+        rank: Number of dimensions, with the batch.
         sizes: `last`: the size of the last dimension.
     """
     return {"types": types, "rank": rank, **sizes}
@@ -213,25 +213,25 @@ def _tensor(types: tuple[DType, ...], rank: int, **sizes: int) -> dict[str, Any]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Classification:
-    """A score for each class; what every version without a task is asked."""
+    """A score for each class; the default for versions without a task."""
 
     kind: Literal["classification"] = "classification"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Detection:
-    """Boxes around things, the best first. Fields name outputs of the graph.
+    """Boxes around objects, best first. Fields name outputs of the graph.
 
     Attributes:
         kind: Discriminator of the tasks in a manifest.
         boxes: FP32 `[batch, detections, 4]`: x1, y1, x2, y2 in pixels of the model's input, by falling score.
         scores: FP32 `[batch, detections]`.
         classes: INT64 `[batch, detections]`: lines of the labels file, the first is 0.
-        counts: INT32 `[batch]`: how many of the detections are any; the rest is padding with zeros.
+        counts: INT32 `[batch]`: number of valid detections; the rest is padded with zeros.
         masks: FP32 `[batch, detections, height, width]`: probabilities; or None.
-        mask_frame: What a mask covers: its `box`, as torchvision's do, or the `image`, which is the whole input.
+        mask_frame: Area of a mask: its `box`, as in torchvision, or the `image`, the whole input.
         keypoints: FP32 `[batch, detections, keypoints, 3]`: x, y in pixels of the input, score; or None.
-        score_threshold: Detections below it are left out, unless a caller wants them.
+        score_threshold: Default threshold; detections with lower scores are left out.
     """
 
     boxes: str = field(metadata=_tensor(_FLOATS, 3, last=4))
@@ -251,7 +251,7 @@ class Detection:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Segmentation:
-    """A class for each pixel. Exactly one of the fields names an output of the graph.
+    """A class for each pixel. Exactly one of `scores` and `classes` is set.
 
     Attributes:
         kind: Discriminator of the tasks in a manifest.
@@ -275,7 +275,7 @@ class Embedding:
     Attributes:
         kind: Discriminator of the tasks in a manifest.
         vectors: FP32 `[batch, features]`.
-        normalize: Whether clients divide it by its length; False where the graph does so, or vectors stay as they are.
+        normalize: Whether clients divide vectors by their length.
     """
 
     vectors: str = field(metadata=_tensor(_FLOATS, 2))
@@ -286,12 +286,12 @@ class Embedding:
 # Discriminated by `kind`.
 Task = Classification | Detection | Segmentation | Embedding
 
-# What users read from the outputs: the best classes where the graph ranks them itself, or else a task.
+# How outputs are read: the ranking of a graph with an embedded top-k, or a task.
 Reading = Ranking | Task
 
 
 def is_classification(task: Task | None) -> bool:
-    """Return true for classification, which is also the default without a task."""
+    """Return true for classification, the default task."""
     return task is None or isinstance(task, Classification)
 
 
@@ -306,32 +306,32 @@ def read_task(text: str) -> Task:
 
 
 def output_names(task: Task) -> tuple[str, ...]:
-    """The outputs that a task is read from, in the order of its fields."""
+    """Names of the outputs of a task, in the order of its fields."""
     return tuple(name for _, name, _ in _outputs(task))
 
 
 def rename_outputs(task: _T, names: Mapping[str, str]) -> _T:
-    """A task after outputs were renamed.
+    """Rename the outputs of a task.
 
     Args:
-        task: By the old names.
-        names: Old name -> new name; a name that is not among them stays.
+        task: Task with the old names.
+        names: Old name -> new name; other names are kept.
     """
     changed: dict[str, Any] = {key: names.get(name, name) for key, name, _ in _outputs(task)}
     return replace(task, **changed)
 
 
 def check_task(task: Task | None, labels: Sequence[str], signature: Signature, origin: object) -> None:
-    """Check that a graph has the outputs that its task names, as the task needs them, and a label for each class.
+    """Check that a graph has the outputs that its task needs, and that there is a label per class.
 
     Args:
         task: The task, or None.
-        labels: By class index; empty for none.
+        labels: Labels by class index; empty for none.
         signature: Of the graph.
-        origin: What holds the labels, for the message.
+        origin: Source of the labels, for the error message.
 
     Raises:
-        ManifestError: An output is missing, has another type or shape, or there is another number of labels.
+        ManifestError: An output is missing or has the wrong type or shape, or the number of labels is wrong.
     """
     if task is None or isinstance(task, Classification):
         check_count(labels, signature, origin)
@@ -351,7 +351,7 @@ def check_task(task: Task | None, labels: Sequence[str], signature: Signature, o
 
 
 def _outputs(task: Task) -> Iterator[tuple[str, str, Mapping[str, Any]]]:
-    """Key, name and demands of each output that a task names."""
+    """Field, name and metadata of each output of a task."""
     for each in fields(task):
         name = getattr(task, each.name)
         if "types" in each.metadata and name is not None:

@@ -1,4 +1,4 @@
-"""The hint of every "unknown name" error: the nearest known name, else the known ones."""
+"""Hints for unknown names, and sizes and durations as users write them."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from urllib.parse import quote
 
 from graphkiln_backend.graph.errors import InvalidInput
 
-# Sizes in bytes as people write them.
+# Sizes in bytes.
 
 _SIZE = re.compile(r"(\d{1,18}(?:\.\d{1,18})?)([KMGT]?)i?B?", re.IGNORECASE)
 _POWERS = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
@@ -22,7 +22,7 @@ def read_size(text: str) -> int | None:
     return int(float(found[1]) * 2 ** _POWERS[found[2].upper()]) if found else None
 
 
-# Durations as people write them.
+# Durations.
 
 _DURATION = re.compile(r"(\d+(?:\.\d+)?(?:e[+-]?\d+)?)\s*([a-z]+)", re.IGNORECASE)
 _SECONDS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}

@@ -1,4 +1,4 @@
-"""Ragged batches and sequences: tensors of a graph that are not rows of a batch, as config.pbtxt declares them.
+"""Read ragged batches and sequences from config.pbtxt: tensors of a graph that are not rows of a batch.
 
 Requests of different lengths share a batch in which an input with `allow_ragged_batch` is one row of all their
 elements; `batch_input` gives the graph the offsets of requests, and `batch_output` divides its outputs.
@@ -37,10 +37,10 @@ class BatchInput:
     """Inputs that describe another input of the batch.
 
     Attributes:
-        kind: What they hold.
-        targets: Their names.
-        dtype: Their element type.
-        source: The input that they describe.
+        kind: Content of the inputs.
+        targets: Names of the inputs.
+        dtype: Element type of the inputs.
+        source: Name of the described input.
     """
 
     kind: BatchInputKind
@@ -51,11 +51,11 @@ class BatchInput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchOutput:
-    """An output whose elements are shared out by the elements of an input.
+    """An output that is split between requests in proportion to the elements of an input.
 
     Attributes:
         source: The input.
-        shape: Of a response, the batch first; -1 for the size that the request's input has there.
+        shape: Shape in a response, with the batch; -1 for the same size as in the request's input.
     """
 
     source: str
@@ -64,12 +64,12 @@ class BatchOutput:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchTensors:
-    """Tensors that a configuration declares as something else than rows of a batch.
+    """Tensors that a configuration does not declare as rows of a batch.
 
     Attributes:
-        ragged: Dimensions of each ragged input in a request, the batch among them.
-        inputs: Computed from the batch.
-        outputs: Shared out by the elements of an input, by name.
+        ragged: Number of dimensions of each ragged input in a request, with the batch.
+        inputs: Inputs that are computed from the batch.
+        outputs: Outputs that are split by the elements of an input, by name.
     """
 
     ragged: Mapping[str, int] = field(default_factory=dict)
@@ -80,10 +80,10 @@ class BatchTensors:
         return bool(self.ragged or self.inputs or self.outputs)
 
     def of_graph(self, signature: Signature) -> BatchTensors:
-        """These tensors, without the ragged inputs that a graph takes as rows: requests of equal shapes share a batch.
+        """Leave out ragged inputs that the graph takes as rows: requests of equal shapes then share a batch.
 
         Args:
-            signature: Of the graph.
+            signature: Signature of the graph.
         """
         rows = {spec.name for spec in (*signature.inputs, *signature.optional_inputs) if len(spec.shape) != 1}
         return replace(self, ragged={name: rank for name, rank in self.ragged.items() if name not in rows})
@@ -92,7 +92,7 @@ class BatchTensors:
         """Signature of requests and responses, each tensor with the batch first.
 
         Args:
-            signature: Of the graph.
+            signature: Signature of the graph.
         """
         ranks = {**self.ragged, **{name: len(output.shape) for name, output in self.outputs.items()}}
         computed = self.input_names
@@ -106,7 +106,7 @@ class BatchTensors:
         """The tensors whose first dimension is the batch.
 
         Args:
-            signature: Of the graph.
+            signature: Signature of the graph.
         """
         others = {*self.ragged, *self.input_names}
         return replace(
@@ -117,7 +117,7 @@ class BatchTensors:
 
     @property
     def input_names(self) -> frozenset[str]:
-        """Inputs that no request holds."""
+        """Names of the inputs that are not part of a request."""
         return frozenset(target for batch_input in self.inputs for target in batch_input.targets)
 
 
@@ -132,7 +132,7 @@ def read_batch_tensors(config: Any) -> BatchTensors:
     """Read batch tensors from Triton's `ModelConfig` message.
 
     Raises:
-        RepositoryError: The configuration requests something that is not supported.
+        RepositoryError: The configuration uses an unsupported feature.
         ManifestError: A data type is not known.
     """
     batched = config.max_batch_size > 0
@@ -175,12 +175,12 @@ def _output(batch: Any, name: str, config: Any) -> BatchOutput:
 
 
 def check_batch_tensors(config: Any, signature: Signature, tensors: BatchTensors) -> None:
-    """Compare them with the graph.
+    """Check the batch tensors of a configuration against the graph.
 
     Args:
         config: Triton's `ModelConfig` message.
-        signature: Of the graph.
-        tensors: What it says.
+        signature: Signature of the graph.
+        tensors: Batch tensors of the configuration.
 
     Raises:
         RepositoryError: A tensor is not in the graph or does not fit.
@@ -235,7 +235,7 @@ def _misfit(what: str, expected: str, got: str) -> RepositoryError:
 
 # Source: Triton core, `SEQUENCE_IDLE_DEFAULT_MICROSECONDS`.
 _DEFAULT_IDLE_S = 1.0
-# Names the input that takes a correlation id as text, where Triton is not to provide it.
+# Parameter with the name of the input for a correlation id as text, which Triton does not provide.
 TEXT_ID_PARAMETER = "graphkiln_correlation_id_input"
 _TYPE_OF_BOOLEAN = {
     "int32_false_true": DType.INT32,
@@ -249,11 +249,11 @@ class SequenceState:
     """An output of a request that is an input of the next request of its sequence.
 
     Attributes:
-        input_name: What the next request is given.
-        output_name: What this request computes.
+        input_name: Input of the next request.
+        output_name: Output of this request.
         dtype: Element type of both.
         dims: Sizes without the batch; -1 where they vary.
-        initialized: Whether config.pbtxt says what the first request is given; else zeros (empty strings).
+        initialized: Whether config.pbtxt has an initial state; without one it is zeros (empty strings).
     """
 
     input_name: str
@@ -270,7 +270,7 @@ class SequenceTensors:
     Attributes:
         controls: Element type of each control input, by name.
         id_input: The control input that takes the correlation id, or empty.
-        states: Kept from request to request.
+        states: States that are kept between requests.
         idle_s: Seconds without a request after which Triton ends a sequence.
         batched: Whether the first dimension of every tensor is the batch.
         slots: Sequences that an instance may have at a time.
@@ -287,8 +287,8 @@ class SequenceTensors:
         """Signature of requests and responses, without control inputs and states.
 
         Args:
-            signature: Of the graph.
-            named_outputs: Outputs that are given although they are states.
+            signature: Signature of the graph.
+            named_outputs: States that are also outputs of the response.
         """
         hidden = {state.output_name for state in self.states} - set(named_outputs)
         return replace(
@@ -300,7 +300,7 @@ class SequenceTensors:
 
     @property
     def input_names(self) -> frozenset[str]:
-        """Inputs that no request holds."""
+        """Names of the inputs that are not part of a request."""
         return frozenset((*self.controls, *(state.input_name for state in self.states)))
 
 
@@ -338,7 +338,7 @@ def _controls(batching: Any) -> Iterator[tuple[str, DType]]:
 
 
 def withhold_text_id(config: Any) -> None:
-    """Keep Triton from providing a correlation id as text: its Python backend (24.10) refuses what it provides.
+    """Keep Triton from providing a correlation id as text, which its Python backend (24.10) refuses.
 
     The instance provides it itself.
 
@@ -387,7 +387,7 @@ def check_sequence_tensors(config: Any, signature: Signature) -> None:
 
     Args:
         config: Triton's `ModelConfig` message, its `max_batch_size` completed.
-        signature: Of the graph.
+        signature: Signature of the graph.
 
     Raises:
         RepositoryError: A tensor is not in the graph or does not fit, or the request is not supported.
@@ -430,7 +430,7 @@ def _refuse_unsupported(config: Any) -> None:
 
 
 def _refuse_duplicates(config: Any, tensors: SequenceTensors) -> None:
-    """Refuse inputs that both the server and a request would provide, and states that would overwrite each other."""
+    """Refuse inputs that both the server and a request would provide, and states that overwrite each other."""
     both = sorted(tensors.input_names & {tensor.name for tensor in config.input})
     if both:
         raise RepositoryError(

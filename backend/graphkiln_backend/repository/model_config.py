@@ -1,9 +1,8 @@
-"""A config.pbtxt as the rest of the project sees it, with what Triton fills in where it is silent.
+"""The model configuration used by the project: config.pbtxt with Triton's own default values.
 
 Triton completes a configuration before an instance starts: the number of instances, their kind of device, the batch
-sizes that its scheduler forms. The command line must come to the same values without a server, so its rules stand here
-once, and every way to a `ModelConfig` (from the file, or from the protobuf that `parse_json` reads in a Python backend)
-leads through them.
+sizes that its scheduler forms. The command line needs the same values without a server, so the rules are implemented
+here, for both the file and the protobuf that `parse_json` reads in a Python backend.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.image_model import IMAGE_SAMPLE_BYTES
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, read_config
 
-# CPU instances of a group that names no count; one for every other backend. Source: Triton core,
+# CPU instances of a group without a count; other backends have one. Source: Triton core,
 # `SetDefaultInstanceCount`.
 _DEFAULT_CPU_INSTANCES = {DROP_IN_BACKEND: 2}
 
@@ -30,9 +29,9 @@ class InstanceGroup:
     """Instances of a model on one kind of device.
 
     Attributes:
-        count: How many there are, on each GPU where the group names several.
-        device: Where the first one runs; None for KIND_MODEL, which leaves it to the model.
-        gpus: Numbers of all GPUs that it names.
+        count: Number of instances, on each GPU if the group names several.
+        device: Device of the first instance; None for KIND_MODEL.
+        gpus: Numbers of the GPUs of the group.
     """
 
     count: int
@@ -46,7 +45,7 @@ class Accelerator:
 
     Attributes:
         name: Such as `tensorrt`, `cuda` or `openvino`.
-        parameters: Its options, as written.
+        parameters: Its options, unchanged.
     """
 
     name: str
@@ -55,12 +54,12 @@ class Accelerator:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """A model's configuration, with the values that Triton gives to what it leaves out.
+    """A model's configuration with Triton's default values.
 
     Attributes:
-        name: Of the model.
+        name: Name of the model.
         backend: Name of the backend that serves it.
-        platform: Triton's older way to name one.
+        platform: Triton's older name for the backend.
         max_batch_size: Largest batch that Triton may form; 0 for a model without a batch dimension.
         preferred_batch_sizes: Sizes that the dynamic batcher prefers; None without a dynamic batcher.
         instance_groups: At least one.
@@ -68,11 +67,11 @@ class ModelConfig:
         default_model_filename: File name of the graph; empty for `model.onnx`.
         gpu_accelerators: Execution accelerators of GPU instances, in the order of preference.
         cpu_accelerators: Execution accelerators of CPU instances, in the order of preference.
-        graph_level: `optimization.graph.level`, as written.
-        row_bytes: Bytes of one row of all inputs and outputs. Dimensions that vary count as 1, texts as nothing.
-            A model that takes images has the sample that it makes of one, too.
-        input_ranks: Dimensions of each input as an instance is handed it, the batch among them.
-        op_libraries: Libraries of custom operators, as written.
+        graph_level: `optimization.graph.level`, unchanged.
+        row_bytes: Bytes of one row of all inputs and outputs. Dynamic dimensions count as 1, strings as 0.
+            For an image model the decoded sample is included.
+        input_ranks: Number of dimensions of each input of an instance, with the batch.
+        op_libraries: Libraries of custom operators, unchanged.
         decoupled: Whether a request may have any number of responses.
     """
 
@@ -111,7 +110,7 @@ class ModelConfig:
 
         Args:
             config: The message; not changed.
-            has_gpu: Whether Triton finds a GPU on the machine, where it puts instances of KIND_AUTO.
+            has_gpu: Whether Triton finds a GPU for instances of KIND_AUTO.
         """
         accelerators = config.optimization.execution_accelerators
         batching = config.dynamic_batching if config.HasField("dynamic_batching") else None
@@ -136,17 +135,17 @@ class ModelConfig:
 
     @property
     def instances(self) -> int:
-        """Instances of the model: the counts of all groups together."""
+        """Number of instances in all groups."""
         return sum(group.count for group in self.instance_groups)
 
     @property
     def processes(self) -> int:
-        """Instances that Triton starts: of a group that names several GPUs, its count on each of them."""
+        """Number of processes that Triton starts: a group's count applies to each of its GPUs."""
         return sum(group.count * max(1, len(group.gpus)) for group in self.instance_groups)
 
     @property
     def gpus(self) -> tuple[int, ...]:
-        """Number of the GPU of each instance that is started on one."""
+        """GPU number of each GPU instance."""
         groups = [group for group in self.instance_groups if group.device and group.device.is_gpu]
         return tuple(gpu for group in groups for gpu in _gpus_of(group) for _ in range(group.count))
 
@@ -155,7 +154,7 @@ class ModelConfig:
         """Device of the first instance.
 
         Raises:
-            RepositoryError: A group leaves the device to the model, which has no say.
+            RepositoryError: The group is of KIND_MODEL, which is not supported.
         """
         if any(group.device is None for group in self.instance_groups):
             raise RepositoryError("instance_group of KIND_MODEL is not supported", hint="use KIND_CPU or KIND_GPU")
@@ -163,15 +162,15 @@ class ModelConfig:
 
     @property
     def batch_bytes(self) -> int:
-        """Bytes of all inputs and outputs of a largest batch: a lower bound, as `row_bytes`."""
+        """Lower bound of the bytes of all inputs and outputs of a full batch, see `row_bytes`."""
         return max(1, self.max_batch_size) * self.row_bytes
 
     @property
     def warmup_batch_sizes(self) -> tuple[int, ...]:
-        """The batch sizes to run before the first request comes, in ascending order.
+        """List the batch sizes to run before the first request, in ascending order.
 
-        The dynamic batcher forms any size up to the largest: 1, the powers of two, the preferred sizes and the largest
-        stand for them. Without it a batch is as large as a request, and only the two ends are known.
+        With the dynamic batcher: 1, the powers of two, the preferred sizes and the largest size. Without it: the
+        smallest and the largest size.
         """
         largest = max(1, self.max_batch_size)
         sizes = {1, largest}
@@ -188,7 +187,7 @@ def _instance_group(group: Any, backend: str, *, has_gpu: bool) -> InstanceGroup
 
 
 def _group(kind: str, count: int, gpu: int, backend: str, *, has_gpu: bool) -> InstanceGroup:
-    """A group by Triton's rules: KIND_AUTO means a GPU where there is one, and a count of 0 the default one."""
+    """Apply Triton's defaults to a group: KIND_AUTO uses a GPU if there is one, a count of 0 is the default count."""
     if kind == "KIND_MODEL":
         return InstanceGroup(count=count or 1, device=None)
     if kind == "KIND_GPU" or (kind == "KIND_AUTO" and has_gpu):
@@ -205,13 +204,13 @@ def _accelerator(block: Any) -> Accelerator:
 
 
 def _sample_bytes(config: ModelConfigProto) -> int:
-    """Bytes of one sample that an image model passes on through shared memory."""
+    """Bytes of the decoded sample that an image model passes through shared memory."""
     text = config.parameters[IMAGE_SAMPLE_BYTES].string_value if IMAGE_SAMPLE_BYTES in config.parameters else ""
     return int(text) if text.isdigit() else 0
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Bytes of one row of an input or output of a configuration; dimensions that vary count as 1, texts as nothing."""
+    """Bytes of one row of an input or output; dynamic dimensions count as 1, strings as 0."""
     dtype = DType.from_config(tensor.data_type) if tensor.data_type else DType.BYTES  # not completed: size unknown
     elements: int = math.prod(max(1, dim) for dim in tensor.dims)
     return dtype.bytes * elements

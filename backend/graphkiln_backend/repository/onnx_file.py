@@ -1,4 +1,4 @@
-"""ONNX files: signature, precision, weights and hash, read once and without a runtime."""
+"""Read signature, precision, weights and hash of ONNX files without a runtime; cached until the file changes."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.repository.tensor_outputs import ReplacedOutput
 else:
     onnx = LazyModule("onnx")
-    # A graph whose facts are known is not read.
+    # Imported lazily: graphs with cached facts are not read.
     row_mixing = LazyModule("graphkiln_backend.repository.row_mixing")
     tensor_outputs = LazyModule("graphkiln_backend.repository.tensor_outputs")
 
@@ -40,7 +40,7 @@ _CONTENTS = ("raw_data", "float_data", "int32_data", "int64_data", "double_data"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GraphFacts:
-    """Facts of a graph whose outputs are all tensors, and whose weights are all in the file.
+    """Cached facts of a graph with tensor outputs only and all its weights in the file.
 
     Attributes:
         signature: As `read_signature` reads it.
@@ -161,7 +161,7 @@ def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def external_locations(graph: onnx.GraphProto) -> set[str]:
-    """Files that hold weights, as the graph names them."""
+    """Names of the files with weights, relative to the graph."""
     return {
         entry.value
         for tensor in tensors(graph)
@@ -197,7 +197,7 @@ def check_external_data(graph: onnx.GraphProto, path: Path) -> None:
 _PROTOBUF_LIMIT = 1 << 30
 # IR version. Before it, every weight had to be named among the inputs, and none could be given in a request.
 _DEFAULTS_SINCE = 4
-# Of numpy's arrays.
+# Largest number of dimensions of a numpy array.
 _MOST_DIMENSIONS = 32
 _QUANTIZED_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 _KINDS = {
@@ -207,9 +207,9 @@ _KINDS = {
     "sparse_tensor_type": "a sparse tensor",
     "opaque_type": "an opaque value",
 }
-# Operators whose outputs are as long as the values say: how many boxes were found.
+# Operators whose output size depends on values, such as the number of boxes found.
 _COUNTING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "StringSplit"}
-# Operators where nearly all of the arithmetic is.
+# Operators with nearly all of the arithmetic.
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
 # By the name of a tensor's element type. Source: `onnx.TensorProto.DataType`.
 _PRECISIONS = {"FLOAT": Precision.FP32, "FLOAT16": Precision.FP16, "BFLOAT16": Precision.BF16}
@@ -273,11 +273,11 @@ def read_mixing(path: Path) -> str:
 
 
 def keep_inputs(path: Path, names: Collection[str]) -> None:
-    """Take every other input out of a graph's file, in place.
+    """Remove all other inputs from a graph's file, in place.
 
     Args:
         path: The graph. Its weights in other files stay as they are.
-        names: Of the inputs to keep.
+        names: Names of the inputs to keep.
     """
     model = onnx.load(path, load_external_data=False)
     if all(value.name in names for value in model.graph.input):
@@ -316,7 +316,7 @@ def count_products(path: Path) -> int:
 
 
 def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
-    """The outputs that are no tensors, and what becomes of them.
+    """Find outputs that are no tensors, and the tensors that replace them.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -329,7 +329,7 @@ def read_facts(path: Path) -> GraphFacts | None:
 
     Raises:
         RepositoryError: As `read_signature`.
-        ManifestError: The same.
+        ManifestError: As `read_signature`.
     """
     if external_files(path) or read_replaced_outputs(path):
         return None
@@ -365,12 +365,12 @@ def _with_shapes(model: onnx.ModelProto) -> Sequence[onnx.ValueInfoProto]:
         return outputs
     try:
         return onnx.shape_inference.infer_shapes(model).graph.output
-    except (onnx.shape_inference.InferenceError, ValueError):  # too large to be handed over, or not valid
+    except (onnx.shape_inference.InferenceError, ValueError):  # larger than a protobuf message may be, or invalid
         return outputs
 
 
 def _counts(model: onnx.ModelProto) -> bool:
-    """Return true where the size of an output depends on values."""
+    """Return true if the size of an output depends on values."""
     operators = {node.op_type for node in model.graph.node}
     operators |= {node.op_type for function in model.functions for node in function.node}
     return not operators.isdisjoint(_COUNTING)
@@ -386,7 +386,7 @@ def _counted(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> TensorSpec:
 def _with_rows(
     model: onnx.ModelProto, inputs: Sequence[TensorSpec], outputs: tuple[TensorSpec, ...]
 ) -> tuple[TensorSpec, ...]:
-    """Correct outputs declared with one row that have one for each: onnxmltools declares LightGBM's labels so."""
+    """Correct outputs declared with one row that have one per sample, such as LightGBM's labels by onnxmltools."""
     one = [spec.name for spec in outputs if spec.shape[:1] == (1,)]
     if not one or not inputs or not all(spec.varies for spec in inputs):
         return outputs

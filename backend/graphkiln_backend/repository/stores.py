@@ -1,6 +1,6 @@
 """Scan model stores: models, their versions, and a stamp of each that changes with its files.
 
-Nothing is opened, only listed: a store may hold files that are still being written, or that never end.
+Files are listed and never opened: a store may hold files that are still being written, or FIFOs.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from graphkiln_backend.repository.version_folders import (
 _log = logging.getLogger("graphkiln.repository")
 
 _DEEPEST = 16
-# Stamp of a version that cannot be read: it is another one once it can.
+# Stamp of an unreadable version; it changes when the version becomes readable.
 _FAULTY = "faulty"
 # A dangling link is reported by the reader of the file.
 _ORDINARY = {stat.S_IFREG, stat.S_IFDIR, stat.S_IFLNK}
@@ -41,12 +41,12 @@ class StoredModel:
 
     Attributes:
         folder: The folder.
-        stamp: Of everything in it but its versions: another stamp means another configuration or other labels.
+        stamp: Stamp of all its files except those of versions: it changes with the configuration and the labels.
         versions: Version number -> stamp of its files.
-        problem: What is wrong with the folder as a whole, or empty.
-        faults: Version number -> what is wrong with its folder alone.
-        unreadable: Whether the folder is there and cannot be read, which does not mean that it is empty.
-        tensor_model: The model whose encoded images this one takes; empty for an ordinary model.
+        problem: An error that concerns the whole model, or empty.
+        faults: Version number -> an error that concerns this version only.
+        unreadable: Whether the folder exists but cannot be read; it is not treated as empty.
+        tensor_model: For an image model, the model that gets the decoded images; else empty.
     """
 
     folder: Path
@@ -64,21 +64,20 @@ class StoredModel:
 
     @property
     def sound_versions(self) -> list[int]:
-        """The versions with whose folders nothing is wrong."""
+        """Return the versions without faults."""
         return [version for version in self.versions if version not in self.faults]
 
 
 def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """Scan all models of some stores, by name.
 
-    Ignored, with a line in the log, are folders that are no models (see `version_folders`) or have names that Triton
-    cannot take.
+    Folders that are no models (see `version_folders`) or whose names Triton cannot use are ignored and logged.
 
     Args:
         stores: The stores; a model in two of them has a problem.
 
     Raises:
-        OSError: A store cannot be listed, which does not mean that it is empty.
+        OSError: A store cannot be listed.
     """
     found: dict[str, StoredModel] = {}
     for store in stores:
@@ -89,7 +88,7 @@ def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
 
 
 def model_folders(store: Path) -> list[Path]:
-    """The folders of a store that hold models, or should: hidden ones are passed over, as Triton does.
+    """List the folders of a store that may hold models. Hidden folders are ignored, as in Triton.
 
     Args:
         store: The store.
@@ -109,7 +108,7 @@ def _is_folder(path: Path) -> bool:
 
 
 def model_at(path: Path) -> Path | None:
-    """The folder of the one model that a path names: its folder, a version's, or a graph; None for any other path."""
+    """Find the model folder of a path to a model, a version or a graph; None for any other path."""
     path = path.absolute()
     if path.is_file() and path.suffix == ".onnx":
         path = path.parent
@@ -165,8 +164,8 @@ def _scan_model(folder: Path) -> StoredModel:
         stamps = {number: _FAULTY if number in faults else _stamp([path]) for number, path in versions.items()}
         problem = next(filter(None, map(_irregular, rest)), "") or problem
         return StoredModel(folder=folder, stamp=_stamp(rest), versions=stamps, problem=problem, faults=faults)
-    except OSError as error:  # it is being changed, or may not be read
-        linked = folder.is_symlink()  # to a disk that is not there just now
+    except OSError as error:  # it is being changed, or permission is denied
+        linked = folder.is_symlink()  # its target may be on an unmounted disk
         problem = f"{folder} cannot be read: {error.strerror or error}"
         if isinstance(error, FileNotFoundError) and linked:
             problem = f"{folder} is a link that leads nowhere: {folder.readlink()} is not there"
@@ -190,7 +189,7 @@ def _fault(version: Path) -> str:
 
 
 def _stamp(paths: Sequence[Path]) -> str:
-    """Digest of names, sizes, times and inodes of all files below some paths."""
+    """Hash the names, sizes, times and inodes of all files below some paths."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         for file, status in walk(path):
@@ -200,7 +199,7 @@ def _stamp(paths: Sequence[Path]) -> str:
 
 
 def _irregular(folder: Path) -> str:
-    """Find a FIFO, socket or device, which could block a reader for ever; empty for none."""
+    """Find a FIFO, socket or device, which could block a reader forever; empty for none."""
     for path, status in walk(folder):
         if stat.S_IFMT(status.st_mode) not in _ORDINARY:
             return f"{path} is neither a file nor a folder"
@@ -208,14 +207,14 @@ def _irregular(folder: Path) -> str:
 
 
 def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
-    """Paths below a path and itself, with the status of what links lead to, in a fixed order; nothing hidden.
+    """Yield a path and all paths below it, with the status of their targets, in a fixed order, without hidden ones.
 
     Args:
         path: Where to begin.
         depth: Depth of the path.
 
     Raises:
-        OSError: A folder cannot be listed, or they are nested too deep: a link may lead back to a parent.
+        OSError: A folder cannot be listed, or folders are nested too deep, perhaps by a link to a parent.
     """
     if depth > _DEEPEST:
         raise OSError(errno.ELOOP, os.strerror(errno.ELOOP))
@@ -224,7 +223,7 @@ def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
     except OSError as error:
         if error.errno not in {errno.ENOENT, errno.ELOOP}:
             raise
-        status = path.lstat()  # a link that leads nowhere or to itself, or a file that has just gone
+        status = path.lstat()  # a dangling or circular link, or a file that was just deleted
     yield path, status
     if stat.S_ISDIR(status.st_mode):
         for entry in sorted(path.iterdir()):
