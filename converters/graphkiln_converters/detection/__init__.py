@@ -1,1 +1,1 @@
-"""The part of a detector behind its heads, as PyTorch that exports with a batch: suppression, ranking, padding."""
+"""Post-processing of detectors as exportable PyTorch modules with a batch: suppression, ranking, padding."""

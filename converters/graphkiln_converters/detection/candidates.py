@@ -1,4 +1,4 @@
-"""Boxes that may be detections: the best of them, those that none overlaps, and both padded to one number an image."""
+"""Candidate boxes of a detector: ranking, non-maximum suppression, and padding to a fixed number per image."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import torch
 from graphkiln_backend.graph.task import Detection
 from graphkiln_converters.detection.operators import suppress
 
-# What a detector's graph returns, before it is renamed.
+# Outputs of a detector's graph before renaming.
 OUTPUTS = ("boxes", "scores", "classes", "counts")
-# How that is read.
+# The task that reads them.
 DETECTION = Detection(boxes="boxes", scores="scores", classes="classes", counts="counts")
 
 
@@ -30,41 +30,41 @@ class Candidates(NamedTuple):
 
     @classmethod
     def joined(cls, parts: list[Candidates]) -> Candidates:
-        """All of several, in their order."""
+        """Concatenate candidates."""
         boxes, scores, classes = zip(*parts, strict=True)
         return cls(torch.cat(boxes, 1), torch.cat(scores, 1), torch.cat(classes, 1))
 
     def above(self, threshold: float) -> Candidates:
-        """Those whose score is larger."""
+        """Keep candidates with a higher score."""
         return self._replace(scores=torch.where(self.scores > threshold, self.scores, 0.0))
 
     def best(self, count: int) -> Candidates:
-        """The best, by falling score; all of them where there are fewer."""
+        """Keep the best candidates by falling score; all if there are fewer."""
         scores, order = self.scores.topk(min(count, self.scores.shape[1]), dim=1)
         return Candidates(taken(self.boxes, order), scores, self.classes.gather(1, order))
 
     def suppressed(self, classes: int, iou_threshold: float) -> Candidates:
-        """Those that no better one of the same class overlaps.
+        """Apply non-maximum suppression within each class.
 
         Args:
             classes: Number of classes.
-            iou_threshold: Most that two which are kept may overlap, as intersection over union.
+            iou_threshold: Largest intersection over union of two kept boxes of a class.
         """
         numbers = torch.arange(classes).reshape(1, -1, 1)
         by_class = torch.where(self.classes.unsqueeze(1) == numbers, self.scores.unsqueeze(1), 0.0)
         return self._replace(scores=suppress(self.boxes, by_class, iou_threshold).amax(1))
 
     def filled(self, count: int) -> Candidates:
-        """With candidates that are none where there are fewer than a number."""
+        """Pad with empty candidates to a number."""
         lacking, pad = max(0, count - self.scores.shape[1]), torch.nn.functional.pad
         boxes, scores, classes = self
         return Candidates(pad(boxes, (0, 0, 0, lacking)), pad(scores, (0, lacking)), pad(classes, (0, lacking)))
 
     def padded(self, count: int) -> dict[str, torch.Tensor]:
-        """The best as a graph returns them: by falling score, then zeros.
+        """Return the best candidates as outputs of a graph: by falling score, padded with zeros.
 
         Args:
-            count: Most detections of an image.
+            count: Maximum number of detections per image.
 
         Returns:
             `boxes` FP32 `[batch, detections, 4]`, `scores` FP32 `[batch, detections]`, `classes` INT64
@@ -81,12 +81,12 @@ class Candidates(NamedTuple):
 
 
 def best_of_all_classes(boxes: torch.Tensor, scores: torch.Tensor, count: int) -> Candidates:
-    """The best pairs of a box and a class.
+    """Find the best pairs of a box and a class.
 
     Args:
         boxes: `[batch, boxes, 4]`.
         scores: `[batch, boxes, classes]`.
-        count: Number of pairs; all where there are fewer.
+        count: Number of pairs; all if there are fewer.
     """
     classes = scores.shape[2]
     best, order = scores.flatten(1).topk(min(count, scores.shape[1] * classes), dim=1)
@@ -94,28 +94,28 @@ def best_of_all_classes(boxes: torch.Tensor, scores: torch.Tensor, count: int) -
 
 
 def taken(rows: torch.Tensor, indices: torch.Tensor) -> torch.Tensor:
-    """`[batch, rows, values]` at indices `[batch, taken]`: `[batch, taken, values]`."""
+    """Gather rows of `[batch, rows, values]` at indices `[batch, taken]`: `[batch, taken, values]`."""
     return rows.gather(1, indices.unsqueeze(-1).expand(-1, -1, rows.shape[2]))
 
 
 def as_corners(boxes: torch.Tensor) -> torch.Tensor:
-    """Boxes `[..., 4]` of center x, center y, width, height as x1, y1, x2, y2."""
+    """Convert boxes `[..., 4]` from center x, center y, width, height to x1, y1, x2, y2."""
     center, half = boxes[..., :2], boxes[..., 2:] / 2
     return torch.cat((center - half, center + half), -1)
 
 
 def clipped(boxes: torch.Tensor, height: int, width: int) -> torch.Tensor:
-    """Boxes `[..., 4]` with what is outside of an image cut off."""
+    """Clip boxes `[..., 4]` to the image."""
     return torch.minimum(boxes.clamp(min=0), torch.tensor([width, height, width, height], dtype=boxes.dtype))
 
 
 def suppressed_by_group(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float, *, first: int) -> Candidates:
-    """Suppress candidates, each class with its own boxes, that a better one of their class overlaps.
+    """Apply non-maximum suppression where each class has its own boxes.
 
     Args:
         boxes: `[batch, classes, candidates, 4]`.
-        scores: `[batch, classes, candidates]`; those that are not positive are no candidates.
-        iou_threshold: Most that two which are kept may overlap, as intersection over union.
+        scores: `[batch, classes, candidates]`; only positive scores are candidates.
+        iou_threshold: Largest intersection over union of two kept boxes of a class.
         first: Number of the first class.
     """
     classes, count = scores.shape[1:]

@@ -1,7 +1,7 @@
-"""Non-maximum suppression of batches, as an operator of PyTorch that is exported as ONNX's NonMaxSuppression.
+"""Detection operators for batches in PyTorch, with translations to ONNX: suppression, region pooling, keypoints.
 
-torchvision's operator takes one image and returns as many boxes as it keeps: nothing that a batch can be made of. This
-one keeps the shapes: what is suppressed gets the score 0.
+torchvision's suppression takes one image and returns a varying number of boxes, which cannot be batched. This one
+keeps the shapes: suppressed boxes get the score 0.
 """
 
 from __future__ import annotations
@@ -26,16 +26,15 @@ _UNLIMITED = sys.maxsize
 
 @torch.library.custom_op("graphkiln::suppress", mutates_args=())
 def suppress(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.Tensor:
-    """Keep the scores of the boxes that no better box of the same class overlaps.
+    """Apply non-maximum suppression within each class and set suppressed scores to 0.
 
     Args:
         boxes: FP32 `[groups, boxes, 4]` as x1, y1, x2, y2.
-        scores: FP32 `[groups, classes, boxes]`; those that are not positive are no candidates.
-        iou_threshold: Most that two boxes which are kept may overlap, as intersection over union.
+        scores: FP32 `[groups, classes, boxes]`; only positive scores are candidates.
+        iou_threshold: Largest intersection over union of two kept boxes.
 
     Returns:
-        FP32 `[groups, classes, boxes]`: the score where a box is kept, else 0. Of equal scores the first box counts as
-        the better one.
+        FP32 `[groups, classes, boxes]`: the score of a kept box, else 0. Of equal scores the first box wins.
     """
     kept = np.zeros(tuple(scores.shape), np.float32)
     boxes_f32, scores_f32 = boxes.float().numpy(), scores.float().numpy()
@@ -52,12 +51,12 @@ def _(boxes: torch.Tensor, scores: torch.Tensor, iou_threshold: float) -> torch.
 
 
 def keep(boxes: Floats, scores: Floats, iou_threshold: float) -> npt.NDArray[np.int64]:
-    """Indices of the boxes that are kept, best first.
+    """Return the indices of kept boxes, best first.
 
     Args:
         boxes: `[boxes, 4]` as x1, y1, x2, y2.
-        scores: `[boxes]`; those that are not positive are no candidates.
-        iou_threshold: Most that two boxes which are kept may overlap.
+        scores: `[boxes]`; only positive scores are candidates.
+        iou_threshold: Largest intersection over union of two kept boxes.
 
     Source: `torchvision.ops.nms`, in the same precision and order of operations.
     """
@@ -76,7 +75,7 @@ def _overlaps(box: Floats, others: Floats) -> Floats:
     least, most = np.maximum(box[:2], others[:, :2]), np.minimum(box[2:], others[:, 2:])
     sides = np.maximum(most - least, np.float32(0))
     shared = sides[:, 0] * sides[:, 1]
-    with np.errstate(invalid="ignore", divide="ignore"):  # two boxes without an area overlap nothing
+    with np.errstate(invalid="ignore", divide="ignore"):  # boxes without an area do not overlap
         return np.asarray(shared / (_areas(box) + _areas(others) - shared), np.float32)
 
 
@@ -96,7 +95,7 @@ def suppress_in_graph(boxes: FLOAT, scores: FLOAT, iou_threshold: float) -> FLOA
     return op.ScatterND(op.Mul(scores, zero), chosen, op.GatherND(scores, chosen))  # type: ignore[type-var,return-value]
 
 
-# The operator of two-stage detectors, for batches: features of regions.
+# Region pooling of two-stage detectors, for batches.
 
 # Boxes whose features are copied at a time.
 _AT_ONCE = 16
@@ -108,10 +107,10 @@ def pool(features: torch.Tensor, boxes: torch.Tensor, scale: float, side: int, s
 
     Args:
         features: FP32 `[batch, channels, height, width]`.
-        boxes: FP32 `[boxes, 5]`: which image of the batch, then x1, y1, x2, y2 in pixels of the input.
-        scale: Cells of the features in a pixel of the input.
-        side: Cells of the grid, in each direction.
-        samples: Points in each cell of the grid, in each direction.
+        boxes: FP32 `[boxes, 5]`: index of the image, then x1, y1, x2, y2 in pixels of the input.
+        scale: Size of the feature map divided by the size of the input.
+        side: Grid cells per direction.
+        samples: Sampling points per grid cell and direction.
 
     Returns:
         FP32 `[boxes, channels, side, side]`.
@@ -127,9 +126,9 @@ def _(features: torch.Tensor, boxes: torch.Tensor, scale: float, side: int, samp
 def pool_by_library(
     features: torch.Tensor, rois: torch.Tensor, output_size: Any, spatial_scale: float = 1.0, sampling_ratio: int = -1
 ) -> torch.Tensor:
-    """`torchvision.ops.roi_align`; its kernel in PyTorch where its operators are built for another PyTorch.
+    """Call `torchvision.ops.roi_align`, or compute it in PyTorch if torchvision was built for another PyTorch.
 
-    torchvision's own replacement gives points outside of the features the value at the border, where the kernel has 0.
+    torchvision's own fallback uses the border value for points outside the features; the compiled kernel uses 0.
     """
     torchvision = import_torchvision()
     if torchvision.extension._has_ops():  # noqa: SLF001 - torchvision's own question
@@ -174,22 +173,22 @@ def pool_in_graph(features: FLOAT, boxes: FLOAT, scale: float, side: int, sample
     )
 
 
-# Peaks of heatmaps: each heatmap is enlarged to the pixels of its box, so the sizes differ and a graph goes through
-# the boxes one by one, however many images they belong to.
+# Peaks of heatmaps: each heatmap is resized to the pixels of its box, so sizes differ and the graph loops over the
+# boxes of all images.
 
 _op: Any = opset18  # untyped: onnxscript's types are narrower than what this function passes
 
 
 @torch.library.custom_op("graphkiln::locate", mutates_args=())
 def locate(heatmaps: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Find the highest pixel of each heatmap, enlarged to its box.
+    """Find the peak of each heatmap, resized to its box.
 
     Args:
         heatmaps: FP32 `[boxes, keypoints, height, width]`.
         boxes: FP32 `[boxes, 4]` as x1, y1, x2, y2 in pixels of the input.
 
     Returns:
-        FP32 `[boxes, keypoints, 3]`: x, y in pixels of the input, and how high the heatmap is there.
+        FP32 `[boxes, keypoints, 3]`: x, y in pixels of the input, and the value of the heatmap there.
 
     Source: `torchvision.models.detection.roi_heads.heatmaps_to_keypoints`.
     """
@@ -203,7 +202,7 @@ def _(heatmaps: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
 
 
 def merge_scores(points: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
-    """Keypoints as torchvision returns them, with their scores in the place of a visibility that is always 1.
+    """Replace torchvision's constant visibility of keypoints by their scores.
 
     Args:
         points: `[boxes, keypoints, 3]`.
@@ -255,7 +254,7 @@ def locate_in_graph(heatmaps: FLOAT, boxes: FLOAT) -> FLOAT:
 
 
 def translations() -> dict[Any, Callable[..., Any]]:
-    """Functions that the exporter writes for these operators."""
+    """Translations of these operators for the ONNX exporter."""
     return {
         torch.ops.graphkiln.suppress.default: suppress_in_graph,
         torch.ops.graphkiln.pool.default: pool_in_graph,

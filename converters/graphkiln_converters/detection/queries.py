@@ -1,4 +1,4 @@
-"""transformers' detectors and segmenters of queries: what their processors do behind the model, for batches."""
+"""Post-processing of transformers' query-based detectors and segmenters, for batches."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ _MOST = 100
 
 
 class QueryDetector(nn.Module):
-    """DETR and its kin: each query is a box, with scores of classes.
+    """DETR-like models: each query is a box with class scores.
 
     Attributes:
-        model: Of transformers.
+        model: Model of transformers.
         size: `(height, width)` of its input in pixels.
-        focal: Each class has an independent probability; else those of a query and of "nothing" add up to 1.
-        most: Most detections of an image.
+        focal: Whether classes have independent probabilities (sigmoid); else softmax with a "nothing" class.
+        most: Maximum number of detections per image.
 
     Source: `post_process_object_detection` of `DetrImageProcessor`, `ConditionalDetrImageProcessor` and
     `RTDetrImageProcessor`.
     """
 
     def __init__(self, model: Any, size: tuple[int, int], *, focal: bool, most: int) -> None:
-        """Take a model over."""
+        """Wrap a model."""
         super().__init__()
         self.model, self.size, self.focal, self.most = model, size, focal, most
 
@@ -47,22 +47,22 @@ class QueryDetector(nn.Module):
 
 
 class QueryLibrary(nn.Module):
-    """The same model, read by its processor image by image: the reference.
+    """The reference: the same model with its own processor, image by image.
 
     Attributes:
-        model: Of transformers.
+        model: Model of transformers.
         processor: Its image processor.
         size: `(height, width)` of its input in pixels.
-        most: Most detections of an image.
+        most: Maximum number of detections per image.
     """
 
     def __init__(self, model: Any, processor: Any, size: tuple[int, int], most: int) -> None:
-        """Take a model over."""
+        """Wrap a model."""
         super().__init__()
         self.model, self.processor, self.size, self.most = model, processor, size, most
 
     def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, 3, height, width]` -> what the graph returns for it."""
+        """`[batch, 3, height, width]` -> outputs as of the graph."""
         outputs = self.model(pixel_values=pixel_values, return_dict=True)
         found = self.processor.post_process_object_detection(
             outputs, threshold=LEAST_SCORE, target_sizes=[self.size] * len(pixel_values)
@@ -71,17 +71,17 @@ class QueryLibrary(nn.Module):
 
 
 class QuerySegmenter(nn.Module):
-    """MaskFormer and Mask2Former: each query is a mask, with scores of classes.
+    """MaskFormer and Mask2Former: each query is a mask with class scores.
 
     Attributes:
-        model: Of transformers.
-        size: `(height, width)` that masks are interpolated to before they are summed up, or None.
+        model: Model of transformers.
+        size: `(height, width)` to which masks are interpolated before summation, or None.
 
     Source: `post_process_semantic_segmentation` of `MaskFormerImageProcessor` and `Mask2FormerImageProcessor`.
     """
 
     def __init__(self, model: Any, size: tuple[int, int] | None) -> None:
-        """Take a model over."""
+        """Wrap a model."""
         super().__init__()
         self.model, self.size = model, size
 
@@ -99,25 +99,25 @@ class QuerySegmenter(nn.Module):
 
 
 class SegmenterLibrary(nn.Module):
-    """The same model, read by its processor: the reference of a segmenter."""
+    """The reference of a segmenter: the same model with its own processor."""
 
     def __init__(self, model: Any, processor: Any) -> None:
-        """Take a model over, and its image processor."""
+        """Wrap a model and its image processor."""
         super().__init__()
         self.model, self.processor = model, processor
 
     def forward(self, pixel_values: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, 3, height, width]` -> what the graph returns for it."""
+        """`[batch, 3, height, width]` -> outputs as of the graph."""
         outputs = self.model(pixel_values=pixel_values, return_dict=True)
         found = self.processor.post_process_semantic_segmentation(outputs, return_segmentation_scores=True)
         return {"scores": torch.stack([each["segmentation_scores"] for each in found])}
 
 
 class PixelSegmenter(nn.Module):
-    """SegFormer and others whose model scores the classes of each pixel itself."""
+    """SegFormer and other models with class scores per pixel."""
 
     def __init__(self, model: Any) -> None:
-        """Take a model over."""
+        """Wrap a model."""
         super().__init__()
         self.model = model
 
@@ -127,5 +127,5 @@ class PixelSegmenter(nn.Module):
 
 
 def limited(queries: int, classes: int) -> int:
-    """Number of detections of a processor that limits them: with few queries, every pair with a class."""
+    """Limit the number of detections as the processor does; with few queries, to all pairs of query and class."""
     return min(_MOST, queries * classes)

@@ -1,4 +1,4 @@
-"""torchvision's SSD, RetinaNet and FCOS with their post-processing for whole batches of one image size."""
+"""torchvision's detectors with post-processing for batches of one image size: one-stage, two-stage, reference."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from graphkiln_converters.torch_libraries import import_torchvision
 
 
 def anchors_of(model: Any, features: list[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
-    """The anchors of every image of a size, `[anchors, 4]` as x1, y1, x2, y2 in pixels.
+    """Compute the anchors for an image size, `[anchors, 4]` as x1, y1, x2, y2 in pixels.
 
     Args:
-        model: Holds an anchor generator.
+        model: Model with an anchor generator.
         features: Feature maps of images of that size.
         size: `(height, width)`.
     """
@@ -28,7 +28,7 @@ def anchors_of(model: Any, features: list[torch.Tensor], size: tuple[int, int]) 
 
 
 def decoded(coder: Any, deltas: torch.Tensor, anchors: torch.Tensor) -> torch.Tensor:
-    """Boxes of anchors that are moved by deltas: `[batch, anchors, 4]` twice, to the same."""
+    """Decode box deltas `[batch, anchors, 4]` relative to anchors of the same shape."""
     if hasattr(coder, "decode_single"):
         flat: torch.Tensor = coder.decode_single(deltas.flatten(0, 1), anchors.flatten(0, 1))
         return flat.reshape(-1, anchors.shape[1], 4)
@@ -51,13 +51,13 @@ class _OneStage(nn.Module):
         self.cells = [each.shape[-2] * each.shape[-1] for each in features]
 
     def heads(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Outputs of the heads, all levels in a row: `[batch, anchors, ...]` by torchvision's names."""
+        """Outputs of the heads, levels concatenated: `[batch, anchors, ...]` by torchvision's names."""
         found: dict[str, torch.Tensor] = self.model.head(list(self.model.backbone(image).values()))
         return found
 
 
 class Ssd(_OneStage):
-    """SSD and SSDlite: the best of each class, then suppression.
+    """SSD and SSDlite: top-k per class, then suppression.
 
     Source: `torchvision.models.detection.SSD.postprocess_detections`.
     """
@@ -76,7 +76,7 @@ class Ssd(_OneStage):
 
 
 class ByLevel(_OneStage):
-    """RetinaNet and FCOS: the best of each level of the pyramid, then suppression.
+    """RetinaNet and FCOS: top-k per pyramid level, then suppression.
 
     Source: `postprocess_detections` of `torchvision.models.detection.RetinaNet` and `FCOS`.
     """
@@ -107,24 +107,24 @@ class ByLevel(_OneStage):
         return Candidates(clipped(boxes, *self.size), best, order % classes)
 
 
-# torchvision's Faster, Mask and Keypoint R-CNN with both of their stages for whole batches of one image size.
+# torchvision's Faster, Mask and Keypoint R-CNN with both stages for batches of one image size.
 
 # In pixels. Source: `RoIHeads.postprocess_detections`.
 _LEAST_SIDE = 1e-2
 
 
 class RegionPool(nn.Module):
-    """Features of boxes, each from the level of the pyramid that its size belongs to.
+    """Features of boxes, each from the pyramid level for its size.
 
     Source: `torchvision.ops.MultiScaleRoIAlign`.
     """
 
     def __init__(self, pooler: Any, features: dict[str, torch.Tensor], size: tuple[int, int]) -> None:
-        """Take what a pooler works out from the first image.
+        """Precompute what a pooler derives from the first image.
 
         Args:
-            pooler: Of a model.
-            features: Of images of the size.
+            pooler: The model's pooler.
+            features: Feature maps of images of the size.
             size: `(height, width)` of the input in pixels.
         """
         super().__init__()
@@ -154,12 +154,12 @@ class RegionPool(nn.Module):
 
 
 class TwoStage(nn.Module):
-    """Proposals, then classes and boxes of each; then masks or keypoints of what is detected."""
+    """Proposals, then classes and boxes, then masks or keypoints of the detections."""
 
     anchors: torch.Tensor
 
     def __init__(self, model: Any, size: tuple[int, int]) -> None:
-        """Take a model over.
+        """Wrap a model.
 
         Args:
             model: A `FasterRCNN`, `MaskRCNN` or `KeypointRCNN`.
@@ -243,7 +243,7 @@ class TwoStage(nn.Module):
 
 
 def _decoded(coder: Any, deltas: torch.Tensor, boxes: torch.Tensor) -> torch.Tensor:
-    """Boxes `[batch, boxes, 4]` moved by deltas `[batch, boxes, classes * 4]`: `[batch, boxes, classes, 4]`."""
+    """Decode deltas `[batch, boxes, classes * 4]` of boxes `[batch, boxes, 4]` into `[batch, boxes, classes, 4]`."""
     count, classes = boxes.shape[1], deltas.shape[2] // 4
     moved: torch.Tensor = coder.decode_single(deltas.flatten(0, 1), boxes.flatten(0, 1))
     return moved.reshape(-1, count, classes, 4)
@@ -254,18 +254,18 @@ def _are_large(boxes: torch.Tensor, least: float) -> torch.Tensor:
     return (sides >= least).all(-1)
 
 
-# torchvision's own pipeline behind the resize, for batches of one image size: the reference of a detector's graph.
+# torchvision's own pipeline after the resize, for batches of one image size: the reference of a detector's graph.
 
 
 class LibraryPipeline(nn.Module):
-    """Runs a detector of torchvision as it is, image by image, and pads what it finds."""
+    """Run an unchanged torchvision detector image by image, and pad its detections."""
 
     def __init__(self, model: Any, count: int) -> None:
-        """Take a model over: its resize and its normalization are left out.
+        """Wrap a model without its resize and normalization.
 
         Args:
             model: The detector.
-            count: Most detections of an image.
+            count: Maximum number of detections per image.
         """
         super().__init__()
         _complete_torchvision()
@@ -274,12 +274,12 @@ class LibraryPipeline(nn.Module):
         self.count = count
 
     def forward(self, image: torch.Tensor) -> dict[str, torch.Tensor]:
-        """`[batch, 3, height, width]`, normalized -> what the graph returns for it."""
+        """`[batch, 3, height, width]`, normalized -> outputs as of the graph."""
         return pad_found(self.model(list(image)), self.count)
 
 
 class _AsItIs(nn.Module):
-    """In the place of `GeneralizedRCNNTransform`, for images that were resized and normalized."""
+    """Replace `GeneralizedRCNNTransform`: images are already resized and normalized."""
 
     def forward(self, images: list[torch.Tensor], targets: None = None) -> Any:
         from torchvision.models.detection.image_list import ImageList
@@ -287,12 +287,12 @@ class _AsItIs(nn.Module):
         return ImageList(torch.stack(images), [tuple(each.shape[-2:]) for each in images]), targets
 
     def postprocess(self, found: Any, *_sizes: Any) -> Any:
-        """Boxes and keypoints stay in pixels of the input, masks in their boxes."""
+        """Keep boxes and keypoints in pixels of the input, and masks relative to their boxes."""
         return found
 
 
 def pad_found(found: list[dict[str, torch.Tensor]], count: int) -> dict[str, torch.Tensor]:
-    """Detections of each image, as `torchvision` and `transformers` return them, as one batch.
+    """Pad the detections of each image, as `torchvision` and `transformers` return them, into one batch.
 
     Args:
         found: For each image `boxes` `[n, 4]`, `scores` `[n]`, `labels` `[n]`; maybe `masks` `[n, 1, h, w]`,
@@ -326,7 +326,7 @@ def _pad(rows: torch.Tensor, count: int) -> torch.Tensor:
 
 
 def _complete_torchvision() -> None:
-    """Put a suppression of our own where torchvision's compiled operators are built for another PyTorch."""
+    """Replace torchvision's suppression if it was built for another PyTorch."""
     torchvision = import_torchvision()
     if not torchvision.extension._has_ops():  # noqa: SLF001 - torchvision's own question
         torchvision.ops.boxes.nms = _nms

@@ -1,4 +1,4 @@
-"""Post-processing of YOLO graphs: as PyTorch that exports with a batch, as a NumPy reference, and its recognition.
+"""Post-processing of YOLO graphs: exportable PyTorch with a batch, a NumPy reference, and recognition of heads.
 
 Source: Ultralytics `non_max_suppression` with its defaults: the best class of each box, suppression by class.
 """
@@ -18,7 +18,7 @@ from graphkiln_converters.detection.candidates import Candidates, as_corners, ta
 from graphkiln_converters.detection.operators import Floats, keep, suppress
 from graphkiln_converters.recipe import BoxFormat, Head
 
-# Boxes at or below it are no candidates; clients apply a higher threshold, so that this one changes nothing for them.
+# Boxes at or below it are no candidates. Clients apply a higher threshold, so this one does not affect them.
 LEAST_SCORE = 0.01
 
 
@@ -27,13 +27,13 @@ class Settings:
     """Settings of the post-processing.
 
     Attributes:
-        head: Kind of the output.
-        boxes: Format of its boxes.
+        head: Kind of the head.
+        boxes: Format of the boxes.
         size: `(height, width)` of the input in pixels.
-        iou_threshold: Most that two boxes of a class which are kept may overlap.
-        max_detections: Most detections of an image.
+        iou_threshold: Largest intersection over union of two kept boxes of a class.
+        max_detections: Maximum number of detections per image.
         least_score: Boxes at or below it are no candidates.
-        most_of_class: Most boxes of a class, where a graph limits them.
+        most_of_class: Maximum number of boxes of a class, if the graph limits it.
     """
 
     head: Head
@@ -74,7 +74,7 @@ class RawHead(_HeadModule):
 
 
 class EndToEndHead(_HeadModule):
-    """Rows that a graph chose itself."""
+    """Rows that the graph has already selected."""
 
     def forward(self, found: torch.Tensor) -> dict[str, torch.Tensor]:
         """`[batch, detections, 6]` of box, score and class."""
@@ -85,7 +85,7 @@ class EndToEndHead(_HeadModule):
 
 
 class SelectedHead(_HeadModule):
-    """Boxes and scores that a NonMaxSuppression of a graph takes; thresholds and limits are those of its node."""
+    """Inputs of the graph's own NonMaxSuppression, with the thresholds and limits of that node."""
 
     def forward(self, boxes: torch.Tensor, scores: torch.Tensor) -> dict[str, torch.Tensor]:
         """`[batch, boxes, 4]` and `[batch, classes, boxes]`."""
@@ -100,20 +100,20 @@ class SelectedHead(_HeadModule):
 
 
 def head_of(settings: Settings) -> nn.Module:
-    """The module of a kind."""
+    """Return the module of a kind of head."""
     kinds = {Head.END_TO_END: EndToEndHead, Head.SELECTED: SelectedHead}
     return kinds.get(settings.head, RawHead)(settings).eval()
 
 
 def corners_of(boxes: torch.Tensor, written: BoxFormat, size: tuple[int, int]) -> torch.Tensor:
-    """Boxes `[..., 4]` of any format as x1, y1, x2, y2 in pixels of an input of `(height, width)`."""
+    """Convert boxes `[..., 4]` of any format to x1, y1, x2, y2 in pixels of an input of `(height, width)`."""
     form, _, unit = written.value.partition("-")
     boxes = boxes[..., [1, 0, 3, 2]] if form == "yxyx" else boxes
     boxes = boxes * torch.tensor((size[1], size[0]) * 2, dtype=boxes.dtype) if unit else boxes
     return as_corners(boxes) if form == "cxcywh" else boxes
 
 
-# Post-processing of graphs of the YOLO kind, image by image in NumPy: the reference of what is appended to them.
+# Post-processing of YOLO graphs in NumPy, image by image: the reference of the appended graph.
 
 # Box as x1, y1, x2, y2 in pixels, score, class.
 Rows = list[tuple[AnyArray, float, int]]
@@ -122,19 +122,19 @@ Rows = list[tuple[AnyArray, float, int]]
 def detect(found: AnyArray, settings: Settings) -> dict[str, AnyArray]:
     """Compute the outputs of `RawHead` and `EndToEndHead` in NumPy: the reference.
 
-    Source: Ultralytics `non_max_suppression`, with classes apart in place of boxes that are moved apart by class.
+    Source: Ultralytics `non_max_suppression`, with separate classes instead of boxes shifted by class.
     """
     return pad_rows([_rows(each.astype(np.float32), settings) for each in found], settings.max_detections)
 
 
 def selected(boxes: AnyArray, scores: AnyArray, chosen: Sequence[AnyArray], settings: Settings) -> dict[str, AnyArray]:
-    """Compute the outputs of `SelectedHead` from the choice of the graph's own NonMaxSuppression.
+    """Compute the outputs of `SelectedHead` from the result of the graph's own NonMaxSuppression.
 
     Args:
         boxes: `[batch, boxes, 4]`.
         scores: `[batch, classes, boxes]`.
-        chosen: Of each image `[selected, 3]`: 0, class, box.
-        settings: Format of the boxes, and how many are returned.
+        chosen: For each image `[selected, 3]`: 0, class, box.
+        settings: Format of the boxes and their maximum number.
     """
     images = [
         [
@@ -147,7 +147,7 @@ def selected(boxes: AnyArray, scores: AnyArray, chosen: Sequence[AnyArray], sett
 
 
 def pad_rows(images: Sequence[Rows], count: int) -> dict[str, AnyArray]:
-    """Detections of each image, best first, as `Candidates.padded` returns them."""
+    """Pad the detections of each image, best first, as `Candidates.padded`."""
     padded: dict[str, AnyArray] = {
         "boxes": np.zeros((len(images), count, 4), np.float32),
         "scores": np.zeros((len(images), count), np.float32),
@@ -196,16 +196,16 @@ def _corners(box: Floats, settings: Settings) -> Floats:
     return np.array([a * width, b * height, c * width, d * height], np.float32)
 
 
-# Recognition of the kind of detector by the shapes of its outputs, only where no other kind fits.
+# Recognize the kind of a detector by the shapes of its outputs, if only one kind fits.
 #
 # Sources: Ultralytics YOLOv5 and YOLOv8, "Export" (shapes of the ONNX files); YOLOv10 (rows of six numbers).
 
-# Output -> its sizes for one image, the batch first.
+# Output -> its shape for one image, with the batch.
 Shapes = Mapping[str, tuple[int, ...]]
 
-# Of the features that boxes are predicted from: the usual ones, for small objects, and for large images.
+# Strides of the feature maps: the usual ones, for small objects, and for large images.
 _STRIDES = ((8, 16, 32), (4, 8, 16, 32), (8, 16, 32, 64))
-# Of YOLOv5, in each cell of the features.
+# Anchors per cell of YOLOv5.
 _ANCHORS = 3
 _MOST_ROWS = 1000
 _ROW = 6
@@ -228,9 +228,9 @@ class Recognized:
     """A head that was recognized.
 
     Attributes:
-        head: Its kind.
-        output: The output that holds it.
-        classes: Number of classes that it scores; 0 where it names them by number.
+        head: Kind of the head.
+        output: Name of the output.
+        classes: Number of scored classes; 0 if the output has class numbers.
     """
 
     head: Head
@@ -243,15 +243,15 @@ class Recognized:
 
 
 def recognize(shapes: Shapes, size: tuple[int, int], requested: Head | None) -> Recognized:
-    """Find the head.
+    """Recognize the head of a detector.
 
     Args:
-        shapes: Of all outputs.
+        shapes: Shapes of all outputs.
         size: `(height, width)` of the image in pixels.
-        requested: The kind that the user names, or None.
+        requested: The kind given by the user, or None.
 
     Raises:
-        ConversionError: No output fits, or several kinds or outputs do.
+        ConversionError: No output fits, or several do.
     """
     _check_only_boxes(shapes)
     found = list(_requested(shapes, requested) if requested else _fitting(shapes, size))
@@ -266,7 +266,7 @@ def recognize(shapes: Shapes, size: tuple[int, int], requested: Head | None) -> 
 
 
 def _check_only_boxes(shapes: Shapes) -> None:
-    """Refuse masks: their coefficients among the scores would be read as classes."""
+    """Refuse masks: their coefficients would be taken for class scores."""
     ranks = {len(dims): name for name, dims in shapes.items()}
     if 4 in ranks and 3 in ranks and 5 not in ranks:
         raise ConversionError(
@@ -284,7 +284,7 @@ def _fitting(shapes: Shapes, size: tuple[int, int]) -> Iterator[Recognized]:
 
 
 def _has_boxes(head: Head, dims: Sequence[int], cells: Sequence[int]) -> bool:
-    """Check the number of boxes against that of a kind."""
+    """Check whether the number of boxes fits a kind."""
     if head is Head.END_TO_END:
         return dims[1] <= _MOST_ROWS
     return dims[2] in cells if head is Head.YOLOV8 else dims[1] in [_ANCHORS * each for each in cells]
@@ -309,7 +309,7 @@ def _classes_of_rows(dims: Sequence[int]) -> int | None:
     return 0 if dims[2] == _ROW else None
 
 
-# Kind -> how many classes an output of some sizes holds; 0 where they are numbers, None for another kind.
+# Kind -> function from an output's shape to its number of classes; 0 for class numbers, None for another kind.
 _CLASSES: Mapping[Head, Callable[[Sequence[int]], int | None]] = {
     Head.YOLOV8: _classes_v8,
     Head.YOLOV5: _classes_v5,

@@ -1,8 +1,8 @@
-"""Importer of models that OneFlow saved into a model repository.
+"""Import models that OneFlow saved into a model repository.
 
     NAME/1/model/{model.mlir, STATE.TENSOR/{out,meta}, ...}
 
-Cheap to import: a server looks for such folders at every start, and converts hardly ever.
+Heavy imports are lazy: a server checks for such folders at each start and rarely converts one.
 
 Source: oneflow-serving, "Model Repository Structure".
 """
@@ -25,7 +25,7 @@ class OneFlowImporter:
     distributions = ("graphkiln", "onnx-ir", "onnxscript", "onnxruntime")
 
     def find_saved(self, version: Path) -> Path | None:
-        """The folder that `flow.save` wrote into a version folder, or None."""
+        """Find the folder of `flow.save` in a version folder, or return None."""
         saved = version / _FOLDER
         return saved if (saved / _GRAPH).is_file() else None
 
@@ -33,8 +33,8 @@ class OneFlowImporter:
         """Convert and prove a saved graph, as `graphkiln convert oneflow:DIR` does.
 
         Raises:
-            ConversionError: It cannot be converted.
-            VerificationError: Its outputs changed.
+            ConversionError: The graph cannot be converted.
+            VerificationError: The outputs changed.
         """
         from graphkiln_converters.convert import convert
         from graphkiln_converters.recipe import Recipe
