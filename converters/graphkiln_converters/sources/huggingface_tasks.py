@@ -1,4 +1,4 @@
-"""transformers' detectors, segmenters and backbones: modules that return what a task needs, and how they are read."""
+"""Tasks of transformers' detectors, segmenters and backbones: modules with the outputs that a task needs."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ _SEGMENT_BY_POINT = (
     "edgetam",
     "edgetam_video",
 )
-# Model types that need more than an image, and what they do with it.
+# Unsupported model types, which need more than an image -> their use.
 _PROMPTED = {
     **dict.fromkeys(_FIND_BY_TEXT, "finds what a text names"),
     **dict.fromkeys(_SEGMENT_BY_TEXT, "segments what a text names"),
     **dict.fromkeys(_SEGMENT_BY_POINT, "segments what a point or a box names"),
     "seggpt": "segments what another image and its mask show",
 }
-# In the names of models whose output is not that of a backbone.
+# Parts of class names of models that are no backbones.
 _OF_OTHER_TASKS = re.compile("For(?!ImageClassification)[A-Z]")
 _OF_ANY_SIZE = ("ForObjectDetection", "Segmentation", "ForDepthEstimation")
 _SOFTMAX = {"detr": "Detr", "table-transformer": "Detr", "yolos": "Yolos"}
@@ -59,9 +59,9 @@ _FOCAL = {
     "deimv2": "RTDetr",
     "rf_detr": "RfDetr",
 }
-# The processors whose detections are as many as there are queries.
+# Processors that return one detection per query.
 _UNLIMITED = ("RTDetr", "RfDetr")
-# Types of detectors whose answers are no boxes with classes, and what they are.
+# Unsupported detector types, which do not return boxes with classes -> their output.
 _READ_OTHERWISE = {
     **dict.fromkeys(
         ("pp_doclayout_v2", "pp_doclayout_v3", "pp_doclayout_v4"),
@@ -72,18 +72,18 @@ _READ_OTHERWISE = {
         "it returns a map of where there is text, whose outlines become turned boxes behind the model",
     ),
 }
-# Model type -> the size that its processor interpolates masks to. Source: `Mask2FormerImageProcessor`.
+# Model type -> size to which its processor interpolates masks. Source: `Mask2FormerImageProcessor`.
 _MASKS: dict[str, tuple[int, int] | None] = {"maskformer": None, "mask2former": (384, 384)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageTask:
-    """A model of transformers for one task.
+    """A transformers model for one task.
 
     Attributes:
-        module: Returns what the task names.
+        module: Module with the outputs of the task.
         task: The task.
-        reference: The library's own way, or None where the module is that.
+        reference: The library's own implementation, or None if `module` is already that.
     """
 
     module: nn.Module
@@ -92,15 +92,15 @@ class ImageTask:
 
 
 def image_task(model: Any, size: tuple[int, int], requested: str) -> ImageTask | None:
-    """A model with its own task, or with the requested one; None for others.
+    """Wrap a model for its own or the requested task; None for models without one of these tasks.
 
     Args:
-        model: Of transformers, taking images.
+        model: transformers model with image input.
         size: `(height, width)` of its input in pixels.
         requested: A task, or `auto`.
 
     Raises:
-        ConversionError: It needs a text with each image, or is of a kind that is not known.
+        ConversionError: The model needs a text with each image, or is of an unknown kind.
     """
     kind = type(model).__name__
     if requested == "embedding":
@@ -130,7 +130,7 @@ def _check_has_vectors(kind: str) -> None:
 
 
 def takes_images_of_any_size(model: Any) -> bool:
-    """True for models that read a whole image: most of their processors keep the aspect ratio."""
+    """Return true for models whose processors keep the aspect ratio of whole images."""
     return type(model).__name__.endswith(_OF_ANY_SIZE)
 
 
@@ -138,7 +138,7 @@ def check_takes_images_alone(config: Any, location: str) -> None:
     """Refuse models that need a text, a point or a box with each image.
 
     Raises:
-        ConversionError: It is one.
+        ConversionError: The model needs more than an image.
     """
     if does := _PROMPTED.get(config.model_type):
         task = "detection" if config.model_type in _FIND_BY_TEXT else "segmentation"
@@ -184,16 +184,16 @@ def _query_segmenter(model: Any) -> ImageTask:
 
 
 def _processor(name: str) -> Any:
-    """An image processor for what comes behind the model, which depends on none of its settings."""
+    """Make an image processor for post-processing, which depends on none of its settings."""
     kind = getattr(transformers, f"{name}ImageProcessorPil", None) or getattr(transformers, f"{name}ImageProcessor")
     return kind()
 
 
 class Pooled(nn.Module):
-    """A model of images as vectors: what its head reads, or its own pooled features."""
+    """An image embedding: the input of a classifier head, or the pooled features of a backbone."""
 
     def __init__(self, model: Any) -> None:
-        """Take a model over; the last layer of a classifier is left out."""
+        """Wrap a model without the last layer of a classifier."""
         super().__init__()
         self.model = model
         if type(model).__name__.endswith("ForImageClassification"):
@@ -217,7 +217,7 @@ def _vectors(found: Any) -> torch.Tensor:
 
 
 def _leave_out_head(model: Any) -> None:
-    """Put nothing in the place of a classifier's last layer, where transformers mostly has it."""
+    """Replace a classifier's last layer by an identity."""
     head = getattr(model, "classifier", None)
     if isinstance(head, nn.Linear):
         model.classifier = nn.Identity()

@@ -1,6 +1,6 @@
-"""`FILE.onnx --task detection`: detectors of the YOLO kind, whose post-processing is appended to the graph.
+"""`FILE.onnx --task detection`: YOLO-like detectors; post-processing is appended to the graph.
 
-The reference is the graph as it is, with its outputs read image by image in NumPy.
+The reference is the unchanged graph, with post-processing in NumPy image by image.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from graphkiln_converters.sources.onnx_file import OnnxModel
 from graphkiln_converters.sources.pytorch import export_module, to_tensor
 
 Arrays = Mapping[str, AnyArray]
-# Below it, clients leave detections out unless they want them. Source: Ultralytics, "Predict".
+# Default score threshold of clients. Source: Ultralytics, "Predict".
 _SCORE_THRESHOLD = 0.25
 _CHANNELS = 3
 _MAX_DETECTIONS = 300
@@ -46,11 +46,11 @@ _FORMATS = {Head.YOLOV8: BoxFormat.CENTER, Head.YOLOV5: BoxFormat.CENTER, Head.E
 
 @dataclass(frozen=True, kw_only=True)
 class OnnxDetector(SourceModel):
-    """A graph of the YOLO kind that returns detections; its input is an image of one size.
+    """A YOLO-like graph with detections as outputs; its input has one image size.
 
     Attributes:
-        graph: The graph that the head is appended to.
-        read: Outputs of that graph which the head takes.
+        graph: The original graph.
+        read: Outputs of the graph that are inputs of the head.
         settings: Settings of the head.
     """
 
@@ -67,7 +67,7 @@ class OnnxDetector(SourceModel):
         """See `SourceModel.export`.
 
         Raises:
-            ConversionError: Another size than the batch is to vary.
+            ConversionError: A dimension other than the batch is requested to vary.
         """
         if any(spec.dynamic for spec in self.inputs):
             raise ConversionError("--dynamic: a detector takes images of one size", hint="choose it with --shape")
@@ -94,18 +94,18 @@ class OnnxDetector(SourceModel):
 
 @dataclass(frozen=True, kw_only=True)
 class SelectingDetector(OnnxDetector):
-    """A graph that ends in a NonMaxSuppression: the head is appended to the graph before that.
+    """A graph that ends in a NonMaxSuppression, which the head replaces.
 
     Attributes:
         selection: The NonMaxSuppression.
-        session: Runs the whole graph, and returns what the NonMaxSuppression reads, too.
+        session: Session of the whole graph that also returns the inputs of the NonMaxSuppression.
     """
 
     selection: Selection
     session: Session
 
     def run(self, feeds: Arrays) -> dict[str, AnyArray]:
-        """See `SourceModel.run`: image by image, each filling the batch; what is selected of the first one counts."""
+        """See `SourceModel.run`: each image fills a whole batch, and the selection of the first row is used."""
         rows = len(next(iter(feeds.values())))
         found = [
             self.session.run({name: np.repeat(a[i : i + 1], self.batch_size, axis=0) for name, a in feeds.items()})
@@ -117,10 +117,10 @@ class SelectingDetector(OnnxDetector):
 
 
 def open_source(location: str, recipe: Recipe) -> OnnxModel | OnnxDetector:
-    """Open a graph of the YOLO kind, or one that returns `boxes`, `scores`, `classes` and `counts` itself.
+    """Open a YOLO-like graph, or one with the outputs `boxes`, `scores`, `classes` and `counts`.
 
     Raises:
-        ConversionError: The file cannot be loaded, its kind is not clear, or it cannot take batches of images.
+        ConversionError: The file cannot be loaded, its kind is ambiguous, or it does not support batches of images.
     """
     with ExitStack() as resources:
         model = resources.enter_context(onnx_file.open_source(location, recipe))
@@ -170,7 +170,7 @@ def _open_selecting(  # noqa: PLR0917 - a step of `open_source`
     recipe: Recipe,
     resources: ExitStack,
 ) -> SelectingDetector:
-    """Open the graph up to its NonMaxSuppression, and a session of all of it as the reference."""
+    """Open the graph up to its NonMaxSuppression, and a session of the whole graph as the reference."""
     settings = replace(
         _settings(Head.END_TO_END, size, recipe),
         head=Head.SELECTED,
@@ -202,7 +202,7 @@ def _open_selecting(  # noqa: PLR0917 - a step of `open_source`
 
 
 def _described(graph: OnnxModel, image: InputSpec, note: str) -> dict[str, Any]:
-    """Fields that all detectors have."""
+    """Fields common to all detectors."""
     return {
         "description": graph.description,
         "libraries": ("onnx", "onnxruntime", "torch"),
@@ -232,7 +232,7 @@ def _in_words(settings: Settings) -> str:
 
 
 def _check_batch(model: OnnxModel) -> None:
-    """Refuse a graph that takes one batch size only."""
+    """Refuse a graph with a fixed batch size."""
     if model.whole:
         raise ConversionError(
             f"{model.path} cannot take batches of images: {model.whole}",
@@ -241,7 +241,7 @@ def _check_batch(model: OnnxModel) -> None:
 
 
 def _box_format(selection: Selection, recipe: Recipe) -> BoxFormat:
-    """The format that the user names, or that of the node; a node need not know the order of corners."""
+    """Return the box format given by the user, or that of the node; a node does not state the order of corners."""
     if recipe.boxes is None and not selection.centered:
         raise ConversionError(
             f"--task detection: NonMaxSuppression '{selection.output}' takes corners of boxes in any order",
@@ -254,7 +254,7 @@ def _box_format(selection: Selection, recipe: Recipe) -> BoxFormat:
 
 
 def _image(model: OnnxModel, recipe: Recipe) -> tuple[InputSpec, Literal["CHW", "HWC"]]:
-    """The only input, of one size, and the order of its dimensions."""
+    """Return the only input, with a fixed size, and its layout."""
     (spec, *others) = model.inputs
     shape = spec.shape[1:] if model.whole else spec.shape
     varies = any(axis >= len(spec.shape) - len(shape) for axis in spec.dynamic)
@@ -269,7 +269,7 @@ def _image(model: OnnxModel, recipe: Recipe) -> tuple[InputSpec, Literal["CHW", 
 
 
 def _labels(path: Path, classes: int) -> tuple[str, ...]:
-    """The names that Ultralytics writes into its files: a dict by class, as Python spells it."""
+    """Read class names from Ultralytics' metadata: a dict by class in Python syntax."""
     properties = {each.key: each.value for each in onnx.load(path, load_external_data=False).metadata_props}
     try:
         names = ast.literal_eval(properties.get("names", "{}"))
@@ -294,15 +294,15 @@ _INPUTS = {2: "max_output_boxes_per_class", 3: "iou_threshold", 4: "score_thresh
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Selection:
-    """A NonMaxSuppression whose result a graph returns: `[selected, 3]` of image, class and box.
+    """A NonMaxSuppression whose result is an output of the graph: `[selected, 3]` of image, class and box.
 
     Attributes:
         output: The output of the graph.
-        boxes: The value that holds the boxes, `[batch, boxes, 4]`.
-        scores: The value that holds the scores, `[batch, classes, boxes]`.
-        centered: Boxes are center and size; else they are corners in any order.
-        most_of_class: Most boxes of a class.
-        iou_threshold: Most that two boxes of a class which are kept may overlap.
+        boxes: Name of the boxes, `[batch, boxes, 4]`.
+        scores: Name of the scores, `[batch, classes, boxes]`.
+        centered: Whether boxes are center and size; else corners in any order.
+        most_of_class: Maximum number of boxes of a class.
+        iou_threshold: Largest intersection over union of two kept boxes of a class.
         score_threshold: Boxes at or below it are not selected.
     """
 
@@ -340,7 +340,7 @@ def find_selection(model: onnx_ir.Model) -> Selection | None:
 
 
 def return_values(model: onnx_ir.Model, names: tuple[str, ...]) -> onnx_ir.Model:
-    """A graph that returns these of its values, changed in place, without what only others needed."""
+    """Make values the outputs of a graph, in place, and remove unused nodes."""
     ShapeInferencePass()(model)
     values = {str(value.name): value for node in model.graph for value in node.outputs}
     model.graph.outputs[:] = [values[name] for name in names]
@@ -349,7 +349,7 @@ def return_values(model: onnx_ir.Model, names: tuple[str, ...]) -> onnx_ir.Model
 
 
 def _number(node: onnx_ir.Node, number: int) -> float:
-    """A number among the inputs of the node; 0 where it is left out."""
+    """Read a constant scalar input of the node; 0 if it is omitted."""
     value = node.inputs[number] if number < len(node.inputs) else None
     if value is None:
         return 0.0
@@ -362,18 +362,18 @@ def _number(node: onnx_ir.Node, number: int) -> float:
     return float(tensor.numpy().reshape(-1)[0])
 
 
-# Appends one graph to another.
+# Append one graph to another.
 
 _FIRST, _SECOND = "source/", "detection/"
 
 
 def append(first: onnx_ir.Model, second: onnx_ir.Model, names: Sequence[str]) -> onnx_ir.Model:
-    """A graph whose outputs another one reads; it returns then what that one returns.
+    """Append a graph to another one; the result has the outputs of the second.
 
     Args:
         first: Changed in place, and returned.
-        second: Is taken apart.
-        names: The outputs of the first, in the order of the inputs of the second.
+        second: Its nodes and weights are moved.
+        names: Outputs of the first in the order of the inputs of the second.
     """
     version = first.opset_imports.get("", OPSET)
     if version > OPSET:
@@ -402,7 +402,7 @@ def _prefix(values: Sequence[onnx_ir.Value], prefix: str) -> None:
 
 
 def _move(source: onnx_ir.Model, target: onnx_ir.Model) -> None:
-    """Nodes, weights and functions."""
+    """Move nodes, weights and functions."""
     weights, nodes = list(source.graph.initializers.values()), list(source.graph)
     source.graph.outputs.clear()
     source.graph.initializers.clear()

@@ -1,4 +1,4 @@
-"""`python:FILE_OR_MODULE:FACTORY`: any `nn.Module` that a function (or class) of the user's returns."""
+"""`python:FILE_OR_MODULE:FACTORY`: any `nn.Module` returned by a function or class of the user."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from graphkiln_converters.weights import load_weights
 
 
 def open_source(location: str, recipe: Recipe) -> TorchModel:
-    """Call the factory. It returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
+    """Call the factory, which returns the module, or `(module, example)` with a batch of inputs: tensor, tuple or dict.
 
     Tensors in tuples, lists and dicts inside of the example become separate inputs.
 
@@ -74,7 +74,7 @@ def _import(place: str) -> ModuleType:
     if path.suffix == ".py":
         check_file(path)
     try:
-        prepare_torchvision()  # the code may import it, as most libraries of models do
+        prepare_torchvision()  # the code may import torchvision
         return _import_file(path) if path.suffix == ".py" else importlib.import_module(place)
     except Exception as error:
         raise ConversionError(f"cannot import {place}: {type(error).__name__}: {error}") from error
@@ -101,15 +101,15 @@ def _factory(module: ModuleType, name: str, place: str) -> Any:
 
 # Modules whose inputs are nested: tensors in tuples, lists and dicts, each of which becomes an input of the graph.
 #
-# Each is named by its place: `past_0_1` is the second tensor of the first element of `past`, `past_key` what the dict
-# `past` holds as `key`. What is no tensor, such as a flag or None, stays what it is in the example.
+# Names are paths: `past_0_1` is the second tensor of the first element of `past`, `past_key` is `past["key"]`. Values
+# that are no tensors, such as flags and None, are constants from the example.
 
-# What an example may hold beside tensors.
+# Types of constants in an example.
 _OTHER = (bool, int, float, str, type(None))
 
 
 class Flattened(nn.Module):
-    """Takes the tensors of an example one by one, and calls a module with them as the example holds them.
+    """Take the tensors of an example one by one, and call a module with the nested structure of the example.
 
     Args:
         module: The module.
@@ -122,13 +122,13 @@ class Flattened(nn.Module):
         self._example = _without_tensors(example)
 
     def forward(self, *tensors: torch.Tensor) -> Any:
-        """The tensors in the order of `flat_inputs` -> what the module returns."""
+        """Tensors in the order of `flat_inputs` -> outputs of the module."""
         given = _with_tensors(self._example, iter(tensors))
         return self.module(**given) if isinstance(given, dict) else self.module(*given)
 
 
 def is_nested(example: Any) -> bool:
-    """True where an example holds anything but a tensor for each input."""
+    """Return true if an example has anything but one tensor per input."""
     if isinstance(example, Mapping):
         example = list(example.values())
     return isinstance(example, list | tuple) and not all(isinstance(each, torch.Tensor) for each in example)
@@ -138,11 +138,11 @@ def flat_inputs(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
     """The tensors of an example by name, in order.
 
     Args:
-        module: Its `forward` names what the example gives by position.
+        module: Module whose `forward` names positional inputs.
         example: A tuple by position, or a dict by name.
 
     Raises:
-        ConversionError: It holds something that is no input, two of the same name, or no tensor.
+        ConversionError: The example has an unsupported value, two inputs with the same name, or no tensor.
     """
     named = example
     if not isinstance(example, Mapping):
@@ -161,7 +161,7 @@ def flat_inputs(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
 
 
 def _parameters(module: nn.Module, count: int) -> list[str]:
-    """Names of what is given by position; of `*inputs`, numbered ones."""
+    """Names of positional inputs; numbered names for `*inputs`."""
     names = list(inspect.signature(module.forward).parameters)
     return names[:count] if len(names) >= count else [f"input_{number}" for number in range(count)]
 
@@ -183,7 +183,7 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def _without_tensors(value: Any) -> Any:
-    """The same nesting, with a mark for each tensor: an example is no part of a module."""
+    """Copy the nested structure with a placeholder per tensor, so that the module does not keep the example."""
     if isinstance(value, torch.Tensor):
         return torch.Tensor
     if isinstance(value, Mapping):
@@ -204,7 +204,7 @@ def _with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def _as(like: Any, items: Sequence[Any]) -> Any:
-    """Items in a sequence of the same kind: a list, a tuple, or a tuple with names."""
+    """Make a sequence of the same type: a list, tuple or named tuple."""
     if hasattr(like, "_fields"):
         return type(like)(*items)
     return list(items) if isinstance(like, list) else tuple(items)

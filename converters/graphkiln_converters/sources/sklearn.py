@@ -1,8 +1,8 @@
 """`sklearn:FILE.skops`: an estimator or pipeline of scikit-learn, exported by skl2onnx.
 
-A `.skops` file runs no code as long as it holds known types; the others are named and need `--allow-code`. The
+A `.skops` file with known types runs no code; other types are listed and need `--allow-code`. The
 reference is the estimator's own `predict`, `predict_proba`, ... Trees compare with thresholds in double precision:
-where fp32 inputs fall on the other side of one, the graph is exported with FP64 inputs.
+if fp32 inputs change a comparison, the graph is exported with FP64 inputs.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
 from graphkiln_converters.recipe import Recipe, check_file, first_line
 from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceModel, synthetic_samples
 
-# What an output of a graph can be.
+# Methods that an output of a graph can correspond to.
 _METHODS = (
     *("predict", "predict_proba", "decision_function", "transform"),
     *("score_samples", "predict_log_proba", "predict_std"),
 )
 _ML_OPSET = 3
 _TRIED = 256
-# How far an output may be from the method that it is taken for; the proof is far stricter.
+# Largest distance for matching an output with a method; the proof is much stricter.
 _LOOSE = 1e-2
 _EXACT = 1e-5
 _TYPES = {DType.FP32: FloatTensorType, DType.FP64: DoubleTensorType, DType.BYTES: StringTensorType}
@@ -59,11 +59,11 @@ _REVIEWED = (
 
 @dataclass(frozen=True, kw_only=True)
 class SklearnModel(SourceModel):
-    """A fitted estimator; it has one input for all columns, or one for each.
+    """A fitted estimator with one input for all columns, or one per column.
 
     Attributes:
         estimator: The estimator.
-        graph: What skl2onnx makes of it.
+        graph: Graph exported by skl2onnx.
         methods: Output of the graph -> method of the estimator that computes it.
     """
 
@@ -72,7 +72,7 @@ class SklearnModel(SourceModel):
     methods: Mapping[str, str]
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `SourceModel.run`; in the precision of scikit-learn, rounded to the graph's."""
+        """See `SourceModel.run`; computed in scikit-learn's precision and rounded to the graph's."""
         table = table_of(self.estimator, self.inputs, feeds)
         return {
             value.name: _as_output(_call(self.estimator, self.methods[value.name], table), value)
@@ -80,7 +80,7 @@ class SklearnModel(SourceModel):
         }
 
     def export(self) -> onnx_ir.Model:
-        """See `SourceModel.export`; rows alone vary."""
+        """See `SourceModel.export`; only the number of rows varies."""
         return onnx_ir.from_proto(self.graph)
 
 
@@ -130,7 +130,7 @@ def _foreign(location: str, error: Exception) -> ConversionError:
 
 
 def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> tuple[SklearnModel, float]:
-    """The estimator with its graph, and the largest share of an output that is off."""
+    """Export the estimator; also return the largest distance of an output from its method."""
     types = [(spec.name, _TYPES[spec.dtype]([None, *spec.shape])) for spec in inputs]
     try:
         with warnings.catch_warnings():
@@ -176,7 +176,7 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
 
 
 def _nearest(answers: Mapping[str, Any], value: onnx.ValueInfoProto, found: AnyArray) -> tuple[str, float]:
-    """The method whose answer an output is, and how far it is from that."""
+    """Find the nearest method of an output, and its distance."""
     distances = {method: _distance(_as_output(answer, value), found) for method, answer in answers.items()}
     method = min(distances, key=lambda method: distances[method])
     return method, distances[method]
@@ -194,7 +194,7 @@ def _outputs(graph: onnx.ModelProto, feeds: Mapping[str, AnyArray], description:
 
 
 def _answers(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, AnyArray]) -> dict[str, Any]:
-    """Results of all methods that the estimator has."""
+    """Results of all methods of the estimator."""
     table = table_of(estimator, inputs, feeds)
     answers: dict[str, Any] = {}
     for method in _METHODS:
@@ -211,7 +211,7 @@ def _call(estimator: Any, method: str, table: Any) -> Any:
         return np.stack([-scores, scores], axis=1)
     function: Callable[[Any], Any] = getattr(estimator, method)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names of columns, and of categories that it does not know
+        warnings.simplefilter("ignore")  # warnings about column names and unknown categories
         try:
             found = function(table)
         except Exception as error:
@@ -223,7 +223,7 @@ def _call(estimator: Any, method: str, table: Any) -> Any:
 
 
 def _as_output(found: Any, value: onnx.ValueInfoProto) -> AnyArray:
-    """An answer in the shape and the element type of an output of the graph."""
+    """Convert a result to the shape and element type of an output of the graph."""
     tensor = value.type.tensor_type
     dtype = DType.from_onnx(tensor.elem_type)
     array = np.asarray(found)
@@ -236,7 +236,7 @@ def _as_output(found: Any, value: onnx.ValueInfoProto) -> AnyArray:
 
 
 def _distance(expected: AnyArray, found: AnyArray) -> float:
-    """The largest error of an element, relative to the signal; of classes and text, the share that differs."""
+    """Largest error of an element relative to the signal; for classes and text, the share of different elements."""
     if expected.shape != found.shape or expected.dtype != found.dtype:
         return float("inf")
     if found.dtype.kind != "f":
@@ -245,21 +245,21 @@ def _distance(expected: AnyArray, found: AnyArray) -> float:
     return float(np.max(np.abs(np.subtract(expected, found)) / scale, initial=0.0))
 
 
-# The columns that an estimator of scikit-learn takes: numbers, categories, documents.
+# Input columns of an estimator: numbers, categories, documents.
 
 _MOST_WORDS = 256
 
 
 def column_inputs(estimator: Any, location: str, number: DType) -> tuple[InputSpec, ...]:
-    """One input `[rows, columns]`, or one for each column where some are text.
+    """Make one input `[rows, columns]`, or one per column if some are text.
 
     Args:
         estimator: The estimator.
         location: The file, for the error.
-        number: Element type of numbers.
+        number: Element type of numeric inputs.
 
     Raises:
-        ConversionError: It is not fitted, or takes no table.
+        ConversionError: The estimator is not fitted, or takes no table.
     """
     first = _first_step(estimator)
     if _reads_documents(first):
@@ -295,7 +295,7 @@ def _reads_documents(estimator: Any) -> bool:
 
 
 def _words_in(estimator: Any, column: int) -> tuple[str, ...] | None:
-    """The categories of a column, or None where it holds numbers."""
+    """Return the categories of a column, or None for numbers."""
     first = _first_step(estimator)
     for transformer, columns in _parts(first):
         positions = _positions(first, columns)
@@ -315,7 +315,7 @@ def _parts(estimator: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _positions(estimator: Any, columns: Any) -> list[int]:
-    """Positions of the columns of a ColumnTransformer: given by number, name, mask, or a slice of either."""
+    """Positions of the columns of a ColumnTransformer: given by number, name, mask or slice."""
     names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
     count = estimator.n_features_in_
     if isinstance(columns, slice):
@@ -327,14 +327,14 @@ def _positions(estimator: Any, columns: Any) -> list[int]:
 
 
 def _by_number(columns: slice, names: list[str]) -> slice:
-    """A slice whose ends may be names; the last one is among them."""
+    """Convert a slice with names as ends, the last of them included, to numbers."""
     first = names.index(columns.start) if isinstance(columns.start, str) else columns.start
     last = names.index(columns.stop) + 1 if isinstance(columns.stop, str) else columns.stop
     return slice(first, last, columns.step)
 
 
 def _words_of(estimator: Any, column: int) -> tuple[str, ...]:
-    """Texts that an encoder knows in a column; empty for numbers."""
+    """Categories of an encoder for a column; empty for numbers."""
     if _reads_documents(estimator):
         known = list(getattr(estimator, "vocabulary_", {}))[:_MOST_WORDS]
         return (*known, *(" ".join(known[start : start + 4]) for start in range(0, len(known), 3)), "unknown words")
@@ -348,15 +348,15 @@ def _words_of(estimator: Any, column: int) -> tuple[str, ...]:
 
 
 def table_of(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, AnyArray]) -> Any:
-    """The inputs of the graph as the estimator takes them: a table of numbers, of objects, or with named columns.
+    """Convert inputs of the graph to the estimator's table: of numbers, of objects, or with named columns.
 
     Args:
         estimator: The estimator.
-        inputs: Its inputs.
+        inputs: Inputs of the graph.
         feeds: `[rows, columns]` by input name.
 
     Raises:
-        ConversionError: Its columns have names, which takes pandas.
+        ConversionError: The columns have names, and pandas is not installed.
     """
     columns = [as_text(feeds[spec.name]) for spec in inputs]
     if len(inputs) == 1:

@@ -27,7 +27,7 @@ _IMAGENET_CLASSES = 1000
 
 
 def list_architectures(pattern: str = "") -> list[str]:
-    """Architectures whose name matches a pattern such as `resnet*`; all by default."""
+    """List architectures whose names match a pattern such as `resnet*`; all by default."""
     names: list[str] = timm.list_models(pattern)
     return names
 
@@ -36,7 +36,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Open an architecture with random, published or own weights.
 
     Raises:
-        ConversionError: There is no such architecture, it offers no feature maps, or the weights are not its own.
+        ConversionError: The architecture does not exist, has no feature maps, or the weights do not fit.
     """
     name = location.partition(".")[0]
     if not timm.is_model(name):
@@ -68,7 +68,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
 
 
 def _leave_out_head(module: Any, location: str) -> None:
-    """Let a classifier return the pooled features that its last layer reads."""
+    """Remove the last layer of a classifier, which then returns pooled features."""
     try:
         module.reset_classifier(0)
     except (AttributeError, TypeError, ValueError, AssertionError) as error:
@@ -93,7 +93,7 @@ def _create(location: str, recipe: Recipe, **settings: Any) -> torch.nn.Module:
 
 
 def preprocess_from_config(config: dict[str, Any], shape: tuple[int, ...]) -> Preprocess | None:
-    """The spec of a model's `resolve_data_config`; None where a spec cannot express it.
+    """Make the spec of a model's `resolve_data_config`; None if a spec cannot express it.
 
     Source: `timm.data.transforms_imagenet_eval`: resize to size / crop_pct, center crop, normalize.
     """

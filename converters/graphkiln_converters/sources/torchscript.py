@@ -1,8 +1,8 @@
-"""`torchscript:FILE`: a program of `torch.jit`, traced or scripted, branches and loops included.
+"""`torchscript:FILE`: a program of `torch.jit`, traced or scripted, with branches and loops.
 
 Loading one runs no Python and no pickles, but it is a program: its own language writes and reads files (`torch.save`,
-`torch.from_file`) and calls other machines (RPC), already while it is loaded (`__setstate__`). Programs that name one
-of these need `--allow-code`; what is left computes tensors.
+`torch.from_file`) and calls other machines (RPC), even while it is loaded (`__setstate__`). Programs with these
+operators need `--allow-code`; the other ones only compute tensors.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel
 
-# Operators that touch more than tensors, among all that torch 2.13 registers.
+# Operators of torch 2.13 that access more than tensors.
 _REACHES_OUT = re.compile(rb"\b(save|from_file|rpc_sync|rpc_async|rpc_remote)\b")
 _MOST_CODE = 64 << 20
-# A program that takes both takes any.
+# Batch sizes to try; a program that accepts both accepts any.
 _ANY_BATCH = (2, 3)
 _USUAL_BATCHES = (1, 2, 4, 8, 16, 32, 64, 128, *range(3, 32))
 _HINT = "to have it batched, trace it without sizes in numbers: x.reshape(x.shape[0], -1), not x.reshape(1, -1)"
@@ -42,12 +42,12 @@ _HINT = "to have it batched, trace it without sizes in numbers: x.reshape(x.shap
 
 @dataclass(frozen=True, kw_only=True)
 class ScriptModel(TorchModel):
-    """A program of torch.jit."""
+    """A torch.jit program."""
 
     def export(self) -> onnx_ir.Model:
         """See `SourceModel.export`; branches and loops become nodes of the graph.
 
-        By the older exporter of PyTorch: torch.export takes no such programs.
+        Uses the older exporter of PyTorch, since torch.export does not support such programs.
         """
         example = synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0)
         axes = {
@@ -58,14 +58,14 @@ class ScriptModel(TorchModel):
         return _export(self, example, outputs, {**axes, **{name: {0: "batch"} for name in outputs}})
 
     def export_fixed(self) -> onnx_ir.Model:
-        """Its graph with the sizes of its inputs, which are whole tensors."""
+        """Export the graph with fixed input sizes."""
         samples = synthetic_samples(self.inputs, 1, {}, seed=0)
         example = {name: np.asarray(array[0]) for name, array in samples.items()}
         return _export(self, example, list(self.run(example)), {})
 
 
 class _Holder(torch.nn.Module):
-    """A wrapper with fewer arguments than its program; its forward is defined later."""
+    """A wrapper with fewer arguments than its program; `forward` is defined later."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -73,11 +73,11 @@ class _Holder(torch.nn.Module):
 
 
 def open_source(location: str, recipe: Recipe) -> ScriptModel | FixedBatchModel:
-    """Load a program; a batch that it was traced with is made to vary, where that can be proven.
+    """Load a program. A traced batch size becomes variable if the program is shown to accept others.
 
     Raises:
-        ConversionError: The file is missing or holds no such program, it reaches out without --allow-code, or the
-            sizes of its inputs are not known.
+        ConversionError: The file is missing or is no such program, it accesses more than tensors without
+            --allow-code, or the sizes of its inputs are unknown.
     """
     check_file(location)
     reaching = _reaching_out(location)
@@ -102,14 +102,14 @@ def open_source(location: str, recipe: Recipe) -> ScriptModel | FixedBatchModel:
 
 
 def _only_batch(model: ScriptModel) -> int:
-    """The batch that a program was traced with, where it takes no other; 0 where it takes any, or it is not found."""
+    """Return the batch size of a program that accepts only one; 0 if it accepts any, or none is found."""
     if all(_takes(model, size) for size in _ANY_BATCH):
         return 0
     return next((size for size in _USUAL_BATCHES if _takes(model, size)), 0)
 
 
 def _takes(model: ScriptModel, size: int) -> bool:
-    """Check that a program returns as many rows as it is given."""
+    """Return true if a program returns as many rows as it is given."""
     try:
         outputs = model.run(synthetic_samples(model.inputs, size, {}, seed=0))
     except ConversionError:
@@ -118,15 +118,15 @@ def _takes(model: ScriptModel, size: int) -> bool:
 
 
 def _load(location: str) -> Any:
-    """The program; what torch.jit offers has no types."""
+    """Load the program; torch.jit has no type hints."""
     load: Callable[..., Any] = torch.jit.load
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that torch.jit is no longer developed
+        warnings.simplefilter("ignore")  # torch.jit is deprecated
         return load(location, map_location="cpu").eval().float()
 
 
 def _reaching_out(location: str) -> list[str]:
-    """Names in a program that touch more than tensors."""
+    """Find operators of a program that access more than tensors."""
     try:
         with open_regular(location) as file, zipfile.ZipFile(file) as archive:
             sources = [member for member in archive.infolist() if member.filename.endswith(".py")]
@@ -146,7 +146,7 @@ def _foreign(location: str, error: Exception) -> ConversionError:
 
 
 def _inputs(module: Any, location: str, recipe: Recipe) -> tuple[InputSpec, ...]:
-    """Named by the program, with the sizes that were given, or those of the samples."""
+    """Inputs named by the program, with the given sizes or those of the samples."""
     arguments = [argument for argument in module.forward.schema.arguments[1:] if not argument.has_default_value()]
     others = [f"{argument.name} ({argument.type})" for argument in arguments if str(argument.type) != "Tensor"]
     if others:
@@ -164,7 +164,7 @@ def _inputs(module: Any, location: str, recipe: Recipe) -> tuple[InputSpec, ...]
 
 
 def _with_defaults(module: Any, inputs: tuple[InputSpec, ...]) -> Any:
-    """A program that takes tensors alone: its other arguments keep their defaults, which the exporter cannot."""
+    """Wrap a program so that it takes tensors only, and other arguments keep their defaults."""
     if len(module.forward.schema.arguments) - 1 == len(inputs):
         return module
     outer = torch.jit.script(_Holder(module))
@@ -202,7 +202,7 @@ def _export(
     axes: Mapping[str, Mapping[int, str]],
 ) -> onnx_ir.Model:
     with warnings.catch_warnings(), tempfile.TemporaryDirectory(prefix="graphkiln-") as folder:
-        warnings.simplefilter("ignore")  # PyTorch wants the newer exporter, which takes no such programs
+        warnings.simplefilter("ignore")  # PyTorch recommends the newer exporter, which does not support such programs
         target = Path(folder) / "model.onnx"
         try:
             torch.onnx.export(

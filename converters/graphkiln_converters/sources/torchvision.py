@@ -1,4 +1,4 @@
-"""`torchvision:ARCHITECTURE`: classifiers, detectors and segmenters of torchvision."""
+"""`torchvision:ARCHITECTURE`: classifiers, detectors and segmenters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ torchvision = import_torchvision()
 
 
 def list_architectures() -> list[str]:
-    """The classifiers of torchvision."""
+    """List the classifiers of torchvision."""
     names: list[str] = torchvision.models.list_models(module=torchvision.models)
     return names
 
@@ -35,7 +35,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     """Open an architecture with random, published or own weights.
 
     Raises:
-        ConversionError: There is no such architecture, or the weights are not its own.
+        ConversionError: The architecture does not exist, or the weights do not fit.
     """
     if location in list_detectors():
         return open_detector(location, recipe)
@@ -70,7 +70,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
 
 
 def preprocess_from_transforms(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
-    """The spec of published transforms; for images of another size, resize and crop keep their ratio.
+    """Make the spec of published transforms; for other image sizes, resize and crop keep their ratio.
 
     Args:
         transforms: `torchvision.transforms._presets.ImageClassification`.
@@ -88,15 +88,15 @@ def preprocess_from_transforms(transforms: Any, shape: tuple[int, ...]) -> Prepr
 
 
 def _labels(module: torch.nn.Module, categories: list[str]) -> tuple[str, ...]:
-    """ImageNet's class names, where the last layer has as many outputs."""
+    """Return ImageNet's class names if the last layer has as many outputs."""
     last = [layer for layer in module.modules() if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d))][-1]
     classes = last.out_features if isinstance(last, torch.nn.Linear) else last.out_channels
     return tuple(categories) if classes == len(categories) else ()
 
 
-# torchvision's detectors and segmenters with the heads that their weights were trained for.
+# torchvision's detectors and segmenters, built with heads that fit the weights.
 
-# What has outputs for each class: two-stage detectors, RetinaNet and FCOS, SSD, SSDlite, DeepLabV3 and FCN, LRASPP.
+# Layers with outputs per class: two-stage detectors, RetinaNet and FCOS, SSD, SSDlite, DeepLabV3 and FCN, LRASPP.
 _CLASS_LAYERS = (
     "roi_heads.box_predictor.cls_score",
     "head.classification_head.cls_logits",
@@ -113,9 +113,9 @@ class Built(NamedTuple):
     """A model in evaluation mode.
 
     Attributes:
-        model: torchvision's.
-        classes: Number of its classes.
-        names: Of the classes; empty where its weights are of other ones than torchvision's.
+        model: torchvision's model.
+        classes: Number of classes.
+        names: Class names; empty for other classes than torchvision's.
     """
 
     model: Any
@@ -124,14 +124,14 @@ class Built(NamedTuple):
 
 
 def build_model(location: str, recipe: Recipe) -> Built:
-    """A detector or a segmenter.
+    """Build a detector or a segmenter.
 
     Args:
         location: torchvision's name.
         recipe: Random, published or own weights.
 
     Raises:
-        ConversionError: The weights cannot be had, or are of another architecture.
+        ConversionError: The weights cannot be loaded, or are of another architecture.
     """
     published = torchvision.models.get_model_weights(location).DEFAULT
     categories = tuple(published.meta["categories"])
@@ -151,12 +151,12 @@ def build_model(location: str, recipe: Recipe) -> Built:
 
 
 def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:
-    """Options to build a model with so that it can hold the weights of a file; empty where none are needed.
+    """Find the options to build a model that fits the weights of a file; empty if none are needed.
 
     Args:
-        model: As torchvision builds it.
+        model: Model with torchvision's default heads.
         path: As for `load_weights`.
-        classes: Number of its classes.
+        classes: Number of classes of the model.
 
     Raises:
         ConversionError: The file cannot be read.
@@ -166,7 +166,7 @@ def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:
     differing = {name for name in trained.keys() & own.keys() if trained[name] != own[name]}
     heads: dict[str, Any] = {}
     for name in (f"{layer}.weight" for layer in _CLASS_LAYERS):
-        if name in differing:  # some have outputs for each class and anchor
+        if name in differing:  # some layers have outputs per class and anchor
             heads["num_classes"] = trained[name][0] * classes // own[name][0]
     if _KEYPOINT_LAYER in differing:
         heads["num_keypoints"] = trained[_KEYPOINT_LAYER][1]
@@ -176,7 +176,7 @@ def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:
 
 
 def _has_auxiliary(shapes: dict[str, tuple[int, ...]]) -> bool:
-    """True for a segmenter with the head that only training uses."""
+    """Return true for a segmenter with the auxiliary head for training."""
     return any(name.startswith(_AUXILIARY) for name in shapes)
 
 
@@ -184,7 +184,7 @@ def _has_auxiliary(shapes: dict[str, tuple[int, ...]]) -> bool:
 
 
 class _Scores(torch.nn.Module):
-    """A segmenter that returns its scores, and not those of its auxiliary head."""
+    """A segmenter without the scores of its auxiliary head."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -196,7 +196,7 @@ class _Scores(torch.nn.Module):
 
 
 def list_segmenters() -> list[str]:
-    """The segmenters of torchvision."""
+    """List the segmenters of torchvision."""
     names: list[str] = torchvision.models.list_models(module=torchvision.models.segmentation)
     return names
 
@@ -205,7 +205,7 @@ def open_segmenter(location: str, recipe: Recipe) -> TorchModel:
     """Open a segmenter with random, published or own weights.
 
     Raises:
-        ConversionError: The weights are not its own, or the size fits no image.
+        ConversionError: The weights do not fit, or the size is invalid.
     """
     model, _, names = build_model(location, recipe)
     transforms = torchvision.models.get_model_weights(location).DEFAULT.transforms()
@@ -230,16 +230,16 @@ def open_segmenter(location: str, recipe: Recipe) -> TorchModel:
 
 # `torchvision:ARCHITECTURE` for detectors: a graph of one image size, padded outputs, suppression inside.
 #
-# torchvision resizes inside of its models, so that images of a batch differ in size and a batch is a list. Here the
-# client resizes, the graph takes images of one size, and the proof compares it with torchvision's own pipeline behind
-# the resize. Two differences remain, both at the resize: Pillow's filter is antialiased, and padding counts as image.
+# torchvision resizes inside its models, so a batch is a list of images of different sizes. Here the client resizes, the
+# graph takes images of one size, and the proof compares it with torchvision's own pipeline after the resize. Two
+# differences remain at the resize: Pillow's filter is antialiased, and padding is part of the image.
 
-# Pixels of the input for one of the coarsest features that all of these models share.
+# Input pixels per cell of the coarsest feature map that all these models share.
 _STRIDE = 32
 
 
 def list_detectors() -> list[str]:
-    """The detectors of torchvision."""
+    """List the detectors of torchvision."""
     names: list[str] = torchvision.models.list_models(module=torchvision.models.detection)
     return names
 
@@ -248,7 +248,7 @@ def open_detector(location: str, recipe: Recipe) -> TorchModel:
     """Open a detector with random, published or own weights.
 
     Raises:
-        ConversionError: The weights are not its own, or the size fits no image.
+        ConversionError: The weights do not fit, or the size is invalid.
     """
     model, classes, names = build_model(location, recipe)
     transform = model.transform
@@ -269,10 +269,10 @@ def open_detector(location: str, recipe: Recipe) -> TorchModel:
 
 
 def detector_module(model: Any, size: tuple[int, int]) -> torch.nn.Module:
-    """A detector of torchvision as a module of batches of one size.
+    """Wrap a detector as a module for batches of one size.
 
     Raises:
-        ConversionError: It is of a kind that is not known.
+        ConversionError: The kind of detector is unknown.
     """
     kinds = torchvision.models.detection
     if isinstance(model, kinds.ssd.SSD):
@@ -301,7 +301,7 @@ def _task(model: Any) -> Detection:
 
 
 def _size(transform: Any, recipe: Recipe) -> tuple[int, int]:
-    """`(height, width)` of the input: the requested one, or the model's usual one as a square."""
+    """Return `(height, width)` of the input: the requested size, or a square of the model's default size."""
     if transform.fixed_size:
         width, height = transform.fixed_size
     else:
