@@ -1,4 +1,4 @@
-"""config.pbtxt as Triton's protobuf: read, completed from the signature of the graph, and written.
+"""Read config.pbtxt as Triton's protobuf, complete it from the signature of the graph, and write it.
 
 The rest of the project reads a configuration through `repository.model_config.ModelConfig`.
 """
@@ -30,9 +30,8 @@ from graphkiln_backend.repository.batch_tensors import (
     refuse_text_id,
 )
 
-# Triton's messages of a model configuration, without the gRPC that tritonclient imports beside them.
-#
-# Every instance is a process: 0.1 s of processor time and 20 MB each, for calls that no instance makes.
+# Triton's protobuf messages, imported without gRPC, which `tritonclient.grpc` would load: 0.1 s and 20 MB for each
+# instance process.
 
 __all__ = ["pb"]
 
@@ -93,7 +92,7 @@ def read_config(path: Path) -> ModelConfigProto:
     if not path.exists():
         return pb.ModelConfig()
     try:
-        text = read_text(path).removeprefix("\ufeff")  # which some editors on Windows begin a file with
+        text = read_text(path).removeprefix("\ufeff")  # byte order mark of some Windows editors
         return text_format.Parse(text, pb.ModelConfig())
     except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise RepositoryError(f"{path} is not a model configuration: {error}") from error
@@ -104,7 +103,7 @@ def read_config(path: Path) -> ModelConfigProto:
 def parse_json(text: str) -> ModelConfigProto:
     """Parse a configuration as Triton hands it to a Python backend: JSON with the protobuf's own field names.
 
-    Fields that this version of the protobuf does not have are passed over: the server may be newer.
+    Unknown fields are ignored, since the server may be newer than the protobuf.
 
     Raises:
         RepositoryError: The text is not a model configuration.
@@ -132,20 +131,20 @@ def config_text(
     labels_file: str | None,
     contract: Contract | None = None,
 ) -> str:
-    """The config.pbtxt of a saved graph.
+    """Make the config.pbtxt of a saved graph.
 
     Args:
         name: Model name.
         signature: Inputs and outputs; each with a varying first dimension when `max_batch_size` is above 0.
         max_batch_size: Largest batch that Triton may form; 0 for a graph that cannot be batched.
         labels_file: File in the model's folder with one label per line, for the first output.
-        contract: Whose preprocessing, ranking and task are published for clients.
+        contract: Preprocessing, ranking and task to publish for clients.
 
     Returns:
-        The text, complete: nothing is left to Triton's own completion.
+        The text of a complete configuration.
     """
     config = pb.ModelConfig(name=name, backend=BACKEND, max_batch_size=max_batch_size)
-    if not max_batch_size:  # written down: what is left out would be completed to batches where dimensions vary
+    if not max_batch_size:  # dims are explicit: `complete` would otherwise enable batching for dynamic dimensions
         _complete_tensors(config, "input", signature.inputs, signature.optional_inputs, batched=False)
         _complete_tensors(config, "output", signature.outputs, (), batched=False)
     complete(config, signature, labels_file=labels_file)
@@ -159,18 +158,18 @@ def config_text(
 
 
 def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str | None) -> None:
-    """Fill in what a configuration omits, and check the rest against the graph.
+    """Fill in missing fields of a configuration and check the others against the graph.
 
-    Filled in are names, data types, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying
+    Completes names, data types, dims, `max_batch_size` (for graphs whose inputs and outputs all have a varying
     first dimension), dynamic batching, reshapes for scalars, and the labels of the first output.
 
     Args:
         config: Changed in place.
-        signature: Of the graph.
+        signature: Signature of the graph.
         labels_file: File in the model's folder with one label per line, or None.
 
     Raises:
-        RepositoryError: The configuration contradicts the graph; the message says what was expected and found.
+        RepositoryError: The configuration contradicts the graph; the message states the expected and the actual value.
     """
     if config.max_batch_size == 0 and signature.varies and _omits_batch(config, signature):
         config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
@@ -193,7 +192,7 @@ def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_
 
     Args:
         config: The protobuf as a dictionary with its own field names; changed in place.
-        signature: Of the graph.
+        signature: Signature of the graph.
         labels_file: File in the model's folder with one label per line, or None.
 
     Raises:
@@ -327,9 +326,9 @@ def _check_all_inputs(config: ModelConfigProto, signature: Signature) -> None:
 def _add_warmup(config: ModelConfigProto) -> None:
     """Make Triton send itself a sample before it is ready: the first request is slow all the way through Triton."""
     if any(dim < 0 for tensor in config.input for dim in tensor.dims):
-        return  # no size is known to suit the graph
+        return  # no valid size is known
     if any(tensor.data_type == pb.DataType.TYPE_STRING for tensor in config.input):
-        return  # nor does every graph take empty text
+        return  # an empty string may be invalid input
     warmup = config.model_warmup.add(name="one sample", batch_size=1, count=1)
     for tensor in config.input:
         warmup.inputs[tensor.name].data_type = tensor.data_type
@@ -342,15 +341,12 @@ def _dims(spec: TensorSpec, *, batched: bool) -> list[int]:
     return [dim if isinstance(dim, int) and dim else -1 for dim in shape]  # Triton knows no sizes of 0
 
 
-# Which versions of a model a configuration wants served. Source: Triton, "Model Configuration", version policy.
-
-
 def select_versions(config: ModelConfigProto, versions: Iterable[int]) -> list[int]:
-    """The versions to serve, in ascending order.
+    """Select the versions to serve, in ascending order. Source: Triton, "Model Configuration", version policy.
 
     Args:
         config: The model's configuration; without a policy, the newest version is served.
-        versions: Those that can be served.
+        versions: Available versions.
     """
     ordered = sorted(versions)
     policy = config.version_policy

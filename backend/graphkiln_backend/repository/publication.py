@@ -1,9 +1,9 @@
-"""Contracts of versions, published in the one configuration that a model has.
+"""Publish the contracts of all versions in the configuration of their model.
 
-The manifests decide. `contracts` holds what each version says, `graphs` the digest of its graph, by its number. What
-applies to a whole model only (`preprocess`, `ranking`, `task`, the labels of Triton's classification extension) is
-published where all versions that are served agree, and left out where they do not. Values of these in config.pbtxt
-itself apply to models without manifests: bare graphs.
+Manifests take precedence. `contracts` holds the contract of each version and `graphs` the digest of each graph, by
+number. What applies to a whole model only (`preprocess`, `ranking`, `task`, the labels of Triton's classification
+extension) is published where all versions that are served agree, and left out where they do not. Values of these in
+config.pbtxt itself apply to models without manifests: bare graphs.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _UNPUBLISHED_HINT = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Version:
-    """A version, what it says, and the digest of its graph; nothing of both where it has no manifest."""
+    """A version, its contract and the digest of its graph; both are empty without a manifest."""
 
     number: int
     contract: Contract
@@ -62,7 +62,7 @@ class _Statement:
 
 
 def publish(config: ModelConfigProto, model: Path, served: Collection[int] | None = None) -> None:
-    """Write what the versions of a model say into its configuration.
+    """Write the contracts of a model's versions into its configuration.
 
     Args:
         config: Complete; changed in place.
@@ -90,14 +90,14 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
     """Compare the contract that a server publishes for a version with the version's own.
 
     Args:
-        config: As the server has it.
+        config: The configuration of the running server.
         model: The model's folder.
         number: The version's number.
         version: The version.
 
     Raises:
-        RepositoryError: The server publishes something else than the version's contract.
-        ManifestError: What is published cannot be read.
+        RepositoryError: The published contract differs from the version's own.
+        ManifestError: The published contract cannot be read.
     """
     if CONTRACTS in config.parameters:
         found = Contracts.from_json(config.parameters[CONTRACTS].string_value).find(str(number))
@@ -214,7 +214,7 @@ def _publish_labels(config: ModelConfigProto, versions: Sequence[_Version], serv
 
 
 def _common(values: Sequence[T]) -> T | None:
-    """The value that all have, or None."""
+    """Return the value if all are equal, else None."""
     return values[0] if values and all(value == values[0] for value in values) else None
 
 

@@ -492,7 +492,7 @@ def test_bytes_need_to_know_how_they_become_the_input(given: str) -> None:
     ],
 )
 def test_bytes_need_an_image(text: str) -> None:
-    with pytest.raises(ConversionError, match="--input uint8-nhwc: the input is no FP32 image") as caught:
+    with pytest.raises(ConversionError, match="--input uint8-nhwc: the input is not an FP32 image") as caught:
         rewrite(graph(text), recipe(input="uint8-nhwc"), SPEC_OF_REWRITING)
     assert caught.value.hint == "it is for models with one FP32 image as their input"
 
