@@ -40,6 +40,7 @@ _PAUSE_S = 0.2  # before HAProxy is restarted
 _LONG_PAUSE_S = 2.0  # the same after a life shorter than this
 _RENEWAL_CHECKS = 5  # checks between two checks of the certificates
 _ANSWER_S = 3.0
+_START_S = 10.0
 _SILENT_PROBES = 2  # consecutive unanswered probes that count as a hang
 _SOFT_STOP_S = 1.0  # after which idle connections are closed
 
@@ -115,10 +116,11 @@ class Edge(Closeable):
     def leave(self) -> None:
         """Stop listening. Connections are closed after their next response, idle ones by `close`."""
         self._closing.set()
-        self._leave_until = time.monotonic() + _SOFT_STOP_S
-        for name in self._plan.services():
-            self._sockets[name].close()  # HAProxy has the last copy, and accepts pending connections
-        self._child.send_signal(signal.SIGUSR1)
+        with self._lock:  # not during a hand-over
+            self._leave_until = time.monotonic() + _SOFT_STOP_S
+            for name in self._plan.services():
+                self._sockets[name].close()  # HAProxy has the last copy, and accepts pending connections
+            self._child.send_signal(signal.SIGUSR1)
 
     def close(self) -> None:
         """End HAProxy and its connections, after `leave`."""
@@ -179,12 +181,14 @@ class Edge(Closeable):
 
     def _wait_for_first_answer(self) -> None:
         """Detect a start that fails in spite of a valid configuration, for example for lack of open files."""
-        while self._child.poll() is None:
+        deadline = time.monotonic() + _START_S
+        while self._child.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
                 self._ask("show version")
                 return
+        self._child.kill()
         raise ServerSetupError(
-            f"{self._plan.program} exited with code {self._child.returncode} at its start",
+            f"{self._plan.program} exited with code {self._child.wait()} at its start, or did not respond",
             hint="ulimit -n 4096 or more; or --edge off",
         )
 
@@ -294,6 +298,8 @@ class Edge(Closeable):
             OSError: A file cannot be written.
         """
         with self._lock:
+            if self._closing.is_set():
+                return
             before, control, path = self._child, self._sockets["control"], self._control
             self._sockets["control"] = self._listen_for_control()
             self._write_files()

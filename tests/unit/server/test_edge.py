@@ -511,6 +511,25 @@ class TestTls:
         assert front.ask(context=renewed)[0] == 200, "the next one serves it, too"
         wait_until(lambda: not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE)
 
+    def test_another_haproxy_that_does_not_respond(
+        self,
+        open_front: OpenFront,
+        authority: trustme.CA,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        logged: list[str],
+    ) -> None:
+        monkeypatch.setattr(module, "_CHECK_S", 0.05)
+        front = open_front(tls=write(authority.issue_cert("127.0.0.1"), tmp_path))
+        first = front.edge.pid
+        monkeypatch.setattr(module, "_START_S", 0.5)
+        monkeypatch.setattr(module, "_ANSWER_S", 1.0)
+        monkeypatch.setattr(Edge, "_command", lambda *_: ["sleep", "1000"])
+        write(authority.issue_cert("127.0.0.1"), tmp_path)
+        wait_until(lambda: any("did not respond" in line for line in logged))
+        assert front.edge.pid == first
+        assert front.ask(context=trust(authority))[0] == 200, "the old one goes on"
+
     def is_served(self, front: Front, context: ssl.SSLContext) -> bool:
         with suppress(OSError, http.client.HTTPException):
             return front.ask(context=context)[0] == 200
