@@ -1,4 +1,4 @@
-"""Measures in one run and as ratios, so that a noisy machine slows both sides of every comparison.
+"""Benchmarks as ratios of set-ups that take turns, so that a noisy machine slows both sides of a comparison.
 
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
     scripts/benchmark serving      served models beside bare sessions, or Triton's C++ backend (--cpp-backend DIR)
@@ -46,7 +46,7 @@ from tune_quality import benchmark_tune
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.system.resources import usable_cores
 
-_FILE_WIDTH = 160  # columns of a table that goes to a file
+_FILE_WIDTH = 160  # columns of a table in a file
 
 BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
@@ -69,7 +69,7 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "tune": (benchmark_tune, "highest rate within p99, ratio to the best of the same space"),
 }
 
-ONLY = ("precision", "score", "tune")  # benchmarks of which a part can be measured
+ONLY = ("precision", "score", "tune")  # benchmarks with parts
 WITH_BUDGET = ("tune",)  # benchmarks whose searches last as long as --budget says
 BESIDE_CPP = ("serving", "memory", "start")  # benchmarks that also measure Triton's C++ backend, where it is given
 
@@ -109,7 +109,7 @@ def main() -> None:
 
 
 def _find_mistake(options: argparse.Namespace) -> str:
-    """Describe options that contradict each other; empty where none do."""
+    """Describe contradictory options; empty if there are none."""
     name = options.benchmark
     if options.rounds < 1:
         return f"--rounds {options.rounds}: expected at least 1"
@@ -122,10 +122,10 @@ def _find_mistake(options: argparse.Namespace) -> str:
 
 
 def _run_all(options: argparse.Namespace) -> None:
-    """Run every benchmark; results of those that succeed are kept, whatever fails or interrupts the others.
+    """Run all benchmarks and save the results of those that succeed.
 
     Raises:
-        SystemExit: One failed, or Ctrl-C; the message names those without a new result.
+        SystemExit: A benchmark failed, or Ctrl-C; the message names those without a new result.
     """
     failed: list[str] = []
     left = list(BENCHMARKS)

@@ -26,7 +26,7 @@ IMAGES = 1000
 
 
 def write_mean_graph(path: Path, elements: int) -> None:
-    """A graph that costs next to nothing: the mean of a row."""
+    """A graph of negligible cost: the mean of a row."""
     node = helper.make_node("ReduceMean", ["X"], ["Y"], axes=[1], keepdims=1)
     declared = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size])
@@ -45,7 +45,7 @@ def write_mean_models(folder: Path) -> Path:
 
 
 def _tritonclient_request(protocol: str, address: str, model: str, sample: Any) -> Callable[[], object]:
-    """Request by tritonclient, with a client for each thread where it is not thread-safe (HTTP)."""
+    """Request by tritonclient, with a client per thread for HTTP, where it is not thread-safe."""
     library: Any = importlib.import_module(f"tritonclient.{protocol}")
     clients = threading.local()
     shared = library.InferenceServerClient(address) if protocol == "grpc" else None
@@ -92,7 +92,7 @@ def compare(
     *,
     percentile: Literal["p50", "p99"],
 ) -> list[dict[str, object]]:
-    """Rates and a latency of set-ups with 1 and with 8 callers, beside the first set-up; a row for each."""
+    """Compare rates and latency of set-ups with the first one, with 1 and 8 callers; a row each."""
     return [
         row
         for callers in (1, 8)

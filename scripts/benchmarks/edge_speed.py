@@ -26,7 +26,7 @@ from graphkiln_client import Client
 _KNOWN = dict.fromkeys(("http-port", "grpc-port", "allow-metrics"), True)
 
 
-# Size -> served model, input name, shape. The mean models cost next to nothing, so that they show the transport alone.
+# Size -> served model, input name, shape. The cost of the mean models is negligible: they show the transport alone.
 _REQUESTS = {
     **{size: (f"mean{elements}", "X", (1, elements)) for size, elements in SIZES.items()},
     "600 kB, MobileNetV3-small": ("mobilenet", "INPUT_0", (1, 3, 224, 224)),
@@ -74,7 +74,7 @@ def _issue(folder: Path) -> TlsFiles:
 
 
 def _open_edge(stack: ExitStack, server: LocalServer, tls: TlsFiles | None) -> dict[str, int]:
-    """Put an edge in front of a server that runs; return its ports by protocol."""
+    """Start an edge in front of a running server; return its ports by protocol."""
     program = find_haproxy()
     if program is None:
         raise MeasurementError("HAProxy is not installed", hint="apt-get install haproxy")

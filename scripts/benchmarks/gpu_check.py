@@ -2,8 +2,8 @@
 
     scripts/gpu-check
 
-Every set-up takes images as a server does, from host memory, and returns its outputs there. Set-ups take turns, the
-median round counts. Memory is what the device holds more after a set-up has run its largest batch.
+Every set-up takes images from host memory, as a server does, and returns its outputs there. Set-ups take turns, and the
+median round counts. Memory is the growth of device memory after a set-up has run its largest batch.
 
 Not yet run on a GPU, as what it measures.
 """
@@ -64,9 +64,9 @@ class Contender:
     """One implementation of the model.
 
     Attributes:
-        name: Of the implementation.
-        run: Takes images `[batch, 3, 224, 224]` in host memory.
-        memory_mb: Device memory that it took.
+        name: Name of the implementation.
+        run: Function of images `[batch, 3, 224, 224]` in host memory.
+        memory_mb: Device memory used.
     """
 
     name: str
@@ -75,7 +75,7 @@ class Contender:
 
 
 def session_contenders(graph: Path, cache: ArtifactCache, stack: ExitStack) -> list[Contender]:
-    """Our sessions; those that cannot be built say why and are left out."""
+    """Build our sessions; those that cannot be built are logged and left out."""
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     contenders = []
     for name, settings in _SESSIONS.items():

@@ -41,14 +41,14 @@ def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str
 
 
 def parameters(settings: Mapping[str, str]) -> str:
-    """Settings as config.pbtxt spells them."""
+    """Format settings for config.pbtxt."""
     return "".join(
         f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in settings.items()
     )
 
 
 def openvino_settings() -> dict[str, str]:
-    """OpenVINO in bf16 where the processor multiplies in it, elsewhere in fp32: else it is refused."""
+    """OpenVINO in bf16 if the processor supports it, else in fp32."""
     precision = Precision.FP32 if missing_instructions(Precision.BF16) else Precision.BF16
     return {"engine": "openvino", "precision": str(precision)}
 
@@ -65,10 +65,10 @@ CACHE = Path(__file__).resolve().parents[2] / ".cache" / "benchmark"
 
 
 def exported_graph(architecture: str) -> Path:
-    """The graph of an architecture with random weights, exported once.
+    """Export the graph of an architecture with random weights, once.
 
     Args:
-        architecture: Of torchvision, or with the source's name before it, such as `timm:vit_tiny_patch16_224`.
+        architecture: torchvision's name, or one with a source, such as `timm:vit_tiny_patch16_224`.
     """
     source = architecture if ":" in architecture else f"torchvision:{architecture}"
     cached = CACHE / f"{architecture.rpartition(':')[2]}.onnx"
@@ -84,7 +84,7 @@ def exported_graph(architecture: str) -> Path:
 
 
 def synthetic_photograph(width: int, height: int, seed: int = 0) -> bytes:
-    """A JPEG with a photograph's share of detail: smoothed noise."""
+    """Make a JPEG of smoothed noise, with about as much detail as a photograph."""
     noise = np.random.default_rng(seed).integers(0, 256, (height // 6, width // 6, 3), np.uint8)
     file = io.BytesIO()
     Image.fromarray(noise).resize((width, height), Image.Resampling.BICUBIC).save(file, "JPEG", quality=90)

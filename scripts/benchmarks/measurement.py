@@ -23,11 +23,11 @@ def take_turns(
     """Measure set-ups in turn, round after round.
 
     Args:
-        title: Shown with the progress.
-        runs: Name of a set-up -> measures it for about so many seconds.
-        rounds: Rounds that count.
-        seconds: Seconds of one measurement.
-        warm_up: Begin with a short round that does not count.
+        title: Title of the progress line.
+        runs: Name of a set-up -> function that measures it for about so many seconds.
+        rounds: Number of measured rounds.
+        seconds: Duration of one measurement.
+        warm_up: Start with a short round that is not counted.
     """
     found: dict[str, list[_Found]] = {name: [] for name in runs}
     for number in range(0 if warm_up else 1, rounds + 1):
@@ -53,7 +53,7 @@ class Summary:
 def measure(
     requests: Mapping[str, Callable[[], object]], concurrency: int, rounds: int, seconds: float
 ) -> dict[str, Summary]:
-    """Measure functions that do one request each, called from `concurrency` threads, in turn."""
+    """Measure in turn functions of one request each, called by `concurrency` threads."""
 
     def load(request: Callable[[], object], length: float) -> Throughput:
         return measure_throughput(lambda _: request(), concurrency, (b"",), length)
@@ -70,11 +70,11 @@ def _summary(measured: Sequence[Throughput]) -> Summary:
 
 @dataclass(frozen=True, kw_only=True)
 class Ratio:
-    """Ratio to a reference, of several rounds that took turns.
+    """Ratio to a reference over several rounds.
 
     Attributes:
         median: Median of the rounds' ratios.
-        spread: Half of the range of the ratios, as a part of the median; 0 for one round.
+        spread: Half the range of the ratios relative to the median; 0 for one round.
     """
 
     median: float
@@ -82,7 +82,7 @@ class Ratio:
 
 
 def ratio_of(values: Sequence[float], reference: Sequence[float]) -> Ratio:
-    """The ratio round by round, so that a machine that becomes slower meanwhile slows both sides of each."""
+    """Compute the ratio round by round, so that a slower machine affects both sides."""
     ratios = [value / base for value, base in zip(values, reference, strict=True)]
     median = statistics.median(ratios)
     return Ratio(median=round(median, 3), spread=round((max(ratios) - min(ratios)) / 2 / median, 3))

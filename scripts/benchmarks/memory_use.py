@@ -1,7 +1,7 @@
 """Memory of a served model with one and two instances, beside a bare session and Triton's C++ onnxruntime backend.
 
-What counts is PSS: pages that several processes share count for each by its part, so that all processes of a server can
-be added up. Peaks are the kernel's, of the process that had the largest: they fall into the load of the model.
+Memory is PSS: shared pages are divided between processes, so that the processes of a server can be added up. Peaks are
+the kernel's, of the process with the largest one: they occur while the model is loaded.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class Reading:
     """Memory of all processes of a set-up.
 
     Attributes:
-        pss_mb: Of all together.
-        peak_mb: The largest that one of them ever had resident.
+        pss_mb: Sum over all processes.
+        peak_mb: Largest peak of resident memory of a process.
     """
 
     pss_mb: float
@@ -62,7 +62,7 @@ Read = Callable[[float], Reading]
 
 
 def benchmark_memory(rounds: int, _: float, cpp_backend: Path | None) -> list[dict[str, object]]:
-    """Each set-up is started anew in each round; the lowered graphs come from a cache that a first start filled."""
+    """Measure each set-up in a new process per round; lowered graphs come from a warm cache."""
     backends = check_backend(cpp_backend) if cpp_backend else None
     rows: list[dict[str, object]] = []
     for architecture in _ARCHITECTURES:
@@ -111,7 +111,7 @@ def _start_ours(store: Path, cache: Path, *, is_first: bool) -> Iterator[LocalSe
 
 
 def _read_server(start: Callable[[], AbstractContextManager[LocalServer]], model: str, _: float) -> Reading:
-    """A server that has computed with each of its instances."""
+    """Measure a server after a request to each instance."""
     with start() as server, Client(server.http_url, timeout_s=120) as client, ThreadPoolExecutor(_CALLERS) as pool:
         feeds = {"INPUT_0": np.zeros(_IMAGE, np.float32)}
         list(pool.map(lambda _: client.model(model).infer(feeds), range(_REQUESTS)))
@@ -139,7 +139,7 @@ def _kilobytes(file: Path, key: str) -> int:
 
 
 def rows_of(model: str, weights_mb: float, readings: Mapping[str, Sequence[Reading]]) -> list[dict[str, object]]:
-    """A row for each set-up; ratios are to the C++ backend with as many instances, else to the bare session."""
+    """Make a row per set-up; ratios are to the C++ backend with as many instances, else to the bare session."""
     return [
         _row(model, name, weights_mb, found, readings[_reference(name, readings)]) for name, found in readings.items()
     ]

@@ -1,4 +1,4 @@
-"""A Ray cluster of several nodes on this machine, of its own, and gone with whoever started it."""
+"""A private Ray cluster of several nodes on this machine, which ends with its creator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TOO_LATE = "timed out during startup"  # what Ray says of a node that was not u
 
 
 class RayNodes:
-    """Nodes of one core each; the head has none, so that it outlives them all."""
+    """Nodes of one core each; the head has no core and survives."""
 
     def __init__(self, folder: str) -> None:
         from ray.cluster_utils import Cluster
@@ -29,17 +29,17 @@ class RayNodes:
 
     @property
     def address(self) -> str:
-        """What a run is told."""
+        """Address of the cluster for a run."""
         address: str = self._cluster.address
         return address
 
     @property
     def nodes(self) -> list[Any]:
-        """Those with a core, the oldest first."""
+        """Nodes with a core, the oldest first."""
         return sorted(self._cluster.worker_nodes, key=lambda node: node.node_id)
 
     def add(self, cores: int = 1) -> Any:
-        """Another node joins, at some moment soon; on a busy machine it may need more than Ray's one try of 30 s."""
+        """Add a node; on a busy machine it may need more than Ray's single try of 30 s."""
         for _ in range(_TRIES - 1):
             try:
                 return self._cluster.add_node(num_cpus=cores, wait=False)
@@ -49,7 +49,7 @@ class RayNodes:
         return self._cluster.add_node(num_cpus=cores, wait=False)
 
     def kill(self, node: Any) -> None:
-        """Kill a node's raylet, and all that it started, without a word."""
+        """Kill a node's raylet and all its children with SIGKILL."""
         self._cluster.remove_node(node, allow_graceful=False)
 
     def close(self) -> None:
@@ -58,7 +58,7 @@ class RayNodes:
 
 
 def processes_of(marker: str) -> list[psutil.Process]:
-    """Living processes below this one whose command line holds a text."""
+    """Find descendants of this process by a part of their command line."""
     found = []
     for each in psutil.Process().children(recursive=True):
         try:
@@ -70,7 +70,7 @@ def processes_of(marker: str) -> list[psutil.Process]:
 
 
 def kill(process: psutil.Process) -> None:
-    """Kill a process that may be gone already."""
+    """Kill a process if it still exists."""
     try:
         process.send_signal(signal.SIGKILL)
     except psutil.NoSuchProcess:
@@ -79,11 +79,11 @@ def kill(process: psutil.Process) -> None:
 
 @contextmanager
 def ray_nodes(count: int, path: str = "") -> Iterator[RayNodes]:
-    """A cluster.
+    """Run a cluster until the end of the block.
 
     Args:
-        count: Nodes beside the head.
-        path: Folder that its workers import from first; empty for none.
+        count: Number of nodes without the head.
+        path: First folder of the workers' import path; empty for none.
     """
     with tempfile.TemporaryDirectory(prefix="rays-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         values = {
@@ -118,7 +118,7 @@ def ray_nodes(count: int, path: str = "") -> Iterator[RayNodes]:
 
 
 def _forget() -> None:
-    """Ray keeps the handles of the processes that it ended: they must not warn of it at the end of this one."""
+    """Drop Ray's handles of ended processes, which would warn at exit."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
         gc.collect()

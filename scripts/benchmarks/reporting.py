@@ -1,4 +1,4 @@
-"""Keeps results of benchmarks as JSON, and writes `docs/benchmarks.md` and the tables of other pages from them."""
+"""Save results of benchmarks as JSON, and write `docs/benchmarks.md` and the tables of other pages from them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from typing import Any
 from graphkiln.reporting.json_text import json_text
 from graphkiln.story.variants import machine_facts
 
-# Parts of a benchmark that takes long: each is kept as soon as it is done, and what was interrupted goes on.
+# Parts of a long benchmark: each is saved when it is done, and an interrupted benchmark is continued.
 
 
 class Parts:
@@ -31,13 +31,13 @@ class Parts:
         }
 
     def read(self, name: str) -> Any:
-        """A part as JSON has it; None where it was not measured, or under other conditions."""
+        """Read a saved part; None if it was not measured under the same conditions."""
         path = self._path(name)
         kept = json.loads(path.read_text()) if path.exists() else {}
         return kept.get("measured") if kept.get("conditions") == self._conditions else None
 
     def measure(self, name: str, measure: Callable[[], Any], *, again: bool = False) -> Any:
-        """A part, measured where it is not there."""
+        """Read a part, or measure it."""
         kept = None if again else self.read(name)
         if kept is not None:
             self._tell_kept(name)
@@ -78,9 +78,9 @@ def save_result(
     """Write one result as JSON.
 
     Args:
-        name: Of the benchmark.
-        title: What it measures, and what its ratios are relative to.
-        command: What repeats it.
+        name: Name of the benchmark.
+        title: Measured quantity, and the reference of ratios.
+        command: Command to repeat it.
         rows: The table; all rows have the same columns.
         load_average: Load average of the minute before it began; None if unknown.
     """
@@ -102,7 +102,7 @@ def write_tables() -> None:
 
 
 def render_page() -> str:
-    """The page, from all results."""
+    """Make the page from all results."""
     sections = [_INTRODUCTION]
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
@@ -124,7 +124,7 @@ def _load(facts: dict[str, str]) -> str:
 
 
 def fill_tables(text: str) -> str:
-    """A page with its marked tables as the results have them; all else stays."""
+    """Update the marked tables of a page."""
 
     def fill(found: re.Match[str]) -> str:
         path = RESULTS / f"{found['name']}.json"
@@ -145,7 +145,7 @@ def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
 
 
 def _cell(value: object) -> str:
-    """A value as tables show it; what was no number is null in JSON."""
+    """Format a value of a table; values that were no numbers are null in JSON."""
     return "-" if value is None else str(value)
 
 

@@ -1,6 +1,6 @@
-"""What scoring cannot be faster than: decoding and the session, each alone on all cores, one after the other.
+"""Lower bound of scoring time: decoding and the session, each alone on all cores, one after the other.
 
-The sum of both is what the cores must do for an image, however it is arranged; what a scorer adds to it is its own.
+Their sum is the necessary work per image; the rest of a scorer's time is overhead.
 Elapsed time tells how well stages overlap, processor time what they cost: the latter hardly depends on what else the
 machine does.
 """

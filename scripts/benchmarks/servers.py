@@ -48,26 +48,26 @@ class Load:
 
 
 class Generator(Protocol):
-    """Loads a served model with so many concurrent callers, for so many seconds."""
+    """Load a served model with concurrent callers for some seconds."""
 
     name: str
 
     def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
-        """Measures; `url` begins with http:// or grpc://."""
+        """Measure; `url` begins with http:// or grpc://."""
         ...
 
 
 class PerfAnalyzer:
-    """Triton's own: a program in C++ with a thread for each caller."""
+    """Triton's own load generator: a C++ program with a thread per caller."""
 
     name = PERF_ANALYZER
 
     def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
-        """Measure three windows of time, which no instability rejects: a noisy machine slows both servers."""
+        """Measure three windows, without perf_analyzer's rejection of unstable ones: noise slows both servers."""
         return self._measure(url, model, seconds, "--concurrency-range", str(concurrency))
 
     def at_rate(self, url: str, model: str, rate: float, seconds: float) -> Load:
-        """The same with so many requests per second, at the moments of a Poisson process."""
+        """Measure at a rate of requests per second as a Poisson process."""
         arrivals = ("--request-rate-range", f"{rate:g}", "--request-distribution", "poisson")
         return self._measure(url, model, seconds, *arrivals)
 
@@ -107,10 +107,10 @@ def find_generator() -> Generator:
 
 
 def read_report(text: str) -> Load:
-    """Reads perf_analyzer's CSV report; its latencies are microseconds.
+    """Read perf_analyzer's CSV report; latencies are in microseconds.
 
     Raises:
-        SystemExit: It measured nothing.
+        SystemExit: The report is empty.
     """
     rows = list(csv.DictReader(text.strip().splitlines()))
     if not rows:
@@ -124,7 +124,7 @@ def read_report(text: str) -> Load:
 
 
 def read_bench(text: str) -> Load:
-    """Read what `graphkiln bench --json` prints of one run."""
+    """Read the output of `graphkiln bench --json` of one run."""
     client = json.loads(text)[0]["client"]
     latency_ms = client["latency_ms"]
     return Load(per_second=client["per_second"], p50_ms=latency_ms["p50"], p99_ms=latency_ms["p99"])
@@ -145,10 +145,10 @@ _READY_S = 120.0
 
 
 def check_backend(folder: Path) -> Path:
-    """The folder, with an absolute path.
+    """Check a backend directory; return its absolute path.
 
     Raises:
-        SystemExit: It holds no C++ backend.
+        SystemExit: The directory has no C++ backend.
     """
     if not (folder / LIBRARY).is_file():
         sys.exit(f"--cpp-backend {folder}: expected {folder / LIBRARY}")
@@ -161,7 +161,7 @@ def start_cpp_server(backends: Path, store: Path) -> Iterator[LocalServer]:
 
     Args:
         backends: A backend directory with `LIBRARY`; the libraries that this needs may lie in `lib` beside or above it.
-        store: Its configurations name the backend `onnxruntime`.
+        store: Model store whose configurations name the backend `onnxruntime`.
 
     Raises:
         SystemExit: The server ended, or is not ready in time; the message has the end of its log.
@@ -195,7 +195,7 @@ def _environment(backends: Path) -> dict[str, str]:
 
 
 def _wait_ready(server: subprocess.Popen[bytes], url: str) -> str:
-    """Wait until it is ready; return why it is not, or ""."""
+    """Wait until the server is ready; return an error or ""."""
     deadline = time.monotonic() + _READY_S
     while time.monotonic() < deadline:
         if server.poll() is not None:

@@ -1,4 +1,4 @@
-"""Rates of served models beside bare sessions, or beside Triton's own C++ onnxruntime backend where it is given."""
+"""Rates of served models beside bare sessions, or beside Triton's own C++ onnxruntime backend if given."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ _STAGES = ("queue", "compute_input", "compute_infer", "compute_output")
 
 @dataclass(frozen=True, kw_only=True)
 class Variant:
-    """A graph, and how it is served.
+    """A graph and its serving configuration.
 
     Attributes:
-        name: Of the served model.
-        architecture: Of torchvision.
-        instances: Of the model.
-        threads: Of each instance.
-        concurrencies: That it is measured at.
-        openvino: Whether ours computes with OpenVINO; the C++ backend always does in fp32 with ONNX Runtime.
+        name: Name of the served model.
+        architecture: torchvision's name.
+        instances: Number of instances.
+        threads: Threads per instance.
+        concurrencies: Numbers of concurrent callers.
+        openvino: Whether our backend uses OpenVINO; the C++ backend always uses ONNX Runtime in fp32.
     """
 
     name: str
@@ -72,10 +72,10 @@ class Sample:
     """One measurement of one server.
 
     Attributes:
-        load: What the generator saw.
-        server_us: Triton's own mean times of a request, by stage.
+        load: Result of the load generator.
+        server_us: Triton's mean times of a request in microseconds, by stage.
         batch: Mean size of the batches.
-        cpu_ms: CPU time of all processes of the server, for each request.
+        cpu_ms: CPU time per request of all processes of the server.
     """
 
     load: Load
@@ -118,7 +118,7 @@ def _cases() -> Iterator[tuple[Variant, str, int]]:
 
 
 def variant_store(folder: Path, variants: Sequence[Variant], *, ours: bool) -> Path:
-    """A new model store of them, for our backend or for Triton's C++ backend; the same folder."""
+    """Make a model store of variants for our backend or for Triton's C++ backend; return its folder."""
     for variant in variants:
         graph = exported_graph(variant.architecture)
         text = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n" + parameters(
@@ -153,7 +153,7 @@ def _sample(load: Load, before: Mapping[str, int], after: Mapping[str, int], cpu
 
 
 def read_statistics(url: str, model: str) -> dict[str, int]:
-    """Nanoseconds by stage of all requests so far, and how many requests, rows and executions there were.
+    """Read nanoseconds by stage of all requests so far, and the numbers of requests, rows and executions.
 
     Source: Triton's statistics extension.
     """
@@ -175,7 +175,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def _bare_run(variant: Variant, concurrency: int) -> Run:
-    """Sessions with as many threads, and as many callers as there are instances that requests would keep busy."""
+    """Run sessions with the same threads, and as many callers as busy instances."""
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = variant.threads
     graph = str(exported_graph(variant.architecture))
@@ -194,7 +194,7 @@ def _bare_run(variant: Variant, concurrency: int) -> Run:
 
 
 def rows_of(title: str, generator: str, samples: Mapping[str, Sequence[Sample]]) -> list[dict[str, object]]:
-    """A row for each server; ratios are to the last one, round by round."""
+    """Make a row per server; ratios are to the last one, round by round."""
     rates = {name: [sample.load.per_second for sample in found] for name, found in samples.items()}
     reference = list(rates.values())[-1]
     return [

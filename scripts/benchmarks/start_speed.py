@@ -1,6 +1,6 @@
 """From the command until every model is ready, phase by phase.
 
-Beside it bare sessions that load and answer twice, and Triton's own C++ onnxruntime backend where one is given.
+Compared with bare sessions that load and run twice, and with Triton's own C++ onnxruntime backend if given.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ _LATER = 5  # further requests of each size: their median is what the first one 
 
 
 def first_requests(url: str, model: str, largest: int) -> dict[int, float]:
-    """Seconds of the first request of each batch size over the median of later ones.
+    """Measure the first request of each batch size relative to the median of later ones.
 
-    Each size is new to the server when it is asked: first come the first requests of all sizes, then the later ones.
+    The first requests of all sizes come before the later ones.
 
     Raises:
         ClientError: A request failed.
@@ -59,11 +59,11 @@ def first_requests(url: str, model: str, largest: int) -> dict[int, float]:
 
 
 def feeds_of(inputs: Sequence[Mapping[str, Any]], size: int) -> dict[str, AnyArray]:
-    """A request of zeros.
+    """Make a request of zeros.
 
     Args:
-        inputs: Of the model, as in its metadata: `name`, `datatype`, `shape`.
-        size: Of the first dimension; every other one that varies is 1.
+        inputs: Inputs of the model's metadata: `name`, `datatype`, `shape`.
+        size: Size of the first dimension; other dynamic dimensions are 1.
     """
     return {
         each["name"]: np.zeros([size, *(max(dim, 1) for dim in each["shape"][1:])], DType(each["datatype"]).numpy)
@@ -112,8 +112,8 @@ class _Start:
     """One start.
 
     Attributes:
-        seconds: By phase.
-        peak_mb: The peaks of all processes' memory together.
+        seconds: Seconds by phase.
+        peak_mb: Sum of the memory peaks of all processes.
         first: The first request of a batch size over the median of later ones, by model and size.
     """
 
