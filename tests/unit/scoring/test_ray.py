@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -64,15 +65,15 @@ def pretend_connection(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_long_temporary_path_is_no_obstacle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The path of a socket has at most 107 characters."""
     for length in (18, 60):
-        parent = Path("/tmp") / ("t" * (length - len("/tmp/")))
-        parent.mkdir()
+        parent = Path(tempfile.mkdtemp(prefix="t" * (length - len("/tmp/") - 8), dir="/tmp"))
+        assert len(str(parent)) == length
         try:
             monkeypatch.setattr(tempfile, "tempdir", str(parent))
             with connect(""):
                 assert ray.is_initialized()
             assert list(parent.iterdir()) == []
         finally:
-            parent.rmdir()
+            shutil.rmtree(parent)
 
 
 def node(cores: int, gpus: int = 0) -> Node:
