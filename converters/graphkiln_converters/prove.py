@@ -164,7 +164,7 @@ def prove_graph(
 
 
 def _why_empty(group: ReferenceSamples, limits: Limits) -> str:
-    """Why samples without detections are undecided; empty if there are detections."""
+    """Explain why samples without detections are undecided; return "" if there are detections."""
     task = group.task
     empty = isinstance(task, Detection) and not np.any(group.outputs.get(task.counts, 1))
     return why_undecided(task, group.outputs, limits) if empty else ""

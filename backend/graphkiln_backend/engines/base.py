@@ -96,7 +96,7 @@ class SessionConfig:
 
     @property
     def splits(self) -> bool:
-        """Whether the graph is cut into stages or shards."""
+        """True if the graph is cut into stages or shards."""
         return self.parallel is not None and self.parallel.splits
 
     def __str__(self) -> str:

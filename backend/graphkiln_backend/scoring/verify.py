@@ -132,7 +132,7 @@ def _find_mixed(committed: Sequence[Committed]) -> Iterator[Finding]:
         (most, _), *_ = counts.most_common(1)
         if one.configuration != most:
             message = f"it was computed by configuration {one.configuration}, most by {most}"
-            yield _finding(one, message, "use a destination of its own for each model and its settings")
+            yield _finding(one, message, "use a separate destination for each model and each set of settings")
 
 
 def _find_unreadable(

@@ -32,7 +32,7 @@ class VersionCopy:
 
     Attributes:
         folder: Contains `own`, the version folder, and `shared`, the files shared with other versions of the model.
-        stamps: Stamps of its own and its shared files in the store, before the copy.
+        stamps: Stamps of the own and the shared files in the store, taken before the copy.
         shared: SHA-256 of the shared files, by path below the model's folder.
     """
 

@@ -278,15 +278,18 @@ class Edge(Closeable):
         tls = self._plan.tls
         if not tls or (stamp := tls.stamp()) == self._stamp:
             return
-        self._stamp = stamp
         try:
             tls.context()
             self._hand_over()
-        except (ServerSetupError, OSError) as error:
+        except ServerSetupError as error:
             _log.error("the changed certificate cannot be used, the old one stays: %s", error)
+        except OSError as error:  # such as a full disk
+            _log.error("the changed certificate cannot be used yet, retrying: %s", error)
+            return
         else:
             _log.info("the changed certificate is in use")
             tls.warn_if_refused()
+        self._stamp = stamp
 
     def _hand_over(self) -> None:
         """Start another HAProxy on the same public sockets; the old one ends its connections in order.
@@ -301,12 +304,15 @@ class Edge(Closeable):
             if self._closing.is_set():
                 return
             before, control, path = self._child, self._sockets["control"], self._control
-            self._sockets["control"] = self._listen_for_control()
-            self._write_files()
-            self._child, self._started_at = self._start(), time.monotonic()
             try:
+                self._sockets["control"] = self._listen_for_control()
+                self._write_files()
+                self._child, self._started_at = self._start(), time.monotonic()
                 self._wait_for_first_answer()
-            except ServerSetupError:
+            except (ServerSetupError, OSError):
+                if self._sockets["control"] is not control:
+                    self._sockets["control"].close()
+                    Path(self._control).unlink()
                 self._child, self._sockets["control"], self._control = before, control, path
                 raise
             control.close()

@@ -37,7 +37,7 @@ class Quarantine:
         _log.error("%s version %d is not served: %s", model.name, version, reason)
 
     def reason(self, model: StoredModel, version: int) -> str:
-        """Why a version with these files is in quarantine; empty if it is not."""
+        """Return the reason for the quarantine of a version with these files, or an empty string."""
         files, reason = self._reasons.get((model.name, version), ("", ""))
         return reason if files == _files(model, version) else ""
 
@@ -221,7 +221,7 @@ class ManagedStores:
         self.shown[stored.name] = model
 
     def reasons(self, stored: StoredModel) -> dict[int, str]:
-        """Why versions of a model are not served, by version."""
+        """Return the reasons why versions of a model are not served, by version."""
         reasons = self.quarantine.reasons(stored)
         if stored.problem or not reasons:
             newest = max(stored.versions, default=1)
@@ -232,7 +232,7 @@ class ManagedStores:
         return reasons
 
     def refusals(self) -> dict[tuple[str, str], str]:
-        """Why versions are not served, by model and version."""
+        """Return the reasons why versions are not served, by model and version."""
         found: dict[tuple[str, str], str] = {}
         for name, model in self.shown.items():
             reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)

@@ -291,7 +291,7 @@ def temporary_parent() -> Path:
 
 
 def _find_unfit(place: Path) -> str:
-    """Why a run folder cannot be made in a folder; empty if it can."""
+    """Explain why a folder cannot hold a run folder; return an empty string if it can."""
     if not _SAFE_PATH.fullmatch(str(place)):
         return f"{place} has characters in its path that Triton does not accept"
     if not os.access(place, os.W_OK | os.X_OK):

@@ -21,7 +21,7 @@ _log = logging.getLogger("graphkiln.server")
 
 
 def fault_of_validity(pem: bytes, now: datetime) -> str:
-    """Why clients would refuse a certificate because of its dates; empty if they accept it, or without `cryptography`.
+    """Check the dates of a certificate; return the error of clients, or "" if valid or without `cryptography`.
 
     OpenSSL serves expired certificates without complaint.
 

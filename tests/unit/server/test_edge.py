@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import http.client
 import http.server
 import itertools
@@ -529,6 +530,32 @@ class TestTls:
         wait_until(lambda: any("did not respond" in line for line in logged))
         assert front.edge.pid == first
         assert front.ask(context=trust(authority))[0] == 200, "the old one goes on"
+
+    def test_a_full_disk_delays_a_renewal(
+        self,
+        open_front: OpenFront,
+        authority: trustme.CA,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        logged: list[str],
+    ) -> None:
+        front = open_front(tls=write(authority.issue_cert("127.0.0.1"), tmp_path))
+        first = front.edge.pid
+
+        def fail(_: Edge) -> None:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+        with monkeypatch.context() as patch:
+            patch.setattr(module, "_CHECK_S", 0.05)
+            patch.setattr(Edge, "_write_files", fail)
+            other = trustme.CA()
+            write(other.issue_cert("127.0.0.1"), tmp_path)
+            wait_until(lambda: sum("retrying: [Errno 28]" in line for line in logged) > 2)
+            assert front.edge.pid == first
+            front.edge.in_flight()  # its control socket answers
+            assert front.ask(context=trust(authority))[0] == 200, "the old certificate is still served"
+        monkeypatch.setattr(module, "_CHECK_S", 0.05)
+        wait_until(lambda: self.is_served(front, trust(other)))
 
     def is_served(self, front: Front, context: ssl.SSLContext) -> bool:
         with suppress(OSError, http.client.HTTPException):
