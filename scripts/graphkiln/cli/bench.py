@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -15,6 +16,7 @@ from graphkiln.cli.console import (
     check_html,
     command_line,
     facts,
+    make_table,
     print_json,
     progress_bar,
     write_html,
@@ -27,7 +29,13 @@ if TYPE_CHECKING:
     from graphkiln.bench.meters import ServerSide
 
 # One run, as --json prints it.
-Row = dict[str, Any]
+Row = Mapping[str, Any]
+
+PERCENTILES = ("p50", "p90", "p99", "p99.9")
+# Share and number of due requests that may be unanswered at the end.
+_UNANSWERED_SHARE, _UNANSWERED = 0.05, 5
+# Minimum number of requests above a percentile (one, within rounding).
+_ONE = 0.999
 
 
 class Arrivals(StrEnum):
@@ -99,7 +107,6 @@ def bench(
     from graphkiln.bench import processes as load_processes
     from graphkiln.bench.meters import ServerMeter
     from graphkiln.bench.processes import Target
-    from graphkiln.cli.bench_report import bench_report, print_tables
     from graphkiln.cli.bench_requests import RANDOM, plan_loads, read_feeds, read_samples
 
     check_html(html)
@@ -124,6 +131,7 @@ def bench(
                 measured = load_processes.measure_load(target, feeds, load, meter.start)
             rows.append(_row(name, measured, meter.side(measured.seconds)))
     if html:
+        from graphkiln.cli.bench_report import bench_report
         from graphkiln.reporting.report import render
 
         write_html(html, render(bench_report(rows, model, client.url, facts(), command_line())))
@@ -151,3 +159,65 @@ def _row(load: str, measured: Measurement, server: ServerSide) -> Row:
         "batch": server.batch,
         "server_cores": server.cores,
     }
+
+
+def print_tables(rows: Sequence[Row], unit: str) -> None:
+    """Print tables of client and server, then warnings; `rows` are those of `--json`."""
+    from rich.console import Console
+
+    from graphkiln.bench.meters import STAGES
+
+    failed = any(row["client"]["errors"] for row in rows)
+    unsent = any(row["client"]["unsent"] for row in rows)
+    extra = [*(["errors"] if failed else []), *(["unsent"] if unsent else [])]
+    client, server = [], []
+    for row in rows:
+        measured = row["client"]
+        margin = measured["per_second_range"][1] - measured["per_second"]  # the lower bound may be cut off at 0
+        latencies = [format_cell(measured["latency_ms"].get(name), 2) for name in PERCENTILES]
+        kinds = "\n".join(f"{count} {name}" for name, count in measured["errors"].items()) or "0"
+        problems = [*([kinds] if failed else []), *([str(measured["unsent"])] if unsent else [])]
+        rate = f"{measured['per_second']:.1f} \u00b1 {margin:.1f}"
+        client.append((row["load"], rate, *latencies, f"{measured['client_cores']:.2f}", *problems))
+        stages = [format_cell(row["server_us"][name], 0) for name in STAGES.values()]
+        server.append((row["load"], *stages, format_cell(row["batch"], 1), format_cell(row["server_cores"], 2)))
+    client_columns = (unit, "answered/s", *PERCENTILES, "cores", *extra)
+    server_columns = (unit, *STAGES.values(), "batch", "cores")
+    console = Console()
+    console.print(make_table(client_columns, client, title="client: latencies in ms"))
+    console.print(make_table(server_columns, server, title="server: mean times of a request in us"))
+    for line in (note for row in rows for note in _notes(row)):
+        console.print(line, highlight=False)
+    most = busiest_generator(rows)
+    console.print(
+        "\u00b1: 95% interval of the rate, by ten windows of time; "
+        f"sent by {most['name']} in {most['processes']} process{'es' if most['processes'] > 1 else ''}, "
+        f"using up to {most['share_of_machine']:.0%} of this machine's cores",
+        highlight=False,
+    )
+
+
+def _notes(row: Row) -> Iterator[str]:
+    """Yield warnings about a run."""
+    load, client = row["load"], row["client"]
+    due, answered, seconds = client["due"], client["answered"], client["seconds"]
+    if due - answered - sum(client["errors"].values()) > max(_UNANSWERED_SHARE * due, _UNANSWERED):
+        yield (
+            f"{load}: only {answered / seconds:.1f} of {due / seconds:.1f} requests per second were answered: the "
+            "queue and the latencies grow with the duration"
+        )
+    few = [name for name in PERCENTILES if 0 < answered * (1 - float(name[1:]) / 100) < _ONE]
+    if few:
+        yield f"{load}: {', '.join(few)} of only {answered} answered requests: the slowest request"
+    if row["batch"] is None:
+        yield f"{load}: the server was restarted or is gone: its figures are unknown"
+
+
+def format_cell(value: float | None, digits: int) -> str:
+    """Format a number; `-` for None."""
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def busiest_generator(rows: Sequence[Row]) -> Row:
+    """Return the load generator of the run with the highest CPU usage."""
+    return max((row["generator"] for row in rows), key=lambda generator: float(generator["share_of_machine"]))

@@ -13,7 +13,7 @@ import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
 from graphkiln.cli.console import ending_in_order, print_csv, print_json, print_table, say
-from graphkiln.cli.image_arguments import (
+from graphkiln.cli.images import (
     FORMS,
     BatchSize,
     Concurrency,

@@ -24,7 +24,7 @@ def push(
     `graphkiln serve --model-store ADDRESS` serves it from there. Signatures (`graphkiln sign`) go with it.
     Credentials are those of `docker login`.
     """
-    from graphkiln.cli.model_stores import open_stores
+    from graphkiln.cli.options import open_stores
     from graphkiln_backend.repository.remote_model import push_store
     from graphkiln_backend.storage.address import RemoteAddress
 

@@ -123,7 +123,7 @@ def prove_split(version: Path, cache: str, *, precision: Precision | None, sampl
         VerificationError: The outputs changed.
         ConversionError: The samples cannot be read.
     """
-    from graphkiln.cli.lowering_report import open_artifact_cache, read_deployment
+    from graphkiln.cli.lower import open_artifact_cache, read_deployment
     from graphkiln_converters.verify import verify_session
 
     with open_artifact_cache(cache) as artifacts:

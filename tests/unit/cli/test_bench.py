@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -256,6 +257,15 @@ class TestTables:
         assert first["batch"] == 5.0
         assert first["server_cores"] is None
         assert second["client"]["errors"] == {"ServerError": 1}
+
+
+@pytest.mark.usefixtures("client", "loads")
+def test_tables_need_no_report_library(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client's installation has no jinja2."""
+    for name in ("graphkiln.cli.bench_report", "graphkiln.reporting.report"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
+    assert run("bench", "--model", "m").code == 0
 
 
 @pytest.mark.usefixtures("client")

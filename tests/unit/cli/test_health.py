@@ -7,7 +7,7 @@ import json
 import pytest
 from commands import FakeClient, RunVerb
 
-from graphkiln.cli import health as verb
+from graphkiln.cli import models as verb
 from graphkiln_backend.graph.errors import ConnectionFailed
 from graphkiln_client import Health, ServedModel
 

@@ -8,7 +8,7 @@ import pytest
 import typer
 from PIL import Image
 
-from graphkiln.cli.image_arguments import (
+from graphkiln.cli.images import (
     check_formats,
     check_place,
     drawing_paths,

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import zoo
 
-from graphkiln.cli.lowering_report import (
+from graphkiln.cli.lower import (
     open_artifact_cache,
     read_deployment,
 )

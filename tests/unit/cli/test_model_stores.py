@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from graphkiln.cli.model_stores import open_stores
+from graphkiln.cli.options import open_stores
 from graphkiln_backend.graph.errors import ServerSetupError
 
 

@@ -18,9 +18,7 @@ from statuses import instance_status
 from typer.testing import CliRunner
 
 from graphkiln.cli import serve as module
-from graphkiln.cli import serve_display
-from graphkiln.cli.serve import LogFormatOption
-from graphkiln.cli.serve_display import LoadDisplay, log_states
+from graphkiln.cli.serve import LoadDisplay, LogFormatOption, log_states
 from graphkiln.page import launch
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.server import installation as finding
@@ -317,7 +315,7 @@ def test_log_has_a_line_per_step_of_slow_models(capsys: pytest.CaptureFixture[st
 
 
 def test_terminal_table_is_removed(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serve_display, "_REFRESH_S", -1)
+    monkeypatch.setattr(module, "_REFRESH_S", -1)
     monkeypatch.setattr("sys.stderr.isatty", lambda: True)
     for name, value in {"FORCE_COLOR": "1", "TERM": "xterm", "COLUMNS": "80"}.items():
         monkeypatch.setenv(name, value)
