@@ -23,10 +23,14 @@ from graphkiln.cli.console import (
 )
 from graphkiln.cli.options import AsJson, ModelName, ModelVersion
 from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.modules import LazyModule
 
 if TYPE_CHECKING:
     from graphkiln.bench.generator import Measurement
     from graphkiln.bench.meters import ServerSide
+    from graphkiln.reporting import report as reports
+else:
+    reports = LazyModule("graphkiln.reporting.report")
 
 # One run, as --json prints it.
 Row = Mapping[str, Any]
@@ -36,6 +40,12 @@ PERCENTILES = ("p50", "p90", "p99", "p99.9")
 _UNANSWERED_SHARE, _UNANSWERED = 0.05, 5
 # Minimum number of requests above a percentile (one, within rounding).
 _ONE = 0.999
+_STAGE_NAMES = {
+    "queue": "waiting for the previous batch",
+    "input": "preparing inputs",
+    "infer": "in the backend",
+    "output": "returning outputs",
+}
 
 
 class Arrivals(StrEnum):
@@ -131,10 +141,8 @@ def bench(
                 measured = load_processes.measure_load(target, feeds, load, meter.start)
             rows.append(_row(name, measured, meter.side(measured.seconds)))
     if html:
-        from graphkiln.cli.bench_report import bench_report
-        from graphkiln.reporting.report import render
-
-        write_html(html, render(bench_report(rows, model, client.url, facts(), command_line())))
+        report = bench_report(rows, model, client.url, facts(), command_line())
+        write_html(html, reports.render(report))
     if as_json:
         print_json(rows)
     else:
@@ -165,8 +173,6 @@ def print_tables(rows: Sequence[Row], unit: str) -> None:
     """Print tables of client and server, then warnings; `rows` are those of `--json`."""
     from rich.console import Console
 
-    from graphkiln.bench.meters import STAGES
-
     failed = any(row["client"]["errors"] for row in rows)
     unsent = any(row["client"]["unsent"] for row in rows)
     extra = [*(["errors"] if failed else []), *(["unsent"] if unsent else [])]
@@ -174,21 +180,21 @@ def print_tables(rows: Sequence[Row], unit: str) -> None:
     for row in rows:
         measured = row["client"]
         margin = measured["per_second_range"][1] - measured["per_second"]  # the lower bound may be cut off at 0
-        latencies = [format_cell(measured["latency_ms"].get(name), 2) for name in PERCENTILES]
+        latencies = [_cell(measured["latency_ms"].get(name), 2) for name in PERCENTILES]
         kinds = "\n".join(f"{count} {name}" for name, count in measured["errors"].items()) or "0"
         problems = [*([kinds] if failed else []), *([str(measured["unsent"])] if unsent else [])]
         rate = f"{measured['per_second']:.1f} \u00b1 {margin:.1f}"
         client.append((row["load"], rate, *latencies, f"{measured['client_cores']:.2f}", *problems))
-        stages = [format_cell(row["server_us"][name], 0) for name in STAGES.values()]
-        server.append((row["load"], *stages, format_cell(row["batch"], 1), format_cell(row["server_cores"], 2)))
+        stages = [_cell(row["server_us"][name], 0) for name in _STAGE_NAMES]
+        server.append((row["load"], *stages, _cell(row["batch"], 1), _cell(row["server_cores"], 2)))
     client_columns = (unit, "answered/s", *PERCENTILES, "cores", *extra)
-    server_columns = (unit, *STAGES.values(), "batch", "cores")
+    server_columns = (unit, *_STAGE_NAMES, "batch", "cores")
     console = Console()
     console.print(make_table(client_columns, client, title="client: latencies in ms"))
     console.print(make_table(server_columns, server, title="server: mean times of a request in us"))
     for line in (note for row in rows for note in _notes(row)):
         console.print(line, highlight=False)
-    most = busiest_generator(rows)
+    most = _busiest(rows)
     console.print(
         "\u00b1: 95% interval of the rate, by ten windows of time; "
         f"sent by {most['name']} in {most['processes']} process{'es' if most['processes'] > 1 else ''}, "
@@ -213,11 +219,96 @@ def _notes(row: Row) -> Iterator[str]:
         yield f"{load}: the server was restarted or is gone: its figures are unknown"
 
 
-def format_cell(value: float | None, digits: int) -> str:
+def _cell(value: float | None, digits: int) -> str:
     """Format a number; `-` for None."""
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def busiest_generator(rows: Sequence[Row]) -> Row:
+def _busiest(rows: Sequence[Row]) -> Row:
     """Return the load generator of the run with the highest CPU usage."""
     return max((row["generator"] for row in rows), key=lambda generator: float(generator["share_of_machine"]))
+
+
+# The HTML report.
+
+
+def bench_report(rows: Sequence[Row], model: str, url: str, facts: Mapping[str, str], command: str) -> reports.Report:
+    """Create the report from the rows of `bench --json`."""
+    sections, most = [_rates(rows), _latencies(rows), _stages(rows)], _busiest(rows)
+    sent_by = (
+        f"{most['name']}, {most['processes']} processes, up to {most['share_of_machine']:.0%} of this machine's cores"
+    )
+    return reports.Report(
+        title=f"{model} under load", about=f"{url}; loads: {', '.join(row['load'] for row in rows)}", sections=sections,
+        facts={**facts, "sent by": sent_by}, command=command,
+    )  # fmt: skip
+
+
+def _rates(rows: Sequence[Row]) -> reports.Section:
+    found = [(row["load"], row["client"]) for row in rows]
+    bars = [
+        reports.Bar(title=load, begin=0, end=each["per_second"], label=f"{each['per_second']:.1f}")
+        for load, each in found
+    ]
+    cells = [
+        (
+            load, _errors(each), f"{each['per_second']:.1f}", f"{each['per_second_range'][0]:.1f}",
+            f"{each['per_second_range'][1]:.1f}", f"{each['unsent']}", f"{each['client_cores']:.2f}",
+        )
+        for load, each in found
+    ]  # fmt: skip
+    columns = ("load", "errors", "answered/s", "at least", "at most", "unsent", "client cores")
+    return reports.Section(
+        name="rates", title="Throughput", text="Responses per second, with their 95% interval.",
+        table=reports.Table(columns=columns, rows=cells, texts=2),
+        chart=reports.bar_chart(bars, reports.linear_across([bar.end for bar in bars]), "/s"),
+    )  # fmt: skip
+
+
+def _latencies(rows: Sequence[Row]) -> reports.Section:
+    found = [(row["load"], row["client"]["latency_ms"]) for row in rows]
+    spans = [
+        reports.Span(title=load, low=each["p50"], high=each["p99"], label=f"{each['p50']:.2f} / {each['p99']:.2f} ms")
+        for load, each in found
+        if each and each["p50"] > 0
+    ]
+    cells = [(load, *(f"{each[name]:.2f}" if each else "-" for name in PERCENTILES)) for load, each in found]
+    return reports.Section(
+        name="latencies", title="Latencies",
+        text="Milliseconds: the median (full dot) and the 99th percentile (ring). With a rate or a trace, latencies "
+        "count from the due time.",
+        table=reports.Table(columns=("load", *PERCENTILES), rows=cells),
+        chart=reports.span_chart(spans, reports.log_across(value for span in spans for value in (span.low, span.high))),
+    )  # fmt: skip
+
+
+def _stages(rows: Sequence[Row]) -> reports.Section:
+    bars = [bar for row in rows for bar in _waterfall(row)]
+    cells = [
+        (
+            row["load"], *(_cell(row["server_us"][name], 0) for name in _STAGE_NAMES), _cell(row["batch"], 1),
+            _cell(row["server_cores"], 2),
+        )
+        for row in rows
+    ]  # fmt: skip
+    return reports.Section(
+        name="stages", title="Time in the server",
+        text=f"Mean microseconds per request: {', '.join(f'{name}: {text}' for name, text in _STAGE_NAMES.items())}.",
+        table=reports.Table(columns=("load", *_STAGE_NAMES, "batch", "server cores"), rows=cells),
+        chart=reports.bar_chart(bars, reports.linear_across([bar.end for bar in bars]), " us"),
+    )  # fmt: skip
+
+
+def _waterfall(row: Row) -> Iterator[reports.Bar]:
+    """Yield the stages of a load, each beginning at the end of the previous one."""
+    begin = 0.0
+    for name in _STAGE_NAMES:
+        took = row["server_us"][name]
+        if took is None:  # the server was restarted
+            return
+        yield reports.Bar(title=f"{row['load']}: {name}", begin=begin, end=begin + took, label=f"{took:.0f}")
+        begin += took
+
+
+def _errors(client: Mapping[str, Any]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in client["errors"].items()) or "none"
