@@ -1,4 +1,4 @@
-"""From a version folder and its configuration to a session that serves."""
+"""From a version folder and its configuration to a session that serves; libraries of custom operators."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from graphkiln_backend.graph import files, manifest
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.lowering.deployment import Deployment
+from graphkiln_backend.lowering.deployment import Deployment, find_library
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.repository import onnx_file as onnx_reading
 from graphkiln_backend.repository.model_config import InstanceGroup, ModelConfig
@@ -40,7 +40,7 @@ def configured(**fields: Any) -> ModelConfig:
 
 
 class TestReading:
-    def test_the_example(self, folder: Path) -> None:
+    def test_example(self, folder: Path) -> None:
         deployment = Deployment.read(folder, ONE, cpu(4))
         assert deployment.version.graph_path == folder / "model.onnx"
         assert deployment.saved is Precision.FP32
@@ -52,7 +52,7 @@ class TestReading:
         ("largest", "preferred", "sizes"),
         [(0, None, (1,)), (16, None, (1, 16)), (16, (), (1, 2, 4, 8, 16)), (16, (12,), (1, 2, 4, 8, 12, 16))],
     )
-    def test_the_batch_sizes_that_triton_forms(
+    def test_warmup_batch_sizes(
         self, folder: Path, largest: int, preferred: tuple[int, ...] | None, sizes: tuple[int, ...]
     ) -> None:
         config = configured(max_batch_size=largest, preferred_batch_sizes=preferred)
@@ -60,14 +60,13 @@ class TestReading:
         assert deployment.warmup_batch_sizes == sizes
         assert deployment.plan.configs[0].largest_batch == sizes[-1]
 
-    def test_instances_are_those_of_the_configuration(self, folder: Path) -> None:
+    def test_instances_of_the_configuration_share_the_cores(self, folder: Path) -> None:
         groups = (InstanceGroup(count=1, device=CPU), InstanceGroup(count=3, device=CPU))
         (config,) = Deployment.read(folder, configured(instance_groups=groups), cpu(8, instances=1)).plan.configs
         assert (config.threads, config.spin) == (2, False)
         assert config.reason == "the default, 8 cores shared by 4 instances"
 
-    def test_the_device_is_that_of_the_instance(self, folder: Path) -> None:
-        """Triton tells each instance where it runs, whatever the first one does."""
+    def test_device_is_that_of_the_instance(self, folder: Path) -> None:
         resources = Resources(device=Device.gpu(1), cores=2, probe=probe)
         parameters = {"layout": "nhwc"}
         (config,) = Deployment.read(folder, configured(parameters=parameters), resources).plan.configs
@@ -75,7 +74,7 @@ class TestReading:
         with pytest.raises(RepositoryError, match=r"parameters\.layout nhwc is for GPUs"):
             Deployment.read(folder, configured(parameters=parameters), cpu())
 
-    def test_the_plan_knows_the_precision_that_was_saved(self, folder: Path) -> None:
+    def test_saved_precision_selects_the_engine(self, folder: Path) -> None:
         (folder / "manifest.json").unlink()
         (folder / "golden.npz").unlink()
         graph = zoo.identity(("batch", 3), zoo.TensorProto.BFLOAT16)
@@ -87,13 +86,13 @@ class TestReading:
 
 
 class TestRefusals:
-    def test_so_are_responses_that_no_graph_gives(self, folder: Path) -> None:
+    def test_decoupled_responses_are_refused(self, folder: Path) -> None:
         with pytest.raises(RepositoryError, match="a graph gives one response to each request"):
             Deployment.read(folder, configured(decoupled=True), cpu())
 
 
 class TestBuilding:
-    def test_the_example_is_proven_and_serves(self, folder: Path, cache: ArtifactCache) -> None:
+    def test_example_is_proven_and_serves(self, folder: Path, cache: ArtifactCache) -> None:
         config = configured(max_batch_size=4, preferred_batch_sizes=())
         proven = Deployment.read(folder, config, cpu()).build(cache)
         with proven.session as session:
@@ -107,7 +106,7 @@ class TestBuilding:
 
 
 class TestFilledCache:
-    def test_a_start_reads_each_file_once_and_builds_one_session(
+    def test_start_with_a_filled_cache_reads_each_file_once(
         self, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (folder / "manifest.json").unlink()
@@ -139,9 +138,39 @@ class TestFilledCache:
         assert set(opened.values()) == {1}
 
 
-def test_what_few_models_need_is_not_imported_for_all() -> None:
-    """Every instance is a process, and pays for its imports at each start."""
+def test_rarely_needed_modules_are_not_imported() -> None:
+    """Each instance is a process, which pays for its imports at each start."""
     program = "import sys, graphkiln_backend.lowering.deployment; print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     rare = ("onnx", "onnx_ir", "grpc", "openvino", "graphkiln_backend.lowering.parallel")
     assert not [name for name in loaded if name in rare]
+
+
+@pytest.fixture
+def model_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "here").mkdir()
+    (tmp_path / "model").mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    return tmp_path / "model"
+
+
+def test_library_in_the_working_directory_comes_first(model_folder: Path) -> None:
+    (model_folder / "lib.so").touch()
+    assert find_library("lib.so", model_folder) == str(model_folder / "lib.so")
+    Path("lib.so").touch()
+    assert find_library("lib.so", model_folder) == str(model_folder.parent / "here" / "lib.so")
+
+
+def test_library_with_an_absolute_path(model_folder: Path) -> None:
+    (model_folder / "lib.so").touch()
+    assert find_library(str(model_folder / "lib.so"), model_folder.parent) == str(model_folder / "lib.so")
+
+
+def test_bare_library_name_is_left_to_the_loader(model_folder: Path) -> None:
+    assert find_library("libm.so.6", model_folder) == "libm.so.6"
+
+
+@pytest.mark.parametrize("name", ["lib/missing.so", "/nowhere/missing.so", ""])
+def test_missing_library_is_refused(model_folder: Path, name: str) -> None:
+    with pytest.raises(RepositoryError, match="which is missing"):
+        find_library(name, model_folder)

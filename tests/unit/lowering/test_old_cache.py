@@ -1,4 +1,4 @@
-"""A version and a cache that an earlier release made are served as they are: nothing is built again.
+"""Versions and caches of earlier releases are used as they are: nothing is built again.
 
 `old_cache.zip` holds what the commit before the one that renamed the packages (710b0df) made, on two cores of an Intel
 Xeon, with ONNX Runtime 1.31.1, OpenVINO 2026.4.1, onnx-ir 1.1.0 and onnxscript 0.7.2:
@@ -72,7 +72,7 @@ def facts_of_this_machine() -> dict[str, str]:
 
 
 def old_name(kind: str, key: dict[str, str]) -> str:
-    """The name of an entry as it has always been."""
+    """Name of an entry, computed independently of the cache."""
     text = json.dumps(dict(sorted({"kind": kind, **key}.items())))
     return kind + "-" + hashlib.sha256(text.encode("utf-8")).hexdigest()[:40]
 
@@ -119,7 +119,7 @@ def cache(folder: Path) -> Iterator[ArtifactCache]:
 
 
 def build(folder: Path, lowering: str, cache: ArtifactCache) -> ProvenSession:
-    """Builds a session as `graphkiln lower` and the server do, on two cores."""
+    """Build a session as `graphkiln lower` and the server do, on two cores."""
     model, overrides, _ = LOWERINGS[lowering]
     path = folder / "store" / model
     graph_folder = partial(convert_if_needed, cache=cache)
@@ -138,7 +138,7 @@ def skip_without_bf16(lowering: str) -> None:
         pytest.skip("this CPU does not compute in bf16")
 
 
-def test_the_archive_is_named_as_entries_have_always_been() -> None:
+def test_archive_has_the_stable_names_of_entries() -> None:
     entries = old_entries()
     assert sorted(entry["kind"] for entry in entries.values()) == [
         "choice",
@@ -152,14 +152,14 @@ def test_the_archive_is_named_as_entries_have_always_been() -> None:
     }
 
 
-def test_the_cache_reads_every_old_entry(cache: ArtifactCache) -> None:
+def test_old_entries_are_readable(cache: ArtifactCache) -> None:
     assert len(cache.entries()) == len(old_entries())
     assert cache.faults() == {}
 
 
 @pytest.mark.parametrize("compiled", ["loaded", "compared"])
 @pytest.mark.parametrize("lowering", LOWERINGS)
-def test_nothing_is_built_again(  # noqa: PLR0917 - fixtures and parameters
+def test_old_artifacts_are_used(  # noqa: PLR0917 - fixtures and parameters
     folder: Path,
     cache: ArtifactCache,
     lowering: str,
@@ -199,7 +199,7 @@ def recording(build: Callable[..., Any], found: list[Path | None], *, load: bool
     return wrapped
 
 
-def test_the_old_choice_is_taken_without_measuring(folder: Path, cache: ArtifactCache) -> None:
+def test_old_choice_is_used(folder: Path, cache: ArtifactCache) -> None:
     proven = build(folder, "auto", cache)
     proven.session.close()
     assert proven.config.engine == "onnxruntime"
@@ -215,10 +215,10 @@ def test_the_old_choice_is_taken_without_measuring(folder: Path, cache: Artifact
         ("saved by OneFlow", "converting saved 1, saved by OneFlow, into"),
     ],
 )
-def test_without_the_cache_each_is_built_and_says_so(
+def test_without_the_cache_everything_is_built(
     folder: Path, cache: ArtifactCache, lowering: str, message: str, logged: list[str]
 ) -> None:
-    """So that silence above proves something."""
+    """Negative control: the logs of `test_old_artifacts_are_used` are empty only because of the cache."""
     skip_without_bf16(lowering)
     shutil.rmtree(folder / "cache" / "entries")
     build(folder, lowering, cache).session.close()

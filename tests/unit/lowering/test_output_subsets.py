@@ -1,4 +1,4 @@
-"""Outputs that nobody requests are not computed."""
+"""Smaller graphs for requests of some outputs."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ def lowered(folder: Path, cache: ArtifactCache) -> Iterator[ProvenSession]:
         yield lowered
 
 
-def test_the_part_that_is_requested_is_computed_alone(lowered: ProvenSession, logged: list[str]) -> None:
+def test_requested_subset_is_computed_alone(lowered: ProvenSession, logged: list[str]) -> None:
     session = lowered.session
     with pytest.raises(SignatureError):
-        session.run({"x": BAD}, ["good"])  # the whole graph runs, and computes the other output, too
+        session.run({"x": BAD}, ["good"])  # the whole graph computes the other output, too
     session.settle()  # type: ignore[attr-defined]
     np.testing.assert_array_equal(session.run({"x": BAD}, ["good"])["good"], BAD + 1)
     np.testing.assert_array_equal(session.run({"x": GOOD}, ["fragile"])["fragile"], GOOD)
@@ -54,7 +54,7 @@ def test_the_part_that_is_requested_is_computed_alone(lowered: ProvenSession, lo
     assert logged[0] == "output good alone: served by a smaller graph"
 
 
-def test_a_file_that_was_replaced_is_not_read_again(lowered: ProvenSession, folder: Path, logged: list[str]) -> None:
+def test_replaced_file_is_not_read_again(lowered: ProvenSession, folder: Path, logged: list[str]) -> None:
     (folder / "model.onnx").write_bytes(zoo.sum_and_difference().SerializeToString())
     session = lowered.session
     for _ in range(2):
@@ -63,7 +63,7 @@ def test_a_file_that_was_replaced_is_not_read_again(lowered: ProvenSession, fold
     assert "cannot build a graph for output good alone" in logged[0]
 
 
-def test_a_part_that_saves_nothing_is_not_built(tmp_path: Path, logged: list[str], cache: ArtifactCache) -> None:
+def test_subset_that_saves_little_is_not_built(tmp_path: Path, logged: list[str], cache: ArtifactCache) -> None:
     nodes = [helper.make_node("Neg", ["x"], ["y"]), *(helper.make_node("Neg", [a], [b]) for a, b in CHAIN)]
     outputs = [zoo.value("y", ("batch", 2)), zoo.value("y30", ("batch", 2))]
     folder = zoo.add(tmp_path, "chain", zoo.model(nodes, [zoo.value("x", ("batch", 2))], outputs))
@@ -80,7 +80,7 @@ NAMES = tuple("abcdefg")
 
 
 class Parts:
-    """Stands in for what builds the sessions of parts, and does what the test says."""
+    """Fake builder of subset sessions."""
 
     def __init__(self) -> None:
         self.requested: list[tuple[str, ...]] = []
@@ -127,8 +127,6 @@ FEEDS = {"x": np.zeros(1, np.float32)}
 
 
 class TestSession:
-    """With parts that do what the test says."""
-
     @pytest.fixture
     def parts(self) -> Parts:
         return Parts()
@@ -149,7 +147,7 @@ class TestSession:
         session.settle()
         return outputs
 
-    def test_the_first_request_does_not_wait(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
+    def test_first_request_does_not_wait(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
         parts.may_build.clear()
         for _ in range(3):
             assert list(session.run(FEEDS, ["a"])) == ["a"]
@@ -160,7 +158,7 @@ class TestSession:
         assert len(whole.requested) == 3
         assert parts.sessions[0].requested == [("a",)]
 
-    def test_only_one_is_built_at_a_time(self, session: SubsetSession, parts: Parts) -> None:
+    def test_one_subset_is_built_at_a_time(self, session: SubsetSession, parts: Parts) -> None:
         parts.may_build.clear()
         for name in "abc":
             session.run(FEEDS, [name])
@@ -170,15 +168,14 @@ class TestSession:
         self.request(session, "b")
         assert parts.requested == [("a",), ("b",)]
 
-    def test_there_are_not_more_than_four(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
-        """Each holds the weights again."""
+    def test_number_of_subsets_is_bounded(self, session: SubsetSession, whole: Any, parts: Parts) -> None:
         for name in NAMES:
             self.request(session, name)
         assert parts.requested == [("a",), ("b",), ("c",), ("d",)]
         assert list(session.run(FEEDS, ["g"])) == ["g"]
         assert whole.requested[-1] == ("g",)
 
-    def test_a_part_that_is_not_worth_it_comes_from_the_whole_ever_after(
+    def test_subset_that_saves_little_is_served_by_the_whole_graph(
         self, session: SubsetSession, whole: Any, parts: Parts, logged: list[str]
     ) -> None:
         parts.worth_it = False
@@ -189,7 +186,7 @@ class TestSession:
         assert logged == ["outputs a, b alone: served by the whole graph"]
 
     @pytest.mark.parametrize("error", [LoweringError("refused", attempts=()), OSError("the disk is full")])
-    def test_a_part_that_fails_is_said_once_and_comes_from_the_whole(
+    def test_failed_subset_is_logged_once_and_served_by_the_whole_graph(
         self, session: SubsetSession, whole: Any, parts: Parts, logged: list[str], error: Exception
     ) -> None:
         parts.error = error
@@ -199,11 +196,11 @@ class TestSession:
         assert len(whole.requested) == 3
         assert logged == [f"cannot build a graph for output a alone: {error}"]
 
-    def test_closing_waits_for_what_is_being_built_and_closes_everything_once(self, whole: Any, parts: Parts) -> None:
+    def test_close_waits_for_a_build_and_closes_all_sessions_once(self, whole: Any, parts: Parts) -> None:
         session = SubsetSession(whole, parts.build)
         self.request(session, "a")
         parts.worth_it = False
-        self.request(session, "b")  # the whole, by another name
+        self.request(session, "b")
         parts.worth_it = True
         parts.may_build.clear()
         session.run(FEEDS, ["c"])
@@ -214,7 +211,7 @@ class TestSession:
 
 
 @pytest.mark.parametrize("self_test", [True, False])
-def test_a_part_that_computes_something_else_is_closed(
+def test_subset_with_wrong_outputs_is_closed(
     folder: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, *, self_test: bool
 ) -> None:
     artifacts, samples = artifacts_of(folder, cache), np.array([[0, 1], [1, 2]], np.int64)
@@ -242,4 +239,4 @@ def test_a_part_that_computes_something_else_is_closed(
         assert closed == [True]
     else:
         build("good").close()
-    build("fragile").close()  # which is right
+    build("fragile").close()

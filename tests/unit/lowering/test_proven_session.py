@@ -1,4 +1,4 @@
-"""Sessions are proven before they serve: precision, placement and golden outputs, on real ones of the example."""
+"""Sessions are proven before they serve: precision, placement and golden outputs."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def placed(**facts: object) -> object:
 class TestProof:
     PLAN = plan(Settings(), cpu())
 
-    def test_a_graph_that_answers_otherwise_does_not_go_live(self, version_folder: Path, cache: ArtifactCache) -> None:
+    def test_graph_with_wrong_outputs_does_not_serve(self, version_folder: Path, cache: ArtifactCache) -> None:
         version = read_version(version_folder)
         assert version.golden
         scores = version.golden.graph_outputs["OUTPUT_0"] * np.float32(1.01)
@@ -68,7 +68,7 @@ class TestProof:
         with pytest.raises(LoweringError, match="the outputs changed"):
             lower_version(version_folder, self.PLAN, cache)
 
-    def test_a_manifest_of_other_tensors_is_refused(self, version_folder: Path, cache: ArtifactCache) -> None:
+    def test_manifest_with_other_tensors_is_refused(self, version_folder: Path, cache: ArtifactCache) -> None:
         path = version_folder / "manifest.json"
         manifest = Manifest.read(path)
         outputs = tuple(replace(spec, name="SCORES") for spec in manifest.signature.outputs)
@@ -89,24 +89,22 @@ class TestPrecisionAtLoad:
             assert 1e-5 < lowered.self_test.relative_l2 < lowered.self_test.relative_l2_limit == 0.1
 
 
-class TestExecutionProof:
-    """Sessions that say they ran something else than was requested must not serve."""
-
-    def test_no_product_in_the_precision(
+class TestPlacement:
+    def test_no_product_in_the_requested_precision(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(OpenVinoSession, "placement", placed(products={"fp32": 5}))
         with pytest.raises(LoweringError, match="no product ran in bf16; 9 nodes on CPU; products: 5 in fp32"):
             lower_version(digits / "1", BF16, cache)
 
-    def test_products_that_fell_back_to_another_device(
+    def test_products_on_another_device(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(OnnxRuntimeSession, "placement", placed(products={"fp32": 5}, elsewhere=("conv1",)))
         with pytest.raises(LoweringError, match=r"1 products ran on another device.*the first: conv1"):
             lower_version(digits / "1", ORT, cache)
 
-    def test_what_cannot_be_read_back_is_not_believed(self, tmp_path: Path, cache: ArtifactCache) -> None:
+    def test_precision_that_cannot_be_read_back(self, tmp_path: Path, cache: ArtifactCache) -> None:
         folder = add_unrunnable(tmp_path)
         assert lower_version(folder, ORT, cache).placement is None
         with pytest.raises(LoweringError, match=r"cannot verify the precision.*graphkiln convert"):
@@ -114,7 +112,7 @@ class TestExecutionProof:
 
 
 class TestSelfTest:
-    def test_a_session_that_fails_in_large_batches_only_is_caught(
+    def test_wrong_outputs_in_large_batches_only(
         self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         run = OnnxRuntimeSession.run
@@ -134,8 +132,6 @@ class TestSelfTest:
 
 
 class TestBuilding:
-    """With engines that do what the test says."""
-
     @pytest.fixture
     def build(self, version: ModelVersion, cache: ArtifactCache) -> Callable[..., ProvenSession]:
         def build(engine: Any, version: ModelVersion = version, **requirements: Any) -> ProvenSession:
@@ -144,7 +140,7 @@ class TestBuilding:
 
         return build
 
-    def test_it_is_proven_then_warmed_up(self, add_engine: Any, build: Any) -> None:
+    def test_session_is_proven_then_warmed_up(self, add_engine: Any, build: Any) -> None:
         engine = add_engine("engine")
         proven = build(engine, batch_sizes=(1, 4))
         assert proven.session is engine.sessions[0]
@@ -155,7 +151,7 @@ class TestBuilding:
         assert (proven.notes, proven.failures, proven.slower) == ((), (), ())
         assert proven.warmup_s >= 0
 
-    def test_an_engine_that_cannot_run_here_builds_nothing(self, add_engine: Any, build: Any) -> None:
+    def test_unavailable_engine_builds_nothing(self, add_engine: Any, build: Any) -> None:
         engine = add_engine("engine", support=Support(ok=False, reason="there is no GPU"))
         with pytest.raises(EngineUnavailable, match="there is no GPU"):
             build(engine)
@@ -191,8 +187,6 @@ class TestBuilding:
 
 
 class TestLaterStarts:
-    """What was found out about a session at its first start is not looked for again."""
-
     @pytest.fixture
     def start(self, tmp_path: Path) -> Callable[..., ProvenSession]:
         def start(engine: Any, version: ModelVersion, **requirements: Any) -> ProvenSession:
@@ -202,16 +196,18 @@ class TestLaterStarts:
 
         return start
 
-    def test_nothing_is_looked_for_twice(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
+    def test_observations_are_made_once(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
         engine = add_engine("engine", facts={"release": "1"})
         first, later = start(engine, bare, batch_sizes=(1, 4)), start(engine, bare, batch_sizes=(1, 4))
         assert [session.placements for session in engine.sessions] == [1, 0]
         assert later.placement == first.placement
-        # It is compared with the saved graph all the same; two runs are kept for replays.
+        # The session is still compared with the saved graph; two more runs record its replay.
         assert engine.sessions[1].batches == [*[1] * 4, 4, *[1] * 2]
         assert later.replay is not None
 
-    def test_golden_samples_are_replayed_all_the_same(self, add_engine: Any, start: Any, version: ModelVersion) -> None:
+    def test_golden_samples_are_replayed_at_every_start(
+        self, add_engine: Any, start: Any, version: ModelVersion
+    ) -> None:
         engine = add_engine("engine", facts={"release": "1"})
         start(engine, version, batch_sizes=(1, 4))
         start(engine, version, batch_sizes=(1, 4))
@@ -220,7 +216,7 @@ class TestLaterStarts:
         with pytest.raises(VerificationError):
             start(engine, version, batch_sizes=(1, 4))
 
-    def test_rows_that_must_not_share_a_batch_never_do(
+    def test_mixed_rows_are_remembered(
         self, add_engine: Any, start: Any, bare: ModelVersion, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         engine = add_engine("engine", facts={"release": "1"})
@@ -231,7 +227,9 @@ class TestLaterStarts:
         ] * 2
 
     @pytest.mark.parametrize("what", ["graph", "release", "batch", "self-test"])
-    def test_something_else_is_looked_at_anew(self, add_engine: Any, start: Any, bare: ModelVersion, what: str) -> None:
+    def test_observations_depend_on_their_conditions(
+        self, add_engine: Any, start: Any, bare: ModelVersion, what: str
+    ) -> None:
         engine = add_engine("engine", facts={"release": "1"})
         start(engine, bare, batch_sizes=(1, 4))
         if what == "graph":
@@ -243,7 +241,7 @@ class TestLaterStarts:
         start(engine, bare, batch_sizes=sizes, self_test=what != "self-test")
         assert [session.placements for session in engine.sessions] == [1, 1]
 
-    def test_what_was_found_is_held_to_what_is_requested(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
+    def test_known_placement_is_checked_again(self, add_engine: Any, start: Any, bare: ModelVersion) -> None:
         engine = add_engine("engine", facts={"release": "1"})
         engine.placement = replace(engine.placement, elsewhere=("conv",))
         for _ in range(2):

@@ -1,4 +1,4 @@
-"""One request is made before a session serves: what the saved graph computes, the session must compute."""
+"""Verification with synthetic requests: the session must compute what the saved graph computes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,14 @@ import pytest
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, VerificationError
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.trial import SyntheticInputs, check_repeats, find_mixed_rows, try_as_saved, try_beside
+from graphkiln_backend.lowering.trial import (
+    SyntheticInputs,
+    check_repeats,
+    find_mixed_rows,
+    synthetic_inputs,
+    try_as_saved,
+    try_beside,
+)
 from graphkiln_backend.proof.policy import OTHER_ENGINE
 from graphkiln_backend.system.closing import Closeable
 
@@ -22,7 +29,7 @@ Compute = Callable[[np.ndarray], np.ndarray]
 
 
 class Session(Closeable):
-    """Computes what it is told to."""
+    """Session that computes by a function."""
 
     def __init__(self, compute: Compute, dtype: DType = DType.INT64, batch: int | str = "batch") -> None:
         spec = TensorSpec(name="x", dtype=dtype, shape=(batch, 3))
@@ -54,87 +61,87 @@ def only_ones(x: np.ndarray) -> np.ndarray:
     return x if x.all() and x.max() == 1 else refuse(x)
 
 
-def none(_: Path) -> Any:
+def refuse_to_load(_: Path) -> Any:
     raise LoweringError("not for ONNX Runtime", attempts=())
 
 
 class TestAsSaved:
-    def test_the_plainest_request_that_runs(self) -> None:
-        assert try_as_saved(Session(lambda x: x), GRAPH, none).synthetic == SyntheticInputs()
-        assert try_as_saved(Session(only_ones), GRAPH, none).synthetic == SyntheticInputs(fill=1)
+    def test_simplest_accepted_request_is_used(self) -> None:
+        assert try_as_saved(Session(lambda x: x), GRAPH, refuse_to_load).synthetic == SyntheticInputs()
+        assert try_as_saved(Session(only_ones), GRAPH, refuse_to_load).synthetic == SyntheticInputs(fill=1)
 
-    def test_what_the_saved_graph_refuses_too_is_no_fault_of_the_session(self) -> None:
+    def test_request_refused_by_the_saved_graph_is_not_a_fault(self) -> None:
         reference = Session(refuse)
         trial = try_as_saved(Session(refuse), GRAPH, lambda _: reference)
         assert trial.synthetic is None
         assert trial.note == "every synthetic request fails, the first with: out of range: 0"
         assert reference.runs == -1  # closed
 
-    def test_what_it_computes_the_session_must_compute(self) -> None:
+    def test_session_must_accept_what_the_saved_graph_accepts(self) -> None:
         with pytest.raises(LoweringError, match="fails where the saved graph does not; out of range: 1"):
             try_as_saved(Session(refuse), GRAPH, lambda _: Session(only_ones))
 
     @pytest.mark.parametrize(
         ("batch", "dtype", "because"),
         [
-            pytest.param("batch", DType.INT64, lambda _: "no", id="another size may do"),
-            pytest.param(1, DType.BYTES, lambda _: "no", id="another text may do"),
-            pytest.param(1, DType.INT64, lambda x: x[0, 0], id="another value may do"),
+            pytest.param("batch", DType.INT64, lambda _: "no", id="another size may pass"),
+            pytest.param(1, DType.BYTES, lambda _: "no", id="another text may pass"),
+            pytest.param(1, DType.INT64, lambda x: x[0, 0], id="another value may pass"),
         ],
     )
-    def test_what_depends_on_the_request(self, batch: int | str, dtype: DType, because: Any) -> None:
+    def test_errors_that_depend_on_the_request_are_notes(self, batch: int | str, dtype: DType, because: Any) -> None:
         session = Session(lambda x: fail(because(x)), dtype, batch)
-        assert "every synthetic request fails" in try_as_saved(session, GRAPH, none).note
+        assert "every synthetic request fails" in try_as_saved(session, GRAPH, refuse_to_load).note
 
-    def test_what_the_runtime_never_computes_does_not_serve(self) -> None:
+    def test_same_error_for_all_requests_is_refused(self) -> None:
         with pytest.raises(
             LoweringError, match="every synthetic request fails with the same error; failed: not supported"
         ):
-            try_as_saved(Session(lambda _: fail("not supported"), batch=1), GRAPH, none)
+            try_as_saved(Session(lambda _: fail("not supported"), batch=1), GRAPH, refuse_to_load)
 
 
 class TestBeside:
-    def ask(self, session: Compute, reference: Compute, dtype: DType = DType.FP32) -> Any:
+    def try_session(self, session: Compute, reference: Compute, dtype: DType = DType.FP32) -> Any:
         return try_beside(Session(session, dtype), GRAPH, lambda _: Session(reference, dtype), OTHER_ENGINE)
 
-    def test_the_same_outputs(self) -> None:
-        assert self.ask(lambda x: x, lambda x: x).synthetic == SyntheticInputs()
+    def test_same_outputs_pass(self) -> None:
+        assert self.try_session(lambda x: x, lambda x: x).synthetic == SyntheticInputs()
 
-    def test_other_outputs_are_refused(self) -> None:
+    def test_different_outputs_are_refused(self) -> None:
         with pytest.raises(VerificationError, match="not those of the saved graph"):
-            self.ask(lambda x: x * np.float32(1.01), lambda x: x)
+            self.try_session(lambda x: x * np.float32(1.01), lambda x: x)
 
-    def test_a_graph_that_computes_otherwise_each_time_tells_nothing(self) -> None:
+    def test_random_graph_is_not_compared(self) -> None:
         random = np.random.default_rng(1)
-        assert self.ask(lambda x: x, lambda x: random.normal(size=x.shape).astype(np.float32)).synthetic
+        assert self.try_session(lambda x: x, lambda x: random.normal(size=x.shape).astype(np.float32)).synthetic
 
-    def test_the_session_is_never_handed_what_the_saved_graph_refuses(self) -> None:
+    def test_session_gets_only_requests_that_the_saved_graph_accepts(self) -> None:
         seen: list[int] = []
-        trial = self.ask(lambda x: (seen.append(int(x.min())), x)[1], only_ones, DType.INT64)
+        trial = self.try_session(lambda x: (seen.append(int(x.min())), x)[1], only_ones, DType.INT64)
         assert (trial.synthetic, seen) == (SyntheticInputs(fill=1), [1])
 
-    def test_nothing_that_the_saved_graph_takes(self) -> None:
+    def test_no_accepted_request_is_refused(self) -> None:
         with pytest.raises(VerificationError, match=r"cannot verify the outputs .*convert it with valid samples"):
-            self.ask(refuse, refuse)
+            self.try_session(refuse, refuse)
 
-    def test_a_session_that_fails(self) -> None:
+    def test_failing_session_is_refused(self) -> None:
         with pytest.raises(LoweringError, match="fails where the saved graph does not"):
-            self.ask(refuse, lambda x: x)
+            self.try_session(refuse, lambda x: x)
 
-    def test_without_a_reference_nothing_is_proven(self) -> None:
+    def test_missing_reference_is_refused(self) -> None:
         with pytest.raises(VerificationError, match=r"ONNX Runtime cannot load it .*self_test: off"):
-            try_beside(Session(lambda x: x), GRAPH, none, OTHER_ENGINE)
+            try_beside(Session(lambda x: x), GRAPH, refuse_to_load, OTHER_ENGINE)
 
 
 class TestRepeats:
-    def test_another_response(self) -> None:
+    def test_response_that_changes_is_refused(self) -> None:
         runs = count()
         with pytest.raises(LoweringError, match="different response"):
             check_repeats(Session(lambda x: x + next(runs)), SyntheticInputs(), OTHER_ENGINE)
 
 
 class TestRows:
-    def test_each_row_is_computed_once_alone(self) -> None:
+    def test_independent_rows(self) -> None:
         session = Session(lambda x: x * 2, DType.FP32)
         assert find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE) == ""
         assert session.runs == 5
@@ -142,26 +149,85 @@ class TestRows:
     def find(self, compute: Compute) -> str:
         return find_mixed_rows(Session(compute, DType.FP32), SyntheticInputs(), OTHER_ENGINE)
 
-    def test_a_row_that_depends_on_the_others(self) -> None:
+    def test_row_that_depends_on_others(self) -> None:
         assert "a row depends on the others: y: relative L2" in self.find(lambda x: x - x.mean(axis=0))
 
-    def test_a_small_row_beside_a_large_one(self) -> None:
-        """As a large request would round a small one away: over all rows the error is small."""
-
+    def test_small_row_beside_a_large_one(self) -> None:
         def quantize(x: np.ndarray) -> np.ndarray:
             step = np.abs(x).max() / np.float32(1e4)
             return np.round(x / step) * step
 
         assert "a row depends" in self.find(quantize)
 
-    def test_what_takes_zeros_alone_is_asked_for_equal_rows(self) -> None:
+    def test_equal_rows_if_only_zeros_are_accepted(self) -> None:
         session = Session(lambda x: x.cumsum(axis=0) + 1 if not x.any() else refuse(x))
         assert find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE) == ""
         session = Session(lambda x: x + len(x) if not x.any() else refuse(x))
         assert "a row depends on the others" in find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE)
 
-    def test_nobody_knows_of_a_graph_that_refuses_all_requests(self) -> None:
+    def test_graph_without_accepted_request(self) -> None:
         assert "no valid request is known" in find_mixed_rows(Session(refuse), None, OTHER_ENGINE)
 
-    def test_as_many_as_the_values_say(self) -> None:
+    def test_output_length_that_depends_on_values(self) -> None:
         assert self.find(lambda x: x[x > 0.5]).startswith("output 'y' has the shape [")
+
+
+class TestSyntheticInputs:
+    @pytest.mark.parametrize(
+        ("shape", "expected"),
+        [
+            (("batch", 3), (5, 3)),
+            ((2, 3), (2, 3)),
+            (("batch", "length", 8), (5, 1, 8)),
+            ((1, "length"), (1, 1)),
+            ((), ()),
+            (("n",), (5,)),
+            (("batch", 0), (5, 0)),
+        ],
+    )
+    def test_shapes_of_synthetic_requests(self, shape: tuple[int | str, ...], expected: tuple[int, ...]) -> None:
+        signature = Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=shape),), outputs=())
+        assert SyntheticInputs().feeds(signature, 5)["x"].shape == expected
+        assert SyntheticInputs().batch(signature, 5)["x"].shape == expected
+
+    @pytest.mark.parametrize("fill", [0, 1, 2, 3])
+    @pytest.mark.parametrize("dtype", list(DType))
+    def test_types_of_synthetic_requests(self, dtype: DType, fill: int) -> None:
+        signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
+        feeds = SyntheticInputs(fill=fill).feeds(signature, 3)
+        signature.check(feeds)
+        assert dtype.is_float or bool(feeds["x"].any()) == bool(fill)
+
+
+def signature_of(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
+    return Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=())
+
+
+class TestRecipes:
+    def test_fixed_sizes_have_four_fills(self) -> None:
+        assert list(synthetic_inputs(signature_of("batch", 3))) == [
+            SyntheticInputs(),
+            SyntheticInputs(fill=1),
+            SyntheticInputs(fill=2),
+            SyntheticInputs(fill=3),
+        ]
+
+    def test_dynamic_sizes_are_varied(self) -> None:
+        sizes = {
+            way.feeds(signature_of("batch", 3, "h", "w"))["x"].shape
+            for way in synthetic_inputs(signature_of("batch", 3, "h", "w"))
+        }
+        assert sizes == {(1, 3, size, size) for size in (1, 8, 64, 224)}
+
+    def test_size_of_a_request_is_bounded(self) -> None:
+        assert {way.size for way in synthetic_inputs(signature_of("batch", "c", "d", "h", "w"))} == {1, 8}
+
+    def test_integer_fills(self) -> None:
+        filled = [
+            way.feeds(signature_of(3, dtype=DType.INT64))["x"].tolist() for way in synthetic_inputs(signature_of(3))
+        ]
+        assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2], [2, 3, 4]]
+
+    def test_counting_fill_of_floats_and_texts(self) -> None:
+        assert SyntheticInputs(fill=3).feeds(signature_of(2))["x"].tolist() == [2.0, 3.0]
+        assert SyntheticInputs(fill=3).feeds(signature_of(1, dtype=DType.BYTES))["x"].tolist() == ["2"]

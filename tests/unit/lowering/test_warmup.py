@@ -1,4 +1,4 @@
-"""Warming up: the sizes that serving will form, with samples that make sense or made-up ones."""
+"""Warm-up: batch sizes whose first run is slow, with golden samples or synthetic inputs."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ def session(add_engine: Any) -> Any:
 
 
 class Costs:
-    """A session whose runs take a time that the test says, by a clock of its own.
+    """Session with the given costs of a run, measured by its own clock.
 
     Args:
-        row_s: Of each row.
-        first_s: Of the first run of each size besides.
+        row_s: Seconds of each row.
+        first_s: Additional seconds of the first run of each size.
     """
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, row_s: float, first_s: float) -> None:
@@ -47,7 +47,7 @@ class Costs:
         return self._now_s
 
 
-class TestWhatPays:
+class TestSizes:
     def batches(self, monkeypatch: pytest.MonkeyPatch, largest: int, **seconds: float) -> tuple[list[int], Any]:
         session: Any = Costs(monkeypatch, **seconds)
         session.run({"x": np.zeros((1, 3), np.float32)})  # the trial
@@ -56,37 +56,37 @@ class TestWhatPays:
         warmed = warm_up(session, (1, largest), SyntheticInputs())
         return session.batches[1:], warmed
 
-    def test_sizes_that_cost_little_are_tried_at_one_size(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cheap_sizes_are_tried_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runs, warmed = self.batches(monkeypatch, 32, row_s=0.1, first_s=0.01)  # ResNet-50 on ONNX Runtime
         assert runs == [1, 2, 2]
         assert (warmed.sizes, warmed.note) == ((), "")
 
-    def test_sizes_that_engines_make_code_for_are_all_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_sizes_that_need_code_generation_are_all_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runs, warmed = self.batches(monkeypatch, 6, row_s=0.002, first_s=0.03)  # MobileNetV3-small on OpenVINO
         assert runs == [1, 2, 2, 4, 4, 3, 6, 6, 5]
         assert warmed.sizes == (2, 3, 4, 5, 6)
 
-    def test_it_ends_where_a_size_costs_hardly_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_warmup_ends_when_a_first_run_costs_hardly_more(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runs, warmed = self.batches(monkeypatch, 64, row_s=0.01, first_s=0.03)
         assert runs == [1, 2, 2, 4, 4, 3, 8, 8]
         assert warmed.sizes == (2, 3, 4)
 
-    def test_the_largest_is_run_where_that_is_cheap(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_cheap_largest_batch_is_run(self, monkeypatch: pytest.MonkeyPatch) -> None:
         runs, warmed = self.batches(monkeypatch, 64, row_s=0.0001, first_s=0.0002)  # digits on ONNX Runtime
         assert runs == [1, 2, 2, 64]
         assert warmed.sizes == (64,)
 
-    def test_what_paid_before_is_run_without_trying(self, session: Any, golden: GoldenSamples) -> None:
+    def test_cached_sizes_are_run(self, session: Any, golden: GoldenSamples) -> None:
         assert repeat_warm_up(session, (2, 8, 8), golden).sizes == (2, 8, 8)
         assert session.batches == [2, 8, 8]
 
 
 class TestOrder:
-    def test_everything_is_every_size_twice(self, session: Any, golden: GoldenSamples) -> None:
+    def test_everything_runs_each_size_twice(self, session: Any, golden: GoldenSamples) -> None:
         assert warm_up(session, (1, 2, 8), golden, everything=True).note == ""
         assert session.batches == [1, 1, 2, 2, 8, 8]
 
-    def test_it_stops_at_the_first_size_that_made_up_inputs_fail_at(self, session: Any) -> None:
+    def test_warmup_stops_at_a_failing_synthetic_batch(self, session: Any) -> None:
         run = session.run
 
         def fail_at_four(feeds: Any) -> Any:
@@ -100,7 +100,7 @@ class TestOrder:
         assert session.batches == [1, 1, 2, 2]
         assert repeat_warm_up(session, (2, 4), SyntheticInputs()).note == note
 
-    def test_golden_samples_must_not_fail_at_any_size(self, session: Any, golden: GoldenSamples) -> None:
+    def test_failing_golden_batch_is_an_error(self, session: Any, golden: GoldenSamples) -> None:
         session.engine.run_error = ExecutionError("no memory")
         with pytest.raises(ExecutionError):
             warm_up(session, (1,), golden)
