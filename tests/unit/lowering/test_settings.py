@@ -1,4 +1,4 @@
-"""Every key of an unmodified repository's configuration: honored, or refused with a reason."""
+"""Settings: each key of a configuration is honored, or refused with a reason."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def read(document: dict[str, Any], *overrides: Override, gpu: bool = False) -> S
     ("number", "search"),
     [("0", "exhaustive"), ("1", "heuristic"), ("2", "default"), ("EXHAUSTIVE", "exhaustive")],
 )
-def test_the_convolution_search_of_the_c_backend(number: str, search: str) -> None:
+def test_convolution_search_of_the_cpp_backend(number: str, search: str) -> None:
     assert read(config({"cudnn_conv_algo_search": number}), gpu=True).conv_search == search
     on_cpu = read(config({"cudnn_conv_algo_search": number}))
     assert on_cpu.conv_search == ""
@@ -47,7 +47,7 @@ def test_the_convolution_search_of_the_c_backend(number: str, search: str) -> No
 @pytest.mark.parametrize(
     ("xrt", "engine"), [("tensorrt", "tensorrt"), ("openvino", "openvino"), ("oneflow", "onnxruntime")]
 )
-def test_the_xrt_parameter_of_oneflow_serving(xrt: str, engine: str) -> None:
+def test_xrt_parameter_of_oneflow_serving(xrt: str, engine: str) -> None:
     settings = read(config({"xrt": xrt}))
     assert (settings.engine, settings.origins["engine"]) == (engine, "parameters.xrt")
 
@@ -71,20 +71,16 @@ def test_accelerators() -> None:
 @pytest.mark.parametrize(
     ("document", "words"),
     [
-        (config({"intra_op_threads": "2"}), "unknown key 'intra_op_threads' in parameters (did you mean"),
         (config({"precison": "bf16"}), "unknown key 'precison' in parameters (did you mean 'precision'?)"),
         (
             config({"precision": "bfloat16"}),
             "parameters.precision must be fp32, tf32, fp16, bf16, int8, got 'bfloat16'",
         ),
-        (config({"self_test": "no"}), "parameters.self_test must be on or off, got 'no'"),
         (config({"fallback": "openvino:int4"}), "parameters.fallback must be ENGINE or ENGINE:PRECISION"),
         (config({"layout": "nhwc"}), "parameters.layout nhwc is for GPUs"),
         (config({"layout": "chwn"}), "parameters.layout must be nchw, nhwc, got 'chwn'"),
         (config({"conv_search": "exhaustive"}), "parameters.conv_search is for GPUs"),
-        (config({"streams": "-1"}), "parameters.streams must be a whole number"),
         (config({"execution_mode": "parallel"}), "parameters.execution_mode must be 0 or 1, got 'parallel'"),
-        (config({"intra_op_thread_count": "-1"}), "parameters.intra_op_thread_count must be a whole number"),
         (config(graph={"level": 7}), "optimization.graph.level must be 0 (all)"),
         (config({"xrt": "tvm"}), "parameters.xrt must be tensorrt, openvino, oneflow, got 'tvm'"),
         (
@@ -97,7 +93,7 @@ def test_accelerators() -> None:
         (accelerators("gpu", "tensorrt"), "but the instance runs on the CPU"),
     ],
 )
-def test_what_is_refused(document: dict[str, Any], words: str) -> None:
+def test_invalid_configurations(document: dict[str, Any], words: str) -> None:
     with pytest.raises(RepositoryError) as caught:
         read(document)
     assert words in str(caught.value)
@@ -127,7 +123,6 @@ def test_values(key: str, text: str, expected: object) -> None:
     ("key", "texts", "expected"),
     [
         ("threads", ("", "-1", "1.5", " 2", "9" * 20, "two"), "a whole number, 0 for the default"),
-        ("precision", ("FP16", "half"), "fp32, tf32, fp16, bf16, int8"),
         ("self_test", ("1", "ON"), "on or off"),
         ("enable_mem_arena", ("true", "2", ""), "0 or 1"),
         (
@@ -148,7 +143,7 @@ def test_malformed_values(key: str, texts: tuple[str, ...], expected: str) -> No
 
 
 @given(st.lists(st.tuples(st.sampled_from(["engine", "fallback"]), st.sampled_from("xyz"), st.sampled_from("123"))))
-def test_every_value_counts_or_is_rejected_with_a_reason(sources: list[tuple[str, str, str]]) -> None:
+def test_each_value_is_used_or_rejected(sources: list[tuple[str, str, str]]) -> None:
     settings = read({}, *(Override(*source) for source in sources))
     first = {key: value for key, value, _ in reversed(sources)}
     assert settings.engine == first.get("engine", "")
@@ -157,7 +152,7 @@ def test_every_value_counts_or_is_rejected_with_a_reason(sources: list[tuple[str
         assert rejected == (first[key] != value)
 
 
-def test_the_options_reach_onnx_runtime() -> None:
+def test_options_of_onnx_runtime() -> None:
     parameters = {"execution_mode": "1", "inter_op_thread_count": "3", "intra_op_thread_count": "2", "session.x": "y"}
     settings = read(config({**parameters, "enable_mem_arena": "0", "enable_mem_pattern": "1"}, graph={"level": 2}))
     options = session_options(plan(settings, cpu(8)).configs[0])
@@ -173,7 +168,7 @@ class TestPrecedence:
     ENABLE = Override("engine", "tensorrt", "--enable-tensorrt")
     SET = Override("engine", "onnxruntime", "--set")
 
-    def test_the_order(self) -> None:
+    def test_order(self) -> None:
         document = accelerators("cpu", "openvino", {"xrt": "oneflow", "engine": "auto"})
         flags = [self.SET, self.ENABLE]
         seen = [read(document, *flags[start:]).engine for start in range(3)]
@@ -183,14 +178,14 @@ class TestPrecedence:
         del document["parameters"]["xrt"]
         assert read(document).origins["engine"] == "execution accelerator openvino"
 
-    def test_what_lost_is_told(self) -> None:
+    def test_overridden_values_are_listed(self) -> None:
         rejected = read(accelerators("cpu", "openvino"), self.SET, self.ENABLE).rejected
         assert rejected == (
             "engine tensorrt of --enable-tensorrt: --set requests onnxruntime",
             "engine openvino of execution accelerator openvino: --set requests onnxruntime",
         )
 
-    def test_options_of_one_engine_are_not_handed_to_another(self) -> None:
+    def test_options_are_kept_per_engine(self) -> None:
         written = accelerators("cpu", "openvino", num_streams="2", cache_dir="x")
         same = read(written, Override("engine", "openvino", "--enable-openvino"))
         assert (same.streams, same.options) == (2, {"openvino": {"cache_dir": "x"}})
@@ -198,13 +193,13 @@ class TestPrecedence:
         assert (other.streams, other.options) == (0, {"openvino": {"cache_dir": "x"}})  # for openvino as a fallback
         assert "streams 2 of execution accelerator openvino: another engine is requested" in other.rejected
 
-    def test_the_command_line_wins_in_every_vocabulary(self) -> None:
+    def test_command_line_overrides_every_vocabulary(self) -> None:
         written = config({"threads": "8", "engine": "onnxruntime", "conv_search": "default"})
         flags = [Override("intra_op_thread_count", "2", "--set"), Override("xrt", "openvino", "--set")]
         settings = read(written, *flags, Override("cudnn_conv_algo_search", "0", "--set"), gpu=True)
         assert (settings.threads, settings.engine, settings.conv_search) == (2, "openvino", "exhaustive")
 
-    def test_the_set_flag(self) -> None:
+    def test_set_flag(self) -> None:
         assert parse_override("precision=bf16") == ("precision", "bf16", "--set")
         with pytest.raises(RepositoryError, match="a value is missing"):
             parse_override("precision")
@@ -213,7 +208,7 @@ class TestPrecedence:
         with pytest.raises(RepositoryError, match="--set must be"):
             read({}, Override("precision", "bf17", "--set"))
 
-    def test_what_the_set_flag_cannot_change_is_refused_with_the_way_that_works(self) -> None:
+    def test_set_flag_refuses_keys_of_the_configuration(self) -> None:
         with pytest.raises(RepositoryError, match=r"only be set in config") as caught:
             parse_override("accept_images=true")
         assert (
@@ -222,12 +217,12 @@ class TestPrecedence:
         )
 
     @pytest.mark.parametrize("key", ["preprocess", "task", "ranking"])
-    def test_what_a_version_says_of_itself_is_not_set_at_the_start(self, key: str) -> None:
+    def test_set_flag_refuses_keys_of_a_version(self, key: str) -> None:
         with pytest.raises(RepositoryError, match="describes a version") as caught:
             parse_override(f"{key}={{}}")
         assert "graphkiln convert" in caught.value.hint
 
-    def test_what_triton_reads_itself_is_written_where_it_reads_it(self) -> None:
+    def test_set_flag_refuses_keys_of_triton(self) -> None:
         with pytest.raises(RepositoryError, match=r"from config\.pbtxt") as caught:
             parse_override("TRITON_SKIP_DLPACK=1")
         assert (
@@ -237,7 +232,7 @@ class TestPrecedence:
 
 
 class TestAccelerators:
-    def test_those_of_the_other_kind_of_device_are_checked_and_left_out(self) -> None:
+    def test_accelerators_of_another_device_are_validated_and_ignored(self) -> None:
         both = accelerators("gpu", "tensorrt")
         both["optimization"]["execution_accelerators"]["cpu_execution_accelerator"] = [{"name": "openvino"}]
         assert read(both, gpu=True).engine == "tensorrt"
@@ -245,17 +240,15 @@ class TestAccelerators:
         with pytest.raises(RepositoryError, match="unknown key 'openvine' in cpu_execution_accelerator"):
             read(accelerators("cpu", "openvine"), gpu=True)
 
-    def test_a_gpu_is_not_missed_in_silence(self) -> None:
+    def test_missing_gpu_is_an_error(self) -> None:
         with pytest.raises(RepositoryError) as caught:
             read(accelerators("gpu", "cuda"))
         assert "gpu_execution_accelerator 'cuda' is requested" in caught.value.message
         assert "on a machine with a GPU" in caught.value.hint
 
     @pytest.mark.parametrize("key", ["trt_fp16_enable", "trt_bf16_enable"])
-    @pytest.mark.parametrize(
-        ("value", "on"), [("1", True), ("true", True), ("True", True), ("0", False), ("no", False)]
-    )
-    def test_switches_of_tensorrt(self, key: str, value: str, on: bool) -> None:
+    @pytest.mark.parametrize(("value", "on"), [("1", True), ("True", True), ("no", False)])
+    def test_precision_switches_of_tensorrt(self, key: str, value: str, on: bool) -> None:
         settings = read(accelerators("gpu", "tensorrt", **{key: value}), gpu=True)
         assert settings.precision == (Precision(key.split("_")[1]) if on else None)
         assert settings.options == {}
@@ -265,14 +258,14 @@ class TestCpu:
     @pytest.mark.parametrize(
         "override", [Override("conv_search", "exhaustive", "--set"), Override("cudnn_conv_algo_search", "0", "--set")]
     )
-    def test_a_search_that_the_command_line_requests_is_refused(self, override: Override) -> None:
-        """What a repository of the C++ backend holds is tolerated; what somebody typed is not."""
+    def test_convolution_search_on_the_command_line_is_refused(self, override: Override) -> None:
+        """A repository of the C++ backend may contain it; a command line must not."""
         with pytest.raises(RepositoryError, match="--set is for GPUs, but the instance runs on the CPU"):
             read({}, override)
 
 
 class TestOpenVino:
-    def test_every_other_key_of_onnx_runtime_is_told(self) -> None:
+    def test_keys_of_onnx_runtime_are_rejected(self) -> None:
         keys = {name: "1" for name in SESSION_KEYS if name != "intra_op_thread_count"}
         rejected = read(config({"engine": "openvino", **keys, "session.x": "y"})).rejected
         assert {line.split()[0] for line in rejected} == {*keys, "session.x"}

@@ -1,4 +1,4 @@
-"""Split graphs on a real engine, beside the same graph whole on the same engine."""
+"""Split graphs on a real engine, compared with the whole graph on the same engine."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def built(make: Callable[[], onnx_ir.Model], folder: Path, *numbers: int) -> Ite
 
 @pytest.mark.parametrize("name", GRAPHS)
 @pytest.mark.parametrize("pipeline", [2, 3])
-def test_a_pipeline_computes_the_same_bits_as_the_whole_graph(tmp_path: Path, name: str, pipeline: int) -> None:
+def test_pipeline_equals_the_whole_graph_bit_by_bit(tmp_path: Path, name: str, pipeline: int) -> None:
     make, shape = GRAPHS[name]
     with built(make, tmp_path, pipeline) as (whole, split):
         for rows in (1, 4):
@@ -72,7 +72,7 @@ def test_a_pipeline_computes_the_same_bits_as_the_whole_graph(tmp_path: Path, na
         *(("attention", (1, 4)), ("attention", (2, 2))),
     ],
 )
-def test_shards_compute_the_same_within_the_order_of_sums(tmp_path: Path, name: str, numbers: tuple[int, int]) -> None:
+def test_shards_equal_the_whole_graph_up_to_rounding(tmp_path: Path, name: str, numbers: tuple[int, int]) -> None:
     make, shape = GRAPHS[name]
     with built(make, tmp_path, *numbers) as (whole, split):
         x = draw(4, *shape, seed=1)
@@ -97,7 +97,7 @@ def test_stages_run_in_threads_on_their_cores(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
-def test_a_part_that_cannot_be_loaded_leaves_nothing_open(
+def test_failed_build_leaves_nothing_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, numbers: tuple[int, int]
 ) -> None:
     graph = split_graphs.save(split_graphs.mlp(), tmp_path / "whole")
@@ -121,7 +121,7 @@ def test_a_part_that_cannot_be_loaded_leaves_nothing_open(
             worker.submit(print)
 
 
-def test_parts_share_their_weights_with_other_instances_and_not_with_each_other(tmp_path: Path) -> None:
+def test_instances_share_the_weights_of_each_part(tmp_path: Path) -> None:
     graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
     (tmp_path / "shared").mkdir()
     config = replace(spread(graph, tmp_path / "parts", 2), shared_folder=tmp_path / "shared")
@@ -185,8 +185,8 @@ UNUSUAL: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("name", UNUSUAL)
-def test_whatever_passes_from_stage_to_stage(tmp_path: Path, name: str) -> None:
-    """At every place where the graph can be cut, beside ONNX's reference."""
+def test_unusual_tensors_between_stages(tmp_path: Path, name: str) -> None:
+    """Every cut, compared with ONNX's reference."""
     text, weights, feeds = UNUSUAL[name]
     graph = split_graphs.save(made := make_graph(text, opset=20, **weights), tmp_path / "whole")
     expected = compute(made, **feeds)
@@ -208,8 +208,7 @@ def test_whatever_passes_from_stage_to_stage(tmp_path: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
-def test_sizes_that_differ_from_request_to_request(tmp_path: Path, numbers: tuple[int, int]) -> None:
-    """Also none at all: a request of no rows."""
+def test_dynamic_sizes(tmp_path: Path, numbers: tuple[int, int]) -> None:
     with built(split_graphs.decoder, tmp_path, *numbers) as (_, split):
         for rows, tokens in ((1, 3), (4, 9), (0, 5), (2, 1), (4, 9)):
             x = draw(rows, tokens, 24, seed=tokens)
@@ -228,7 +227,7 @@ HALVES = """(float16[batch,24] x) => (float16[batch,24] y) {
 
 @pytest.mark.parametrize("numbers", [(2, 1), (1, 2)])
 def test_graphs_in_fp16(tmp_path: Path, numbers: tuple[int, int]) -> None:
-    """Beside the same graph in fp32, within the policy's row: what passes between parts is rounded to fp16."""
+    """Compared with the same graph in fp32 within the policy's row."""
     weights = {"w1": draw(24, 48) / 7, "w2": draw(48, 24, seed=1) / 10}
     halves = {name: array.astype(np.float16) for name, array in weights.items()}
     x = draw(4, 24, seed=2)

@@ -1,7 +1,4 @@
-"""The plan of a model that is spread: which numbers, what each device holds, and why not otherwise.
-
-How long a batch takes is compared with a simulation.
-"""
+"""Plan of a spread model: numbers, stages, memory, micro-batches, and places on the machine."""
 
 from __future__ import annotations
 
@@ -12,12 +9,19 @@ from functools import partial
 
 import pytest
 
-from graphkiln_backend.graph.device import CPU, WAITING, Parallelism
+from graphkiln_backend.graph.device import CPU, WAITING, Device, Parallelism, Place
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost, NodeTimes
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.spreading import Machine, Planner, Spread, batch_seconds, why_whole
+from graphkiln_backend.lowering.parallel.spreading import (
+    Machine,
+    Planner,
+    Spread,
+    batch_seconds,
+    check_apart,
+    why_whole,
+)
 
 KIB = 1024
 
@@ -62,7 +66,7 @@ def planned(
     ).plan(numbers)
 
 
-def test_stages_in_words() -> None:
+def test_explain() -> None:
     split = planned(Parallelism(pipeline=2))
     assert split.cuts == (2,)
     assert (split.rows, split.numbers.micro_batches) == (1, 32)
@@ -76,7 +80,7 @@ def test_stages_in_words() -> None:
     assert "receives 16 bytes from the previous stage; 100% of the slowest stage's time" in lines[3]
 
 
-def test_measured_costs_are_told() -> None:
+def test_explain_measured_costs() -> None:
     seconds = {"n0": 9.0, "n1": 1.0, "n2": 1.0, "n3": 1.0}
     times = NodeTimes(graph="", runtime="onnxruntime 1", machine="a core", batches={"1": seconds})
     lines = planned(Parallelism(pipeline=2), times=times).explain().splitlines()
@@ -85,30 +89,23 @@ def test_measured_costs_are_told() -> None:
     assert lines[3].startswith("stage 0 on cores 0-3: nodes 0-0")
 
 
-def test_shards_hold_a_part_of_each_weight() -> None:
-    split = planned(Parallelism(pipeline=2, tensor=2))
-    assert [stage.weight_bytes for stage in split.stages] == [64 * KIB, 64 * KIB]
-    assert "stage 1 on cores 4-5, cores 6-7" in split.explain()
-    assert "(25% of the model's)" in split.explain()
-
-
 class TestAuto:
     @pytest.mark.parametrize(
         ("memory", "pipeline", "tensor"), [(400, 1, 1), (200, 2, 1), (100, 1, 3), (70, 4, 1), (40, 1, 7), (36, 4, 2)]
     )
-    def test_takes_the_fewest_devices_that_fit(self, memory: int, pipeline: int, tensor: int) -> None:
+    def test_fewest_devices_that_fit(self, memory: int, pipeline: int, tensor: int) -> None:
         split = planned(Parallelism(auto=True, memory_bytes=memory * KIB), cores=16)
         assert (split.numbers.pipeline, split.numbers.tensor, split.numbers.auto) == (pipeline, tensor, False)
 
-    def test_needs_to_know_the_memory(self) -> None:
+    def test_memory_is_required(self) -> None:
         with pytest.raises(LoweringError, match=r"memory of a device.*memory=2GiB"):
             planned(Parallelism(auto=True))
 
-    def test_nothing_fits(self) -> None:
+    def test_model_that_does_not_fit(self) -> None:
         with pytest.raises(LoweringError, match=r"auto, memory=5 KiB: the model does not fit.*2 devices available"):
             planned(Parallelism(auto=True, memory_bytes=5 * KIB), cores=2)
 
-    def test_stages_take_turns_where_a_batch_cannot_be_split(self) -> None:
+    def test_stages_take_turns_if_a_batch_cannot_be_split(self) -> None:
         split = planned(Parallelism(auto=True, memory_bytes=200 * KIB), batch=1, signature=ONE)
         assert (split.numbers.pipeline, split.numbers.micro_batches, split.rows) == (2, 1, 1)
 
@@ -147,15 +144,8 @@ def held(split: Spread) -> list[int]:
 
 
 class TestMemory:
-    """Of a net whose fastest stages leave nearly all weights to the last device."""
-
-    def test_balanced_time_leaves_the_last_device_nearly_all_weights(self) -> None:
-        split = planned(Parallelism(pipeline=2), batch=4, count_costs=heavy_end)
-        assert [stage.weight_bytes for stage in split.stages] == [8 * KIB, 234 * KIB]
-        assert [stage.memory_bytes for stage in split.stages] == held(split)
-
     @pytest.mark.parametrize(("memory", "stages"), [(600, 1), (250, 2), (190, 2), (170, 3), (160, 3)])
-    def test_no_device_holds_more_than_it_has(self, memory: int, stages: int) -> None:
+    def test_memory_limit_of_each_device(self, memory: int, stages: int) -> None:
         numbers = Parallelism(auto=True, memory_bytes=memory * KIB)
         split = planned(numbers, cores=4, batch=4, count_costs=heavy_end)
         assert split.numbers.pipeline == stages
@@ -163,15 +153,10 @@ class TestMemory:
         if stages > 1:
             assert f"rejected: pipeline={stages - 1}, tensor=1: no split into" in split.explain()
 
-    def test_what_fits_no_device_is_refused(self) -> None:
-        """The last node's weights alone take 150 KiB."""
-        with pytest.raises(LoweringError, match=r"does not fit.*the smallest needs 15\d.* KiB"):
-            planned(Parallelism(auto=True, memory_bytes=150 * KIB), cores=8, batch=4, count_costs=heavy_end)
-
 
 class TestMicroBatches:
-    def test_large_weights_are_read_less_often(self) -> None:
-        """A product of 16 rows takes as long as reading its 64 MB: fewer rows at a time would read them for nothing."""
+    def test_large_weights_need_larger_micro_batches(self) -> None:
+        """A product of 16 rows takes as long as reading its 64 MB."""
         heavy = partial(costs, flops=25_000_000, weights=64_000_000)
         split = planned(Parallelism(pipeline=2), count_costs=heavy)
         assert (split.numbers.micro_batches, split.rows) == (2, 16)
@@ -180,16 +165,16 @@ class TestMicroBatches:
     @pytest.mark.parametrize(
         ("asked", "batch", "found", "rows"), [(0, 3, 3, 1), (5, 32, 5, 7), (64, 8, 8, 1), (1, 8, 1, 8)]
     )
-    def test_numbers_and_rows(self, asked: int, batch: int, found: int, rows: int) -> None:
+    def test_rows_of_micro_batches(self, asked: int, batch: int, found: int, rows: int) -> None:
         split = planned(Parallelism(pipeline=2, micro_batches=asked), batch=batch)
         assert (split.numbers.micro_batches, split.rows) == (found, rows)
 
-    def test_a_batch_that_cannot_be_split_is_refused_unless_stages_may_take_turns(self) -> None:
+    def test_batch_that_cannot_be_split(self) -> None:
         with pytest.raises(LoweringError, match=r"batches are of one row.*micro_batches=1 lets the stages take turns"):
             planned(Parallelism(pipeline=2), batch=1)
         assert planned(Parallelism(pipeline=2, micro_batches=1), batch=1).rows == 1
 
-    def test_instances_that_share_stages_need_no_cutting(self) -> None:
+    def test_instances_that_share_stages_use_whole_batches(self) -> None:
         split = planned(Parallelism(data=1, pipeline=2), turns=2)
         assert (split.numbers.micro_batches, split.rows) == (1, 32)
         assert "2 instances share these devices and overlap their batches" in split.explain()
@@ -211,10 +196,10 @@ class TestMicroBatches:
             (Signature(inputs=(spec("x", "batch"),), outputs=(spec("y", "?y.0"),)), "the first dimension of 'y'"),
         ],
     )
-    def test_why_a_batch_cannot_be_split(self, signature: Signature, words: str) -> None:
+    def test_reasons_against_splitting_a_batch(self, signature: Signature, words: str) -> None:
         assert why_whole(8, signature).startswith(words) if words else why_whole(8, signature) == ""
 
-    def test_parts_whose_activations_do_not_fit_are_not_considered(self) -> None:
+    def test_micro_batches_that_do_not_fit_are_skipped(self) -> None:
         heavy = partial(costs, flops=25_000_000, weights=64_000_000)
         numbers = Parallelism(pipeline=2, memory_bytes=2 * 64_000_000 + 400)
         assert planned(numbers, count_costs=heavy).rows == 4
@@ -225,21 +210,20 @@ class TestMicroBatches:
 class TestTimeOfABatch:
     @pytest.mark.parametrize("times", [[1.0], [1.0, 1.0], [1.0, 3.0, 2.0], [5.0, 0.5]])
     @pytest.mark.parametrize("count", [1, 2, 7])
-    def test_alone(self, times: list[float], count: int) -> None:
+    def test_single_batch(self, times: list[float], count: int) -> None:
         assert batch_seconds(times, count) == pytest.approx(simulated(times, count, turns=1, batches=1))
 
     @pytest.mark.parametrize("times", [[1.0, 1.0], [1.0, 3.0, 2.0]])
     @pytest.mark.parametrize("count", [1, 4])
     @pytest.mark.parametrize("turns", [2, 3])
-    def test_among_others(self, times: list[float], count: int, turns: int) -> None:
-        """A stage is never idle, or all that are under way pass it one by one."""
+    def test_many_batches(self, times: list[float], count: int, turns: int) -> None:
         seconds, batches = batch_seconds(times, count, turns), 300
         assert seconds <= simulated(times, count, turns, batches) / batches * 1.02
         assert seconds >= simulated(times, count, len(times) * turns, batches) / batches * 0.98
 
 
 def simulated(times: list[float], count: int, turns: int, batches: int) -> float:
-    """When the last of many batches is done, as many of which as `turns` are under way at once."""
+    """Simulated end of the last of many batches, `turns` of them in flight at once."""
     free, done = [0.0] * len(times), list[float]()
     for batch in range(batches):
         ready = done[batch - turns] if batch >= turns else 0.0
@@ -249,3 +233,88 @@ def simulated(times: list[float], count: int, turns: int, batches: int) -> float
                 at = free[number] = max(at, free[number]) + seconds
         done.append(at)
     return done[-1]
+
+
+BOTH = Parallelism(pipeline=2, tensor=2)
+
+
+def on_cpu(numbers: Parallelism, cores: int, instance: int = 0, instances: int = 1) -> list[tuple[int, ...]]:
+    machine = Machine(device=CPU, cores=range(10, 10 + cores), instances=instances, instance=instance)
+    return [place.cores for place in machine.places(numbers)]
+
+
+@pytest.mark.parametrize(
+    ("count", "groups"),
+    [(1, [(10, 11, 12, 13, 14)]), (2, [(10, 11, 12), (13, 14)]), (5, [(10,), (11,), (12,), (13,), (14,)])],
+)
+def test_groups_of_cores(count: int, groups: list[tuple[int, ...]]) -> None:
+    assert on_cpu(Parallelism(pipeline=count), 5) == groups
+
+
+def test_instances_share_no_core() -> None:
+    numbers = Parallelism(data=2, pipeline=2)
+    assert on_cpu(numbers, 4, 0, 2) == [(10,), (11,)]
+    assert on_cpu(numbers, 4, 1, 2) == [(12,), (13,)]
+    assert on_cpu(Parallelism(), 2, 1, 2) == [(11,)]
+
+
+def test_gpus_follow_that_of_the_instance() -> None:
+    found = Machine(device=Device.gpu(2), cores=[0], gpus=6, instances=2, instance=1).places(BOTH)
+    assert found == tuple(Place(Device.gpu(index)) for index in (2, 3, 4, 5))
+
+
+@pytest.mark.parametrize(
+    ("numbers", "instances", "words"),
+    [
+        (Parallelism(data=2), 1, r"data=2 needs 2 instances.*its configuration has 1.*instance_group \[ \{ count: 2"),
+        (Parallelism(pipeline=5), 1, r"pipeline=5, tensor=1 needs 5 groups.*4 cores"),
+        (Parallelism(pipeline=2), 3, "3 instances of 2 groups; 4 cores"),
+    ],
+)
+def test_missing_cores_or_instances(numbers: Parallelism, instances: int, words: str) -> None:
+    with pytest.raises(LoweringError, match=words):
+        on_cpu(numbers, 4, 0, instances)
+
+
+@pytest.mark.parametrize(("gpus", "words"), [(5, "gpu:0, gpu:1, gpu:2, gpu:3, gpu:4"), (0, "none")])
+def test_missing_gpus(gpus: int, words: str) -> None:
+    with pytest.raises(LoweringError, match=f"needs 4 GPUs from gpu:2 on; available GPUs: {words}"):
+        Machine(device=Device.gpu(2), cores=[0], gpus=gpus).places(BOTH)
+
+
+class TestInstancesThatShareStages:
+    NUMBERS = Parallelism(data=1, pipeline=2)
+
+    def test_instances_of_one_copy_share_cores(self) -> None:
+        assert [on_cpu(self.NUMBERS, 2, each, 2) for each in range(2)] == [[(10,), (11,)]] * 2
+
+    def test_copies_are_taken_in_turn(self) -> None:
+        numbers = Parallelism(data=2, pipeline=2)
+        assert [on_cpu(numbers, 4, each, 4) for each in range(4)] == [[(10,), (11,)], [(12,), (13,)]] * 2
+
+    @pytest.mark.parametrize(
+        ("numbers", "instances", "device"),
+        [
+            (Parallelism(data=2, pipeline=2), 3, CPU),
+            (Parallelism(data=1, tensor=2), 2, CPU),
+            (Parallelism(data=1), 2, CPU),
+            (NUMBERS, 2, Device.gpu(0)),
+        ],
+    )
+    def test_sharing_that_is_refused(self, numbers: Parallelism, instances: int, device: Device) -> None:
+        """Shards of a batch all work at once; each process has weights of its own on a GPU."""
+        with pytest.raises(LoweringError, match=f"instances of the model.*its configuration has {instances}"):
+            Machine(device=device, cores=range(8), gpus=8, instances=instances).places(numbers)
+
+
+class TestGpusOfInstances:
+    @pytest.mark.parametrize("gpus", [(), (3,), (0, 4), (4, 0), (0, 4, 8)])
+    def test_disjoint_gpus(self, gpus: tuple[int, ...]) -> None:
+        check_apart(BOTH, gpus)
+
+    @pytest.mark.parametrize(("gpus", "shared"), [((0, 1), 1), ((2, 0, 6), 2), ((5, 5), 5)])
+    def test_overlapping_gpus(self, gpus: tuple[int, ...], shared: int) -> None:
+        """Each would hold parts of the model there, and there may not be memory for both."""
+        words = rf"of 4 GPUs each would share gpu:{shared};.*gpus: \[ 0, 4"
+        with pytest.raises(LoweringError, match=words):
+            check_apart(BOTH, gpus)

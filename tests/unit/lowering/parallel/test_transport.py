@@ -1,4 +1,4 @@
-"""Transport of tensors: on the host, and on devices with everything but NCCL itself, whose interface is PyTorch's."""
+"""Transport of tensors on the host, and on devices with a fake NCCL."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ GPUS = (Place(Device.gpu(0)), Place(Device.gpu(1)))
 
 
 class Tensor:
-    """What is used of a tensor of PyTorch's."""
+    """The part of PyTorch's tensors that is used."""
 
     def __init__(self, array: AnyArray) -> None:
         self.array = array
@@ -58,7 +58,7 @@ class Tensor:
 
 
 class Nccl:
-    """Adds as NCCL does: into outputs of their own; counts its calls, and fails when it is told to."""
+    """Fake NCCL: adds into separate outputs, counts its calls, and fails on request."""
 
     def __init__(self) -> None:
         self.calls = 0
@@ -76,7 +76,7 @@ class Nccl:
 
 @pytest.fixture
 def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
-    """PyTorch as it would be on GPUs."""
+    """Fake PyTorch with GPUs."""
     found = Nccl()
     synchronized: list[object] = []
     torch = SimpleNamespace(
@@ -90,10 +90,7 @@ def nccl(monkeypatch: pytest.MonkeyPatch) -> Nccl:
     return found
 
 
-def test_shards_compute_the_same_as_by_way_of_the_host(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: Nccl
-) -> None:
-    """From the arrays of a request to those of its response, with tensors of the engine in between."""
+def test_shards_by_nccl_equal_shards_by_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nccl: Nccl) -> None:
     graph = split_graphs.save(split_graphs.attention(), tmp_path / "whole")
     config = spread(graph, tmp_path / "parts", 1, 2)
     x, engine, signature = draw(3, 5, 24, seed=1), OnnxRuntimeEngine(), read_signature(graph)
@@ -111,8 +108,7 @@ def test_shards_compute_the_same_as_by_way_of_the_host(
         np.testing.assert_array_equal(split.run({"x": x})["y"], expected)
 
 
-def test_stages_hand_on_what_lies_on_their_devices(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same bits as by way of the host, batch after batch."""
+def test_stages_on_devices_equal_stages_on_the_host(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     graph = split_graphs.save(split_graphs.convolutions(), tmp_path / "whole")
     config = spread(graph, tmp_path / "parts", 3)
     x, engine, signature = draw(5, 3, 16, 16, seed=1), OnnxRuntimeEngine(), read_signature(graph)
@@ -125,8 +121,7 @@ def test_stages_hand_on_what_lies_on_their_devices(tmp_path: Path, monkeypatch: 
         assert split.placement({"x": x}).products == ran.products
 
 
-def test_partial_sums_stay_as_they_are(nccl: Nccl) -> None:
-    """They may lie in a session's own memory."""
+def test_partial_sums_are_not_changed(nccl: Nccl) -> None:
     partials = [Tensor(np.ones(2, np.float32)), Tensor(np.full(2, 2, np.float32))]
     totals = DeviceTransport().add(partials)
     assert [total.array.tolist() for total in totals] == [[3, 3], [3, 3]]
@@ -134,7 +129,7 @@ def test_partial_sums_stay_as_they_are(nccl: Nccl) -> None:
     assert nccl.calls == 1
 
 
-def test_nothing_is_sent_for_batches_of_no_rows(nccl: Nccl) -> None:
+def test_empty_batch_needs_no_reduction(nccl: Nccl) -> None:
     totals = DeviceTransport().add([Tensor(np.ones((0, 4), np.float32))] * 2)
     assert [total.array.shape for total in totals] == [(0, 4)] * 2
     assert not nccl.calls
@@ -162,12 +157,10 @@ class OnDevice:
 
 
 class TestChoice:
-    """Which transport is chosen, and the reason where it is slower than it could be."""
-
     CPUS = (Place(CPU, (0,)), Place(CPU, (1,)))
 
     @pytest.mark.usefixtures("nccl")
-    def test_gpus_keep_tensors_on_the_device(self, logged: list[str]) -> None:
+    def test_tensors_stay_on_gpus(self, logged: list[str]) -> None:
         session: Any = OnDevice()
         for adds in (True, False):
             assert isinstance(choose_transport(GPUS, [session] * 2, adds=adds), DeviceTransport)
@@ -184,23 +177,23 @@ class TestChoice:
         ],
     )
     @pytest.mark.usefixtures("nccl")
-    def test_sessions_that_cannot(self, session: Any, reason: str, adds: bool, logged: list[str]) -> None:
+    def test_unsuitable_sessions(self, session: Any, reason: str, adds: bool, logged: list[str]) -> None:
         assert type(choose_transport(GPUS, [OnDevice(), session], adds=adds)) is HostTransport
         (line,) = logged
         assert reason in line
 
-    def test_a_pytorch_without_nccl(self, nccl: Nccl, logged: list[str]) -> None:
+    def test_pytorch_without_nccl(self, nccl: Nccl, logged: list[str]) -> None:
         nccl.available = False
         assert type(choose_transport(GPUS, [], adds=True)) is HostTransport
         assert "this build of PyTorch has no NCCL" in logged[0]
 
-    def test_no_pytorch(self, monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
+    def test_missing_pytorch(self, monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
         monkeypatch.setattr(transport, "find_spec", lambda _: None)
         assert type(choose_transport(GPUS, [], adds=True)) is HostTransport
         assert "pip install 'graphkiln[parallel]'" in logged[0]
 
 
-def test_sums_on_the_host_are_new_arrays_in_the_order_of_the_shards() -> None:
+def test_host_sums_follow_the_order_of_shards() -> None:
     large, small = np.array([1e8], np.float32), np.array([1.0], np.float32)
     host = HostTransport()
     assert host.add([large, -large, small]) == [np.float32(1)] * 3
@@ -209,8 +202,8 @@ def test_sums_on_the_host_are_new_arrays_in_the_order_of_the_shards() -> None:
 
 
 @pytest.mark.slow
-def test_pytorch_takes_what_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The real library with tensors on the CPU; NCCL alone is another's, called as its signature says."""
+def test_with_the_real_pytorch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real library with tensors on the CPU; only NCCL is replaced."""
     import torch
 
     assert list(inspect.signature(torch.cuda.nccl.all_reduce).parameters)[:2] == ["inputs", "outputs"]

@@ -1,9 +1,12 @@
-"""Micro-batches through stages: nothing is lost, swapped or left over, whatever fails."""
+"""Sessions of stages and shards: order of rows, errors, sums, and their threads."""
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from contextvars import ContextVar
 
 import numpy as np
 import pytest
@@ -14,14 +17,21 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
-from graphkiln_backend.lowering.parallel.building import PipelineSession, Stage, Worker
+from graphkiln_backend.lowering.parallel.building import (
+    PipelineSession,
+    Segment,
+    ShardedSession,
+    Stage,
+    Worker,
+    results_of,
+)
 from graphkiln_backend.system.closing import Closeable
 
 Compute = Callable[[dict[str, AnyArray]], dict[str, AnyArray]]
 
 
 class Computed(Closeable):
-    """A stage that computes what a test says."""
+    """Session of a stage that computes by a function."""
 
     def __init__(self, compute: Compute) -> None:
         self.compute = compute
@@ -84,9 +94,7 @@ def feeds(rows: int) -> dict[str, AnyArray]:
     ("micro_batches", "rows", "parts"),
     [(1, 7, [7]), (2, 7, [3, 4]), (4, 7, [1, 2, 2, 2]), (9, 3, [1, 1, 1]), (4, 0, [0]), (4, 1, [1])],
 )
-def test_every_row_comes_out_in_its_place(
-    stages: list[Computed], micro_batches: int, rows: int, parts: list[int]
-) -> None:
+def test_rows_keep_their_order(stages: list[Computed], micro_batches: int, rows: int, parts: list[int]) -> None:
     with pipeline(stages, micro_batches) as session:
         given = feeds(rows)
         found = session.run(given)
@@ -98,7 +106,7 @@ def test_every_row_comes_out_in_its_place(
     assert len({thread for stage in stages for thread in stage.threads}) == 3, "each stage has a thread of its own"
 
 
-def test_stages_work_at_the_same_time(stages: list[Computed]) -> None:
+def test_stages_run_in_parallel(stages: list[Computed]) -> None:
     """The first stage computes the second micro-batch while the second stage computes the first."""
     meeting = threading.Barrier(2, timeout=30)
 
@@ -117,7 +125,7 @@ def test_stages_work_at_the_same_time(stages: list[Computed]) -> None:
     np.testing.assert_array_equal(found["early"], feeds(2)["x"] + 1)
 
 
-def test_a_stage_that_fails_fails_the_batch_and_the_next_one_is_computed(stages: list[Computed]) -> None:
+def test_failed_stage_fails_its_batch_only(stages: list[Computed]) -> None:
     right = stages[1].compute
 
     def fail(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
@@ -134,7 +142,7 @@ def test_a_stage_that_fails_fails_the_batch_and_the_next_one_is_computed(stages:
         np.testing.assert_array_equal(found["y"], (feeds(4)["x"] + 1) * 2 + feeds(4)["z"])
 
 
-def test_outputs_whose_size_follows_from_values_cannot_be_joined(stages: list[Computed]) -> None:
+def test_outputs_of_varying_size_cannot_be_joined(stages: list[Computed]) -> None:
     stages[2].compute = lambda feeds: {"y": np.zeros((1, int(feeds["z"][0, 0])))}
     with pipeline(stages, 2) as session:
         with pytest.raises(ExecutionError, match=r"'y' has the shapes \[1, 0\], \[1, 200\].*micro_batches=1"):
@@ -142,7 +150,7 @@ def test_outputs_whose_size_follows_from_values_cannot_be_joined(stages: list[Co
         assert session.run({name: array[1:] for name, array in feeds(2).items()})["y"].shape == (1, 200)
 
 
-def test_what_ran_is_that_of_all_stages(stages: list[Computed]) -> None:
+def test_placement_joins_all_stages(stages: list[Computed]) -> None:
     with pipeline(stages, 2) as session:
         placement = session.placement(feeds(4))
     assert (placement.nodes, placement.products) == ({"fake": 4}, {Precision.FP32: 3})
@@ -150,7 +158,7 @@ def test_what_ran_is_that_of_all_stages(stages: list[Computed]) -> None:
     assert [stage.rows for stage in stages] == [[4]] * 3
 
 
-def test_closing_ends_threads_and_sessions(stages: list[Computed]) -> None:
+def test_close_ends_threads_and_sessions(stages: list[Computed]) -> None:
     session = pipeline(stages, 2)
     session.run(feeds(2))
     session.close()
@@ -160,12 +168,10 @@ def test_closing_ends_threads_and_sessions(stages: list[Computed]) -> None:
 
 
 AHEAD = WAITING + 2
-"""Micro-batches that a stage has begun at most and the next one has not ended: one in each of the two, and those that
-wait between them."""
+# begun by a stage and not ended by the next one: one in each of the two, and those that wait
 
 
-def test_a_stage_does_not_run_ahead_without_bound(stages: list[Computed]) -> None:
-    """What waits takes memory of the stage that computed it, as the plan counts it."""
+def test_number_of_waiting_micro_batches_is_bounded(stages: list[Computed]) -> None:
     overtaken, begun = threading.Event(), threading.Semaphore(0)
     first, second = stages[0].compute, stages[1].compute
 
@@ -175,7 +181,7 @@ def test_a_stage_does_not_run_ahead_without_bound(stages: list[Computed]) -> Non
             overtaken.set()
         return first(tensors)
 
-    def stand_still(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
+    def hold(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
         if len(stages[1].rows) == 1:
             for _ in range(AHEAD):
                 assert begun.acquire(timeout=30), "as many are begun as may be"
@@ -183,7 +189,7 @@ def test_a_stage_does_not_run_ahead_without_bound(stages: list[Computed]) -> Non
         assert len(stages[0].rows) < len(stages[1].rows) + AHEAD
         return second(tensors)
 
-    stages[0].compute, stages[1].compute = note, stand_still
+    stages[0].compute, stages[1].compute = note, hold
     with pipeline(stages, 9) as session:
         found = session.run(feeds(9))
     np.testing.assert_array_equal(found["y"], (feeds(9)["x"] + 1) * 2 + feeds(9)["z"])
@@ -191,7 +197,7 @@ def test_a_stage_does_not_run_ahead_without_bound(stages: list[Computed]) -> Non
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
-def test_a_stage_that_fails_leaves_as_much_room_as_before(stages: list[Computed], broken: int) -> None:
+def test_failed_stage_releases_its_slots(stages: list[Computed], broken: int) -> None:
     right = stages[broken].compute
 
     def fail(_: dict[str, AnyArray]) -> dict[str, AnyArray]:
@@ -205,3 +211,124 @@ def test_a_stage_that_fails_leaves_as_much_room_as_before(stages: list[Computed]
         stages[broken].compute = right
         session.run(feeds(8))
         assert [room._value for room in session._room] == [AHEAD, AHEAD]
+
+
+def shard_spec(name: str) -> TensorSpec:
+    return TensorSpec(name=name, dtype=DType.FP32, shape=("batch",))
+
+
+SHARD_SIGNATURE = Signature(inputs=(shard_spec("x"),), outputs=(shard_spec("y"), shard_spec("total")))
+
+
+class Scaled(Closeable):
+    """Multiplies its only input into its only output."""
+
+    def __init__(self, factor: float, error: Exception | None = None) -> None:
+        self.factor = factor
+        self.error = error
+        self.closed = 0
+        self.threads: list[int] = []
+        self.signature = SHARD_SIGNATURE
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        self.threads.append(threading.get_ident())
+        if self.error:
+            raise self.error
+        ((_, array),) = feeds.items()
+        assert outputs is not None
+        (name,) = outputs
+        return {name: array * np.float32(self.factor)}
+
+    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
+        return Placement(nodes={"fake": len(feeds)}, precision=Precision.FP32, products={Precision.FP32: 1})
+
+    def close(self) -> None:
+        self.closed += 1
+
+
+def sharded(*factors: float, error: Exception | None = None, broken: int = 1) -> tuple[ShardedSession, list[Scaled]]:
+    """`total = x * (a + b)`, then `y = total * 10` in every shard."""
+    first = tuple(Scaled(factor) for factor in factors)
+    second = tuple(Scaled(10, error if number == broken else None) for number in range(len(factors)))
+    segments = [
+        Segment(sessions=first, inputs=("x",), outputs=("p",), reduced={"p": "total"}),
+        Segment(sessions=second, inputs=("total",), outputs=("y",)),
+    ]
+    return ShardedSession(segments, [Worker() for _ in factors], SHARD_SIGNATURE), [*first, *second]
+
+
+def test_partial_sums_are_added() -> None:
+    x = np.array([1, 2], np.float32)
+    with sharded(3, 4, 5)[0] as session:
+        found = session.run({"x": x})
+        assert list(found) == ["y", "total"]
+        np.testing.assert_array_equal(found["total"], x * 12)
+        np.testing.assert_array_equal(found["y"], x * 120)
+        assert list(session.run({"x": x}, ["y"])) == ["y"]
+
+
+def test_placement_joins_all_shards() -> None:
+    with sharded(1, 2)[0] as session:
+        placement = session.placement({"x": np.ones(2, np.float32)})
+    assert (placement.nodes, placement.products) == ({"fake": 4}, {Precision.FP32: 4})
+
+
+@pytest.mark.parametrize("broken", [0, 1, 2])
+def test_failed_shard_fails_the_request(broken: int) -> None:
+    session, sessions = sharded(1, 2, 3, error=ExecutionError("the device is gone"), broken=broken)
+    with session, pytest.raises(ExecutionError, match="the device is gone"):
+        session.run({"x": np.ones(2, np.float32)})
+    assert [each.closed for each in sessions] == [1] * 6
+    assert [len(each.threads) for each in sessions] == [1] * 6, "all were computed, and none runs any more"
+
+
+MARK: ContextVar[str] = ContextVar("MARK", default="none")
+
+
+def test_worker_and_its_threads_stay_on_their_cores() -> None:
+    core = min(os.sched_getaffinity(0))
+    inherited: list[set[int]] = []
+
+    def start_another() -> set[int]:
+        thread = threading.Thread(target=lambda: inherited.append(os.sched_getaffinity(0)))
+        thread.start()
+        thread.join()
+        return os.sched_getaffinity(0)
+
+    before = os.sched_getaffinity(0)
+    with Worker([core]) as worker:
+        assert worker.submit(start_another).result() == {core}
+    assert inherited == [{core}]
+    assert os.sched_getaffinity(0) == before
+
+
+def test_worker_runs_calls_in_order_in_the_callers_context() -> None:
+    order: list[int] = []
+    MARK.set("mine")
+    with Worker() as worker:
+        futures = [worker.submit(order.append, number) for number in range(50)]
+        assert worker.submit(MARK.get).result() == "mine"
+        results_of(futures)
+    assert order == list(range(50))
+
+
+def test_results_of_waits_for_all_calls_after_an_error() -> None:
+    first, second = Future[int](), Future[int]()
+    returned = threading.Event()
+    errors: list[BaseException] = []
+
+    def wait() -> None:
+        try:
+            results_of([first, second])
+        except ValueError as error:
+            errors.append(error)
+        returned.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    first.set_exception(ValueError("broken"))
+    assert not returned.wait(0.05), "the other one still reads the caller's arrays"
+    second.set_result(2)
+    assert returned.wait(10)
+    thread.join()
+    assert [str(error) for error in errors] == ["broken"]

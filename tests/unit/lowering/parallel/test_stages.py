@@ -1,4 +1,4 @@
-"""The best cuts, beside all cuts that there are."""
+"""Cutting a graph into stages, compared with brute force."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkiln_backend.lowering.parallel.speed import Speed
 from graphkiln_backend.lowering.parallel.stages import StageCost, find_cuts, find_stages
 
 SPEED = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1.0, link_s=0.0)
-"""A second for each operation, and for each byte that is handed on."""
+# a second for each operation, and for each transferred byte
 
 
 def chain(
@@ -45,22 +45,13 @@ def begins(stages: tuple[StageCost, ...]) -> list[int]:
     return [stage.begin for stage in stages]
 
 
-def test_stages_are_balanced() -> None:
-    stages = find_stages(chain([5, 1, 1, 1, 1, 1]), 2, SPEED)
-    assert begins(stages) == [0, 1]
-    assert [stage.end for stage in stages] == [1, 6]
-    assert [stage.flops for stage in stages] == [5, 5]
-    assert [stage.seconds for stage in stages] == [5.0, 6.0]  # and the one byte that is handed over
-    assert [stage.handed_bytes for stage in stages] == [0, 1]
-
-
-def test_of_equal_splits_the_one_across_which_less_passes() -> None:
+def test_equal_splits_are_ordered_by_transfers() -> None:
     free = Speed(flops_per_s=1.0, bytes_per_s=1e12, link_bytes_per_s=1e30, link_s=0.0)
     assert begins(find_stages(chain([2, 0, 0, 2], [1, 9, 3, 5, 1]), 2, free)) == [0, 2]
 
 
 def brute_force(costs: GraphCosts, stages: int, rows: int, memory: int) -> float:
-    """The slowest stage of the split that is to be found, of all splits, counted node by node.
+    """Time of the slowest stage of the best split, counted node by node.
 
     The fastest, unless another one takes at most 6% more and no device of it holds more than its share and a tenth.
     """
@@ -100,7 +91,7 @@ def count_split(costs: GraphCosts, places: tuple[int, ...], rows: int, memory: i
 
 @pytest.mark.parametrize("seed", range(12))
 @pytest.mark.parametrize("stages", [1, 2, 3])
-def test_no_other_split_is_better(seed: int, stages: int) -> None:
+def test_split_equals_brute_force(seed: int, stages: int) -> None:
     """Random graphs with branches, shared weights and a limit of memory."""
     draw = np.random.default_rng(seed)
     nodes, names = [], ["t0"]
@@ -132,7 +123,7 @@ def test_no_other_split_is_better(seed: int, stages: int) -> None:
 
 
 class TestWeights:
-    """A table that takes no time, as that of tokens, before ten products of 100 operations, but for the fifth."""
+    """A token table, which takes no time, before ten products; all but the fifth have 100 operations."""
 
     @pytest.mark.parametrize(
         ("table", "fifth", "weights", "seconds"),
@@ -142,7 +133,7 @@ class TestWeights:
             (20, 20, [70, 50], [420, 500]),  # 70 of 120 bytes are no more than half and a tenth
         ],
     )
-    def test_a_device_holds_its_share_where_that_takes_little(
+    def test_balanced_weights_are_preferred_at_little_cost(
         self, table: int, fifth: int, weights: list[int], seconds: list[int]
     ) -> None:
         products = [100] * 4 + [fifth] + [100] * 5
@@ -152,15 +143,15 @@ class TestWeights:
         assert [stage.seconds for stage in stages] == pytest.approx(seconds)
 
 
-class TestPlaces:
-    def test_nothing_that_is_fused_is_separated(self) -> None:
+class TestCuts:
+    def test_fused_nodes_are_not_separated(self) -> None:
         assert find_cuts(chain([1] * 5, fuses="24")) == [0, 1, 3, 5]
         assert find_cuts(chain([1] * 5, opens="2")) == [0, 1, 2, 4, 5]
 
-    def test_where_everything_is_fused_any_cut_will_do(self) -> None:
+    def test_fused_nodes_are_separated_if_necessary(self) -> None:
         assert find_cuts(chain([1] * 3, fuses="012")) == [0, 1, 2, 3]
 
-    def test_parts_of_shards_never_pass_from_stage_to_stage(self) -> None:
+    def test_local_tensors_never_cross_a_cut(self) -> None:
         whole = chain([1] * 4)
         costs = GraphCosts(nodes=whole.nodes, inputs=whole.inputs, outputs=whole.outputs, local=frozenset(["t1", "t2"]))
         assert find_cuts(costs) == [0, 3, 4]
@@ -171,14 +162,7 @@ class TestRefusals:
         with pytest.raises(LoweringError, match=r"cannot be cut into 3 stages; it can be cut at 1 places"):
             find_stages(chain([1, 1]), 3, SPEED)
 
-    def test_too_little_memory(self) -> None:
-        costs = chain([1, 1], [4, 4, 4], [{"a": 100}, {"b": 50}])
-        with pytest.raises(LoweringError, match=r"no split into 2 stages fits 107 bytes.*the smallest needs 108 bytes"):
-            find_stages(costs, 2, SPEED, memory_bytes=107)
-        first, second = find_stages(costs, 2, SPEED, memory_bytes=108)
-        assert (first.weight_bytes, first.activation_bytes, second.memory_bytes) == (100, 8, 58)
-
-    def test_what_waits_for_the_next_stage_takes_memory(self) -> None:
+    def test_waiting_micro_batches_take_memory(self) -> None:
         """Two micro-batches of two rows, of 10 bytes each, beside those that are alive while a stage computes."""
         wide = chain([1, 1, 1, 1], [1, 20, 10, 20, 1])
         none, some = (find_stages(wide, 2, SPEED, rows=2, waiting=waiting) for waiting in (0, 2))
