@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from graphkiln.story.workloads import Throughput, measure_throughput
+from graphkiln.bench.generator import Throughput, measure_throughput
 
 _WARM_UP_S = 1.0
 _Found = TypeVar("_Found")
@@ -56,7 +56,7 @@ def measure(
     """Measure in turn functions of one request each, called by `concurrency` threads."""
 
     def load(request: Callable[[], object], length: float) -> Throughput:
-        return measure_throughput(lambda _: request(), concurrency, (b"",), length)
+        return measure_throughput(request, concurrency, length)
 
     found = take_turns("", {name: partial(load, each) for name, each in requests.items()}, rounds, seconds)
     return {name: _summary(measured) for name, measured in found.items()}

@@ -26,8 +26,8 @@ from measurement import take_turns
 from peers.image import EXACT_PRODUCTS, HOST, preprocess, score, session, top5
 from peers.protocols import PEERS, Label, Peer
 
+from graphkiln.bench.generator import Throughput, in_turn, measure_throughput
 from graphkiln.story.server import start_server
-from graphkiln.story.workloads import Throughput, measure_throughput
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.repository.version import CONFIG_FILE
@@ -61,8 +61,9 @@ def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
 
     def run(start: Callable[[], AbstractContextManager[Classify]], length: float) -> Throughput:
         with start() as classify:
-            measure_throughput(classify, CALLERS, jpegs, _WARM_UP_S)
-            return measure_throughput(classify, CALLERS, jpegs, length)
+            call = in_turn([partial(classify, jpeg) for jpeg in jpegs])
+            measure_throughput(call, CALLERS, _WARM_UP_S)
+            return measure_throughput(call, CALLERS, length)
 
     runs = {name: partial(run, start) for name, start in contenders.items()}
     return _rows(take_turns("", runs, rounds, seconds, warm_up=False))

@@ -19,8 +19,8 @@ from inputs import add_model, exported_graph, openvino_settings, parameters
 from measurement import Ratio, ratio_of, take_turns
 from servers import Load, check_backend, find_generator, start_cpp_server
 
+from graphkiln.bench.generator import measure_throughput
 from graphkiln.story.server import LocalServer, start_server
-from graphkiln.story.workloads import measure_throughput
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 
 OURS, CPP, BARE = "graphkiln", "C++ backend", "bare session"
@@ -185,7 +185,7 @@ def _bare_run(variant: Variant, concurrency: int) -> Run:
     callers = min(variant.instances, concurrency)
 
     def run(seconds: float) -> Sample:
-        found = measure_throughput(lambda _: session.run(None, feeds), callers, (b"",), seconds)
+        found = measure_throughput(lambda: session.run(None, feeds), callers, seconds)
         p50, p99 = (float(value) for value in np.percentile(found.latencies_ms, (50, 99)))
         load = Load(per_second=found.per_second, p50_ms=p50, p99_ms=p99)
         return Sample(load=load, server_us={}, batch=1.0, cpu_ms=0.0)

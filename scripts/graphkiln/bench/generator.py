@@ -1,5 +1,8 @@
 """Closed loops (a number of callers) and open loops (a request rate), and their measurements.
 
+`record_closed_loop` and `record_open_loop` send requests to a server for a fixed interval and record each of them;
+`measure_throughput` calls any function, even one that takes seconds, and measures between completions.
+
 In an open loop, the latency of a request is measured from its due time, not from the time when a caller was free to
 send it, so that a stall of the server counts for all requests that had to wait (no coordinated omission).
 
@@ -8,6 +11,7 @@ Source: G. Tene, "How NOT to Measure Latency"; B. Schroeder et al., "Open Versus
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import Counter
@@ -264,3 +268,89 @@ def _percentiles(milliseconds: npt.NDArray[np.float64]) -> dict[str, float]:
         return {}
     values = zip(_PERCENTILES, np.percentile(milliseconds, _PERCENTILES), strict=True)
     return {**{f"p{percent:g}": float(value) for percent, value in values}, "mean": float(milliseconds.mean())}
+
+
+def in_turn(requests: Sequence[Send]) -> Send:
+    """Return a thread-safe function that calls the next request each time."""
+    if len(requests) == 1:
+        return requests[0]
+    turns = itertools.cycle(requests)  # `next` is atomic
+
+    def send() -> object:
+        return next(turns)()
+
+    return send
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Throughput:
+    """Throughput of a function.
+
+    Attributes:
+        per_second: Calls per second while all callers were busy.
+        latencies_ms: Duration of each call.
+        seconds: Duration of the whole measurement.
+    """
+
+    per_second: float
+    latencies_ms: tuple[float, ...]
+    seconds: float
+
+
+def measure_throughput(call: Callable[[], object], callers: int, seconds: float) -> Throughput:
+    """Call a function again and again from concurrent threads.
+
+    Args:
+        call: Function to measure; may raise any error.
+        callers: Number of threads.
+        seconds: Duration in which new calls begin; each caller makes at least one.
+
+    Raises:
+        BaseException: The first error of `call`, which stops all callers.
+    """
+    spans: list[tuple[float, float]] = []
+    failures: list[BaseException] = []
+    started = time.perf_counter()
+
+    def work() -> None:
+        try:
+            while True:
+                begun = time.perf_counter()
+                call()
+                spans.append((begun, time.perf_counter()))
+                if failures or time.perf_counter() - started >= seconds:
+                    return
+        except BaseException as error:  # noqa: BLE001 - raised below in the calling thread
+            failures.append(error)
+
+    if callers == 1:
+        work()  # not in a thread: there, glibc's allocator slows down eager PyTorch by a quarter
+    else:
+        threads = [threading.Thread(target=work) for _ in range(callers)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if failures:
+        raise failures[0]
+    completions = sorted(end for _, end in spans)
+    return Throughput(
+        per_second=_rate(started, completions, callers, started + seconds),
+        latencies_ms=tuple((end - begun) * 1e3 for begun, end in spans),
+        seconds=completions[-1] - started,
+    )
+
+
+def _rate(started: float, completions: Sequence[float], callers: int, deadline: float) -> float:
+    """Compute the calls per second while all callers were busy.
+
+    With several callers, the calls that fill and drain the pipeline are left out. The time is measured from completion
+    to completion, so that batches are not cut. If less than a third of the measurement remains, all of it counts,
+    because the calls of one batch complete together.
+    """
+    whole = len(completions) / (completions[-1] - started)
+    if callers == 1:
+        return whole
+    first, least = completions[callers - 1], (deadline - started) / 3
+    inside = [moment for moment in completions[callers:] if moment <= deadline]
+    return len(inside) / (inside[-1] - first) if inside and inside[-1] - first >= least else whole

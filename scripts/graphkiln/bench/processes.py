@@ -7,7 +7,6 @@ starts.
 
 from __future__ import annotations
 
-import itertools
 import os
 import pickle
 import select
@@ -22,7 +21,14 @@ from dataclasses import dataclass
 from typing import IO, TYPE_CHECKING, Any
 
 from graphkiln.bench.arrivals import Arrivals
-from graphkiln.bench.generator import Measurement, Recording, Timing, record_closed_loop, record_open_loop
+from graphkiln.bench.generator import (
+    Measurement,
+    Recording,
+    Timing,
+    in_turn,
+    record_closed_loop,
+    record_open_loop,
+)
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.system.processes import start
@@ -227,18 +233,6 @@ def _open(stack: ExitStack, target: Target) -> Model:
     if not target.shared_memory:
         return client.model(target.model, target.version)
     return stack.enter_context(client.shared_memory()).model(target.model, target.version)
-
-
-def in_turn(requests: Sequence[Callable[[], object]]) -> Callable[[], object]:
-    """Return a thread-safe function that calls the next request each time."""
-    if len(requests) == 1:
-        return requests[0]
-    turns = itertools.cycle(requests)  # `next` is atomic
-
-    def send() -> object:
-        return next(turns)()
-
-    return send
 
 
 def _record(job: Job, send: Callable[[], object], start: float) -> Recording:

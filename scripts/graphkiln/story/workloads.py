@@ -6,22 +6,21 @@ so that the memory of a worker is that of its variant.
 
 from __future__ import annotations
 
-import itertools
 import multiprocessing
 import signal
-import threading
-import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, closing, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from graphkiln.bench.generator import Throughput, in_turn, measure_throughput
 from graphkiln.story.variants import StoryRequest
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.device import Device
@@ -286,89 +285,6 @@ def served_workload(url: str, model: str, callers: int, *, top_k: int, gradient:
         yield Predictor(run_one=classify if top_k and not gradient else infer, predict=predict, callers=callers)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Throughput:
-    """One measurement.
-
-    Attributes:
-        per_second: Images per second while all callers were busy.
-        latencies_ms: Latency of every image, from the JPEG to the outputs.
-        seconds: Duration of the whole measurement.
-    """
-
-    per_second: float
-    latencies_ms: tuple[float, ...]
-    seconds: float
-    images: int
-
-
-def measure_throughput(
-    predict: Callable[[bytes], object], callers: int, jpegs: Sequence[bytes], seconds: float
-) -> Throughput:
-    """Call a function with one image after another from concurrent threads.
-
-    Args:
-        predict: Processes one image.
-        callers: Number of threads.
-        jpegs: Images, taken in turn.
-        seconds: Duration in which new images are taken; each caller takes at least one.
-
-    Raises:
-        BaseException: The first error of `predict`, which stops all callers.
-    """
-    spans: list[tuple[float, float]] = []
-    failures: list[BaseException] = []
-    images = itertools.cycle(jpegs)
-    images_lock = threading.Lock()
-    started = time.perf_counter()
-
-    def work() -> None:
-        try:
-            while True:
-                with images_lock:
-                    jpeg = next(images)
-                start = time.perf_counter()
-                predict(jpeg)
-                spans.append((start, time.perf_counter()))
-                if failures or time.perf_counter() - started >= seconds:
-                    return
-        except BaseException as error:  # noqa: BLE001 - raised below in the calling thread
-            failures.append(error)
-
-    if callers == 1:
-        work()  # not in a thread: there, glibc's allocator slows down eager PyTorch by a quarter
-    else:
-        threads = [threading.Thread(target=work) for _ in range(callers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if failures:
-        raise failures[0]
-    completions = sorted(end for _, end in spans)
-    return Throughput(
-        per_second=_rate(started, completions, callers, started + seconds),
-        latencies_ms=tuple((end - start) * 1e3 for start, end in spans),
-        seconds=completions[-1] - started,
-        images=len(completions),
-    )
-
-
-def _rate(started: float, completions: Sequence[float], callers: int, deadline: float) -> float:
-    """Compute the images per second while all callers were busy.
-
-    With several callers, the images that fill and drain the pipeline are left out. The time is measured from completion
-    to completion, so that batches are not cut. If less than a third of the measurement remains, all of it counts,
-    because the images of one batch complete together.
-    """
-    whole = len(completions) / (completions[-1] - started)
-    if callers == 1:
-        return whole
-    first, least = completions[callers - 1], (deadline - started) / 3
-    inside = [moment for moment in completions[callers:] if moment <= deadline]
-    return len(inside) / (inside[-1] - first) if inside and inside[-1] - first >= least else whole
-
-
 _EXIT_S = 30
 
 
@@ -477,7 +393,9 @@ def _execute(predictor: Predictor, name: str, arguments: list[Any]) -> tuple[boo
     """Execute a call; return (True, value) or (False, error message)."""
     try:
         if name == "measure":
-            return True, measure_throughput(predictor.run_one, predictor.callers, *arguments)
+            jpegs, seconds = arguments
+            call = in_turn([partial(predictor.run_one, jpeg) for jpeg in jpegs])
+            return True, measure_throughput(call, predictor.callers, seconds)
         return True, getattr(predictor, name)(*arguments)
     except Exception as error:  # noqa: BLE001 - raised by the parent
         return False, _describe(error)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -15,7 +17,10 @@ from graphkiln.bench.generator import (
     Measurement,
     Recording,
     Timing,
+    _rate,
     _Trace,
+    in_turn,
+    measure_throughput,
     record_closed_loop,
     record_open_loop,
 )
@@ -217,3 +222,44 @@ def test_failing_at_start_stops_callers() -> None:
     with pytest.raises(Overloaded):
         closed_loop(lambda: sleeping(0.01), 2, 5.0, warmup_s=0.1, at_start=fail)
     assert threading.active_count() == before
+
+
+def test_requests_take_turns_in_all_threads() -> None:
+    sent: list[int] = []
+    requests: list[Callable[[], object]] = [lambda number=number: sent.append(number) for number in range(3)]
+    send = in_turn(requests)
+    with ThreadPoolExecutor(8) as pool:
+        list(pool.map(lambda _: send(), range(300)))
+    assert Counter(sent) == {0: 100, 1: 100, 2: 100}
+
+
+class TestThroughput:
+    """Throughput of a function."""
+
+    def test_one_caller(self) -> None:
+        found = measure_throughput(lambda: sleeping(0.01), 1, 0.1)
+        assert found.per_second == pytest.approx(len(found.latencies_ms) / found.seconds)
+        assert min(found.latencies_ms) >= 10
+
+    def test_filling_and_draining_the_pipeline_do_not_count(self) -> None:
+        """A fake server that responds at every tick."""
+        begun = time.perf_counter()
+        waiting = iter([0.4] * 4)  # the first batch is late
+
+        def ask() -> None:
+            time.sleep(next(waiting, 0))
+            time.sleep(0.05 - (time.perf_counter() - begun) % 0.05)
+
+        assert measure_throughput(ask, 4, 0.92).per_second == pytest.approx(80, rel=0.3)
+
+    def test_few_batches_count_as_a_whole(self) -> None:
+        done = [1.2 * (number // 4 + 1) + number / 1e4 for number in range(20)]
+        assert _rate(0.0, done, callers=6, deadline=3.0) == pytest.approx(20 / 6.0, rel=1e-3)
+        assert _rate(0.0, done, callers=4, deadline=5.0) == pytest.approx(12 / 3.6, rel=0.01)
+
+    def test_error_ends_the_measurement(self) -> None:
+        def ask() -> None:
+            raise Overloaded("no more")
+
+        with pytest.raises(Overloaded, match="no more"):
+            measure_throughput(ask, 3, 60)

@@ -8,9 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -18,7 +16,6 @@ import psutil
 import pytest
 
 from graphkiln.bench import processes as load_processes
-from graphkiln.bench import processes as load_worker
 from graphkiln.bench.arrivals import constant
 from graphkiln.bench.processes import (
     Feeds,
@@ -175,15 +172,3 @@ def test_worker_ends_with_parent(server: Server, target: Target) -> None:
         worker.stdin.close()
         assert worker.wait() == 128 + signal.SIGTERM
         assert worker.stderr.read() == b""
-
-
-SAMPLES_OF_WORKER: list[Feeds] = [{"X": np.full((1,), number)} for number in range(3)]
-
-
-def test_requests_take_turns_in_all_threads() -> None:
-    sent: list[int] = []
-    requests: list[Callable[[], object]] = [lambda number=number: sent.append(number) for number in range(3)]
-    send = load_worker.in_turn(requests)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda _: send(), range(300)))
-    assert Counter(sent) == {0: 100, 1: 100, 2: 100}

@@ -11,7 +11,7 @@ import measurement
 import pytest
 from measurement import measure, show_progress
 
-from graphkiln.story.workloads import Throughput
+from graphkiln.bench.generator import Throughput
 
 
 class FakeLoad:
@@ -21,13 +21,11 @@ class FakeLoad:
         self.rates = itertools.cycle(rates)
         self.calls: list[tuple[int, float]] = []
 
-    def __call__(self, predict: object, callers: int, jpegs: object, seconds: float) -> Throughput:
-        assert callable(predict)
-        assert jpegs == (b"",)
-        predict(b"")
+    def __call__(self, call: Callable[[], object], callers: int, seconds: float) -> Throughput:
+        call()
         self.calls.append((callers, seconds))
         rate = next(self.rates)
-        return Throughput(per_second=rate, latencies_ms=(1e3 / rate,), seconds=seconds, images=1)
+        return Throughput(per_second=rate, latencies_ms=(1e3 / rate,), seconds=seconds)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import peers_speed
 import pytest
 from peers.protocols import PEERS, Peer, parse_json
 
-from graphkiln.story.workloads import Throughput
+from graphkiln.bench.generator import Throughput
 from graphkiln_backend.graph.errors import MeasurementError
 
 
@@ -38,7 +38,7 @@ class TestReadiness:
 
 class TestRows:
     def throughput(self, *rates: float) -> list[Throughput]:
-        return [Throughput(per_second=rate, latencies_ms=(1e3 / rate,), seconds=1, images=1) for rate in rates]
+        return [Throughput(per_second=rate, latencies_ms=(1e3 / rate,), seconds=1) for rate in rates]
 
     def test_ratios_are_to_the_best_peer_round_by_round(self) -> None:
         measured = {name: self.throughput(10, 1, 10) for name in PEERS}
