@@ -9,17 +9,15 @@ import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 from graphkiln.tuning.candidate import MAX_BATCH_SIZE
 from graphkiln.tuning.journal import Journal, RecordedTrials, Report
 from graphkiln.tuning.local_trials import LocalTrials
-from graphkiln.tuning.measure import Arriving, Loading, is_alive
+from graphkiln.tuning.measure import Arriving, Loading
 from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
@@ -33,13 +31,7 @@ from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.repository.version import find_graph
 from graphkiln_backend.server.leftovers import remove_leftovers
-from graphkiln_backend.system.owned_folder import (
-    OTHER_PARENTS,
-    OwnedFolder,
-    locked_if_dead,
-    owned_folders,
-    remove_owned,
-)
+from graphkiln_backend.system.owned_folder import OTHER_PARENTS, OwnedFolder, owned_folders
 from graphkiln_backend.system.processes import keep_temporary_files_in
 
 # Timeout of a request: a multiple of the target's p99 within these bounds in seconds, but at least twice the p99.
@@ -157,27 +149,25 @@ def _digest_of(questions: Questions) -> str:
     return digest.hexdigest()[:16]
 
 
-# All processes of a search (servers, timed sessions, conversions, the load generator) inherit a TMPDIR below one
-# folder, which is locked as long as the search lives. The kernel releases the lock of a process that dies. The next
-# search finds the unlocked folder, ends the remaining processes (without `setpriv`, servers outlive a killed parent)
-# and removes it.
-
 _log = logging.getLogger("graphkiln.tuning")
 
 _PREFIX = "graphkiln-search-"
 _VARIABLE = "TMPDIR"
-_TERMINATE_TIMEOUT_S = 20.0
-_POLL_S = 0.05
 
 
 @contextmanager
 def search_folder() -> Iterator[Path]:
     """Create a folder for all temporary files of this process and its children; remove it at the end of the context.
 
+    Files of killed searches are removed first, and running searches are logged.
+
     Raises:
         ServerSetupError: The folder cannot be created.
     """
-    check_other_searches()
+    remove_leftovers()
+    for parent in sorted({Path(tempfile.gettempdir()), *OTHER_PARENTS}):
+        for running in owned_folders(parent, _PREFIX):
+            _log.warning("another search is running (%s): both will measure a slower machine", running)
     directory, variable = tempfile.tempdir, os.environ.get(_VARIABLE)
     with OwnedFolder(prefix=_PREFIX) as folder:
         keep_temporary_files_in(str(folder.path))
@@ -189,38 +179,3 @@ def search_folder() -> Iterator[Path]:
                 os.environ.pop(_VARIABLE, None)
             else:
                 os.environ[_VARIABLE] = variable
-
-
-def check_other_searches() -> None:
-    """Warn about running searches; end the processes of this user's dead ones and remove their files."""
-    parents = {Path(tempfile.gettempdir()), *OTHER_PARENTS}
-    for folder in [each for parent in sorted(parents) for each in owned_folders(parent, _PREFIX)]:
-        with locked_if_dead(folder) as dead:
-            if dead:
-                _end_processes(folder)
-                remove_leftovers([folder])
-                remove_owned(folder)
-                _log.info("removed the files of a killed search: %s", folder)
-            else:
-                _log.warning("another search is running (%s): both will measure a slower machine", folder)
-
-
-def _end_processes(folder: Path) -> None:
-    """Terminate all processes whose TMPDIR is below a folder; kill those that do not end."""
-    alive = [process for process in psutil.process_iter() if _works_below(process, folder)]
-    for end in (psutil.Process.terminate, psutil.Process.kill):
-        for process in alive:
-            _log.warning("ending process %d of a killed search", process.pid)
-            with suppress(psutil.Error):
-                end(process)
-        until = time.monotonic() + _TERMINATE_TIMEOUT_S
-        while (alive := list(filter(is_alive, alive))) and time.monotonic() < until:
-            time.sleep(_POLL_S)
-
-
-def _works_below(process: psutil.Process, folder: Path) -> bool:
-    try:
-        own = process.pid != os.getpid() and process.uids().effective == os.geteuid()
-        return own and Path(process.environ().get(_VARIABLE, "/")).is_relative_to(folder)
-    except (psutil.Error, OSError):
-        return False

@@ -6,14 +6,12 @@ import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-import psutil
 import pytest
 from digits_subject import digits_subject
 from tuned import measured, tuning
@@ -21,7 +19,7 @@ from tuned import measured, tuning
 from graphkiln.tuning import tuner
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.journal import Journal, Progress
-from graphkiln.tuning.measure import Arriving, is_alive
+from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.space import narrow
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
@@ -163,55 +161,35 @@ def test_journal_depends_on_the_search(subject: Subject, tmp_path: Path, change:
 # Temporary files of killed and running searches.
 
 SEARCH = """
-import os, subprocess, sys, tempfile
+import sys, tempfile
 from graphkiln.tuning.tuner import search_folder
 tempfile.tempdir = sys.argv[1]
 with search_folder() as folder:
     tempfile.mkdtemp(prefix="graphkiln-")
-    print(folder, subprocess.Popen(["sleep", "600"]).pid, flush=True)
+    print(folder, flush=True)
     sys.stdin.read()
-    os._exit(9)
 """
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder for temporary files of the test."""
+def test_running_search_is_reported_and_files_of_a_killed_one_are_removed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+) -> None:
     monkeypatch.setattr(tuner, "OTHER_PARENTS", ())
-    monkeypatch.setattr(tuner, "remove_leftovers", lambda _: None)
+    monkeypatch.setattr(tuner, "remove_leftovers", partial(tuner.remove_leftovers, [tmp_path]))
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    return tmp_path
-
-
-@pytest.fixture
-def search(place: Path) -> Iterator[tuple[Path, psutil.Process, subprocess.Popen[str]]]:
-    """Another search: its folder, a child process that outlives it, and its process."""
-    command = [sys.executable, "-c", SEARCH, str(place)]
+    command = [sys.executable, "-c", SEARCH, str(tmp_path)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        folder, server = process.stdout.readline().split()
-        child = psutil.Process(int(server))
-        yield Path(folder), child, process
+        folder = Path(process.stdout.readline().strip())
+        (tmp_path / "graphkiln-search-mine").mkdir()
+        with search_folder():
+            assert str(folder) in logged[0]
+        assert list(folder.iterdir())
         process.kill()
-        with suppress(psutil.Error):
-            child.kill()
-
-
-def test_running_search_is_reported_and_files_of_a_killed_one_are_removed(
-    search: tuple[Path, psutil.Process, subprocess.Popen[str]], place: Path, logged: list[str]
-) -> None:
-    folder, server, process = search
-    (place / "graphkiln-search-mine").mkdir()
-    with search_folder():
-        assert str(folder) in logged[0]
-    assert list(folder.iterdir())
-    assert is_alive(server)
-    process.kill()
-    process.wait()
-    with search_folder():
-        assert not folder.exists()
-    assert not is_alive(server)
-    assert [path.name for path in place.iterdir()] == ["graphkiln-search-mine"], "not made by a search"
+        process.wait()
+        with search_folder():
+            assert not folder.exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["graphkiln-search-mine"], "not made by a search"
 
 
 def test_budget_does_not_change_the_journal(subject: Subject, tmp_path: Path) -> None:
