@@ -16,7 +16,7 @@ from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, ser
 from graphkiln.tuning.trials import Failed
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, VerificationError
 from graphkiln_backend.repository.attestation import ATTESTATION_FILE
-from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFORM, ModelConfigProto, read_config
+from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFORM, read_config
 from graphkiln_backend.repository.config_changes import ConfigChanges, changed_text
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import version_folders
@@ -45,13 +45,11 @@ class Applied:
     @property
     def commands_back(self) -> tuple[str, str]:
         """Two commands: restore the files, and reload them in explicit mode."""
-        return self._undo, self.load_command
-
-    @property
-    def _undo(self) -> str:
         config = shlex.quote(str(self.config))
         back = f"mv {shlex.quote(str(self.backup))} {config}" if self.backup else f"rm {config}"
-        return f"{back} && rm -r {shlex.quote(str(self.version))}" if self.version else back
+        if self.version:
+            back += f" && rm -r {shlex.quote(str(self.version))}"
+        return back, self.load_command
 
     @property
     def load_command(self) -> str:
@@ -85,8 +83,17 @@ def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
     found = probe_session(job, _DEADLINE_S)
     if reason := found.reason if isinstance(found, Failed) else found.accuracy:
         raise VerificationError("the configuration is not written: its proof failed", report=reason)
-    for version in _other_served_versions(candidate, subject):
-        _prove_version(version, changes_of(candidate, subject), subject)
+    changes = changes_of(candidate, subject)
+    added = [max(version_folders(subject.folder.iterdir())) + 1] if version_of(candidate, subject) else []
+    for version in sorted({*served_versions(subject, added)} - {*(added or [subject.version])}):
+        # a version that does not load with today's configuration either is ignored
+        if (reason := _refusal(version, changes, subject)) and not _refusal(version, ConfigChanges(), subject):
+            raise VerificationError(
+                f"the configuration is not written: version {version}, which is served as well, does not load with it",
+                report=reason,
+                hint=f"exclude version {version} by version_policy, or tune a copy of version "
+                f"{subject.version} under another name",
+            )
 
 
 def write(candidate: Candidate, subject: Subject) -> Applied:
@@ -112,30 +119,12 @@ def write(candidate: Candidate, subject: Subject) -> Applied:
         raise RepositoryError(
             f"{path} cannot be written: {error.strerror or error}", hint="without --apply nothing is written"
         ) from error
-    notes = [
-        *_notes(candidate, subject, int(version.name) if version else subject.version),
-        *([f"{CONFIG_FILE} was a link and is now a regular file; the backup is the link"] * link),
-        *(
-            [f"{CONFIG_FILE} was rewritten without its comments, which are in the backup, {backup.name}"]
-            if comments and backup
-            else []
-        ),
-    ]
+    notes = _notes(candidate, subject, int(version.name) if version else subject.version)
+    if link:
+        notes.append(f"{CONFIG_FILE} was a link and is now a regular file; the backup is the link")
+    if comments and backup:
+        notes.append(f"{CONFIG_FILE} was rewritten without its comments, which are in the backup, {backup.name}")
     return Applied(config=path, backup=backup, version=version, notes=tuple(notes))
-
-
-def _prove_version(version: int, changes: ConfigChanges, subject: Subject) -> None:
-    """Check that another version loads with the same configuration.
-
-    A version that does not load with today's configuration either is ignored.
-    """
-    if (reason := _refusal(version, changes, subject)) and not _refusal(version, ConfigChanges(), subject):
-        raise VerificationError(
-            f"the configuration is not written: version {version}, which is served as well, does not load with it",
-            report=reason,
-            hint=f"exclude version {version} by version_policy, or tune a copy of version "
-            f"{subject.version} under another name",
-        )
 
 
 def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
@@ -149,13 +138,6 @@ def _refusal(version: int, changes: ConfigChanges, subject: Subject) -> str:
     except GraphkilnError as error:
         return str(error)
     return ""
-
-
-def _other_served_versions(candidate: Candidate, subject: Subject) -> list[int]:
-    """Return the other versions that the version policy selects."""
-    added = [max(version_folders(subject.folder.iterdir())) + 1] if version_of(candidate, subject) else []
-    chosen = added or [subject.version]
-    return [version for version in served_versions(subject, added) if version not in chosen]
 
 
 def _add_version(version: Path | None, model: Path) -> Path | None:
@@ -216,7 +198,8 @@ def _notes(candidate: Candidate, subject: Subject, own: int) -> list[str]:
     before, now = subject.config.max_batch_size, candidate.number("max_batch_size", subject.config.max_batch_size)
     notes = [f"requests with more than {now} rows are refused now; the limit was {before}"] if now < before else []
     config = read_config(subject.folder / CONFIG_FILE)
-    if DROP_IN_BACKEND not in installed_backend_names() and _is_drop_in(config):
+    is_drop_in = config.backend == DROP_IN_BACKEND or (not config.backend and config.platform == DROP_IN_PLATFORM)
+    if is_drop_in and DROP_IN_BACKEND not in installed_backend_names():
         notes.append("Triton's C++ backend serves this model unless graphkiln serve runs with --replace-onnxruntime")
     served = served_versions(subject)
     if others := ", ".join(str(version) for version in served if version != own):
@@ -229,8 +212,3 @@ def _notes(candidate: Candidate, subject: Subject, own: int) -> list[str]:
             f"graphkiln sign {shlex.quote(str(subject.folder))}"
         )
     return notes
-
-
-def _is_drop_in(config: ModelConfigProto) -> bool:
-    """Return true if a configuration uses Triton's ONNX Runtime backend, which graphkiln can replace."""
-    return config.backend == DROP_IN_BACKEND or (not config.backend and config.platform == DROP_IN_PLATFORM)

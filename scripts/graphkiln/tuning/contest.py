@@ -5,12 +5,16 @@ rate can be bracketed. Rates are compared by the estimate of p99 under the same 
 confirmed by its bound (`search.confirm`).
 
 `LoadContest` compares latency, memory or cost under a given load.
+
+Near-ties are raced (`search`): all get the same load in several rounds. Of both contests, `race_by` names the compared
+cost (empty if repeated measurements give no new information), `fewest_rounds` is the number of rounds before a
+candidate can be eliminated, `least_spread` is the assumed minimum of the standard deviation of the cost's logarithm,
+and with `defends_today` today's configuration always takes part.
 """
 
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
 
 from graphkiln.tuning.candidate import INSTANCES, MAX_BATCH_SIZE, Candidate
@@ -53,65 +57,6 @@ class CandidateScore:
     def out(self, reason: str) -> CandidateScore:
         """Return this score marked as lost."""
         return replace(self, lost=reason)
-
-
-class Contest(ABC):
-    """Comparison of candidates by one objective.
-
-    Near-ties are raced (`search`): all get the same load in several rounds. `race_by` names the compared cost (empty if
-    repeated measurements give no new information), `fewest_rounds` is the number of rounds before a candidate can be
-    eliminated, `least_spread` is the assumed minimum of the standard deviation of the cost's logarithm, and with
-    `defends_today` today's configuration always takes part.
-    """
-
-    race_by: str
-    fewest_rounds: int
-    least_spread: float
-    defends_today: bool
-
-    def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
-        self._reference, self._target = reference, target
-        self._shortest_s, self._longest_s = shortest_s, longest_s
-
-    @abstractmethod
-    def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
-        """Return the score before the first measurement, given the bound of the session."""
-
-    @abstractmethod
-    def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
-        """Measure once for about `seconds`; `reached` is the best score of another candidate."""
-
-    @abstractmethod
-    def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """Measure until the score is exact or significantly below `reached`."""
-
-    @abstractmethod
-    def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """Return true if two candidates that meet the target do not differ significantly."""
-
-    @abstractmethod
-    def describe(self, score: float) -> str:
-        """Format a score with its unit."""
-
-    @abstractmethod
-    def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
-        """Return the load of a race against the best, and the seconds of each measurement."""
-
-    @abstractmethod
-    def race_cost(self, measured: Measured) -> float:
-        """Return the cost of a measurement (above 0, lower is better); infinite for a useless one."""
-
-    @abstractmethod
-    def may_race(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """Return true if a candidate is close enough to the best to race against it."""
-
-    @abstractmethod
-    def race_score(self, winner: CandidateScore, load: LoadShape) -> Interval:
-        """Return the score of the winner of a race."""
-
-    @abstractmethod
-    def race_errors(self, rounds: int) -> float:
-        """Return how many standard errors are a significant difference after a number of rounds."""
 
 
 # Ratio of two rates that ends the bisection.
@@ -164,19 +109,23 @@ class Bracket:
         return self.failed <= self.passed * RESOLUTION
 
 
-class RateContest(Contest):
+class RateContest:
     """Search for the highest rate that meets the target; the score is a rate."""
 
     race_by = "p99 at the same rate"
     fewest_rounds, least_spread = 2, 0.02
     defends_today = False
 
+    def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
+        self._reference, self._target = reference, target
+        self._shortest_s, self._longest_s = shortest_s, longest_s
+
     def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
-        """See `Contest`."""
+        """Return the score before the first measurement, given the bound of the session."""
         return CandidateScore(candidate=candidate, score=Interval(rate_bound, 0.0, rate_bound), rate_bound=rate_bound)
 
     def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
-        """See `Contest`.
+        """Measure once for about `seconds`; `reached` is the best rate of another candidate.
 
         If no candidate has reached a rate yet, the first measurement determines the capacity, with enough callers to
         fill every batch of every instance. Otherwise the candidate must first meet the target at the best rate.
@@ -190,7 +139,7 @@ class RateContest(Contest):
         return self._try_rate(scored, reached if untried else bracket.next_rate, seconds)
 
     def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """See `Contest`."""
+        """Measure until the rate is exact or below `reached`."""
         for _ in range(_STEPS):
             bracket = self.bracket(scored)
             slowest = _capacity(scored) * _SLOWEST if scored.points else 0.0
@@ -202,33 +151,33 @@ class RateContest(Contest):
         return scored
 
     def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """See `Contest`: both reached rates within the resolution."""
+        """Return true if both reached rates within the resolution."""
         return scored.score.lower * RESOLUTION >= best.score.lower > 0
 
     def describe(self, score: float) -> str:
-        """See `Contest`."""
+        """Format a score with its unit."""
         return f"{score:.3g} requests per second" if math.isfinite(score) and score > 0 else "no rate"
 
     def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
-        """See `Contest`: the load is the rate of the best."""
+        """Return the load of a race, which is the rate of the best, and the seconds of each measurement."""
         rate = float(f"{best.score.lower:.4g}")
         return OpenLoop(rate), min(requests_needed(_SLOWER) / rate, self._longest_s)
 
     def race_cost(self, measured: Measured) -> float:
-        """See `Contest`."""
+        """Return the cost of a measurement: its p99."""
         return measured.latency.p99.value
 
     def may_race(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """See `Contest`."""
+        """Return true if a candidate is close enough to the best to race against it."""
         return scored.score.value >= NEAR * best.score.lower
 
     def race_score(self, winner: CandidateScore, load: LoadShape) -> Interval:
-        """See `Contest`."""
+        """Return the score of the winner of a race."""
         rate = load.rate if isinstance(load, OpenLoop) else 0.0
         return Interval(max(winner.score.value, rate), rate, max(winner.score.upper, rate))
 
     def race_errors(self, rounds: int) -> float:
-        """See `Contest`: a low number, because a wrong choice among near-ties costs little."""
+        """Return how many standard errors are significant: few, because a wrong choice among near-ties costs little."""
         del rounds
         return 1.5
 
@@ -342,7 +291,7 @@ _DOUBLINGS = 4
 _LONGER = 4
 
 
-class LoadContest(Contest):
+class LoadContest:
     """Search for the lowest latency, memory or cost under a load; the score is the negated value.
 
     The load is the target's rate, otherwise one caller.
@@ -352,29 +301,31 @@ class LoadContest(Contest):
     defends_today = True
 
     def __init__(self, reference: Reference, target: Target, shortest_s: float, longest_s: float) -> None:
-        super().__init__(reference, target, shortest_s, longest_s)
+        self._reference, self._target = reference, target
+        self._shortest_s, self._longest_s = shortest_s, longest_s
         self.load: LoadShape = OpenLoop(target.rate) if target.rate else ClosedLoop(1)
         # Memory does not vary: a race would give no new information.
         by = {Objective.LATENCY: "p99 under the same load", Objective.COST: "CPU time of a request"}
         self.race_by = by.get(target.objective, "")
 
     def enter(self, candidate: Candidate, rate_bound: float) -> CandidateScore:
-        """See `Contest`."""
+        """Return the score before the first measurement."""
         return CandidateScore(candidate=candidate, score=Interval(0.0, -math.inf, math.inf), rate_bound=rate_bound)
 
     def advance(self, scored: CandidateScore, seconds: float, reached: float) -> CandidateScore:
-        """See `Contest`."""
+        """Measure once for about `seconds`, but long enough for the rate."""
         del reached  # all candidates get the same load
         enough_s = _FEWEST / self._target.rate if self._target.rate else 0.0
         return self._measure(scored, min(max(seconds, enough_s), self._longest_s))
 
     def settle(self, scored: CandidateScore, reached: float) -> CandidateScore:
-        """See `Contest`: double the duration until the bounds on p99 are on one side of the target."""
+        """Double the duration until the bounds on p99 are on one side of the target."""
         del reached
         seconds = enough_s = self._needed_s(scored)
         longest_s = max(self._longest_s, 4 * seconds)  # low rates need more time
         for _ in range(_DOUBLINGS):
-            if scored.lost or (scored.points and self._is_settled(scored, enough_s)):
+            is_long = bool(scored.points) and scored.points[-1].measured.seconds >= enough_s * 0.99
+            if scored.lost or (is_long and math.isfinite(scored.score.lower)):
                 break
             if not self._reference.affords(scored.candidate, min(seconds, longest_s)):
                 break
@@ -385,13 +336,13 @@ class LoadContest(Contest):
         return self._judge_widely(scored)
 
     def is_tie(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """See `Contest`."""
+        """Return true if two candidates that meet the target do not differ significantly."""
         score, alike = scored.score, _ALIKE.get(self._target.objective, 0.0)
         is_near = score.value >= best.score.value * (1 + alike)
         return math.isfinite(score.lower) and (is_near or not best.score.is_above(score))
 
     def describe(self, score: float) -> str:
-        """See `Contest`."""
+        """Format a score with its unit."""
         if not math.isfinite(score):
             return "nothing that meets the target"
         unit = {
@@ -401,25 +352,25 @@ class LoadContest(Contest):
         return unit.get(self._target.objective, f"p99 {-score * 1e3:.3g} ms")
 
     def race_load(self, best: CandidateScore) -> tuple[LoadShape, float]:
-        """See `Contest`."""
+        """Return the load of a race, and the seconds of each measurement."""
         return self.load, min(self._needed_s(best), self._longest_s)
 
     def race_cost(self, measured: Measured) -> float:
-        """See `Contest`."""
+        """Return the cost of a measurement: the negated score."""
         return max(-self._score(measured).value, 1e-9)
 
     def may_race(self, scored: CandidateScore, best: CandidateScore) -> bool:
-        """See `Contest`."""
+        """Return true if a candidate meets the target and is close enough to the best to race against it."""
         has_met = not scored.lost and math.isfinite(scored.score.lower)
         return has_met and (self.is_tie(scored, best) or scored.score.value >= _NEAR_COST * best.score.value)
 
     def race_score(self, winner: CandidateScore, load: LoadShape) -> Interval:
-        """See `Contest`."""
+        """Return the score of the winner of a race."""
         del load
         return winner.score
 
     def race_errors(self, rounds: int) -> float:
-        """See `Contest`."""
+        """Return how many standard errors are a significant difference after a number of rounds."""
         return _STUDENT_T[min(rounds, max(_STUDENT_T))]
 
     def _measure(self, scored: CandidateScore, seconds: float) -> CandidateScore:
@@ -490,14 +441,12 @@ class LoadContest(Contest):
         reached = scored.points[-1].measured.throughput.value if scored.points else 1 / self._target.p99_s
         return max(self._shortest_s, requests_needed(5) / (self._target.rate or max(reached, 1e-3)))
 
-    def _is_settled(self, scored: CandidateScore, seconds: float) -> bool:
-        """Return true if the last measurement was long enough and meets the target."""
-        last = scored.points[-1].measured
-        return math.isfinite(scored.score.lower) and last.seconds >= seconds * 0.99
-
 
 def _negated(value: float | None, noise: float) -> Interval:
     """Negate a value, with a relative noise, into a score; minus infinity if the value is unknown."""
     if value is None:
         return Interval(-math.inf, -math.inf, math.inf)
     return Interval(-value, -value * (1 + noise), -value * (1 - noise))
+
+
+Contest = RateContest | LoadContest

@@ -389,9 +389,6 @@ _KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed"
 # Fields that may be infinite, which is null in JSON; no other field of theirs may be null.
 _ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p99_wide_s", "mean_margin_s")
 
-# Fields of `Latency` in journals of earlier releases.
-_FORMER = ("p90_s", "p999_s")
-
 
 def outcome_as_json(outcome: Outcome) -> dict[str, Any]:
     """Convert an outcome to JSON data with its type as `kind`."""
@@ -413,7 +410,6 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
         return Bare(**values | {"batch_s": {int(size): float(each) for size, each in values["batch_s"].items()}})
     if kind is Measured:
         latency = _endless(values["latency"]) | {"p99": Interval(**_endless(values["latency"]["p99"]))}
-        latency = {key: value for key, value in latency.items() if key not in _FORMER}
         through = Interval(**_endless(values["throughput"]))
         return Measured(**values | {"latency": Latency(**latency), "throughput": through})
     return Failed(**values)

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import pickle
 import re
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from graphkiln.bench.processes import receive_message, send_message
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate, changes_of, version_of
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement
@@ -207,33 +207,19 @@ class BareJob:
 def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
     """Build, time and check a session in a child process, which is killed after `deadline_s` seconds."""
     command = [sys.executable, "-P", "-m", "graphkiln.tuning.local_trials"]
-    late = threading.Event()
-
-    def kill() -> None:
-        late.set()
-        worker.kill()
-
     with start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
-        if worker.stdin is None or worker.stdout is None:
-            raise AssertionError
-        timer = threading.Timer(deadline_s, kill)
-        timer.daemon = True
-        timer.start()
         try:
-            send_message(worker.stdin, job)
-            found: Bare | Failed = receive_message(worker.stdout)
-        except (EOFError, BrokenPipeError):
-            code = worker.wait()
-            if late.is_set():
-                return Failed(reason=f"the session was not built and timed within {deadline_s:g} s")
-            killed = signal.Signals(-code).name if code < 0 else f"exit code {code}"
-            return Failed(reason=f"the session crashed the process that built it ({killed})")
-        else:
-            return found
+            output, _ = worker.communicate(pickle.dumps(job), deadline_s)
+        except subprocess.TimeoutExpired:
+            return Failed(reason=f"the session was not built and timed within {deadline_s:g} s")
         finally:
-            timer.cancel()
-            timer.join()
             worker.kill()
+    if worker.returncode:
+        code = worker.returncode
+        killed = signal.Signals(-code).name if code < 0 else f"exit code {code}"
+        return Failed(reason=f"the session crashed the process that built it ({killed})")
+    found: Bare | Failed = pickle.loads(output)  # noqa: S301 - from our own process
+    return found
 
 
 def run_job(job: BareJob) -> Bare | Failed:
@@ -287,7 +273,9 @@ def main() -> None:
     """Run the child process; it ends with the tuner and leaves Ctrl-C to it."""
     end_with_parent()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    send_message(sys.stdout.buffer, run_job(receive_message(sys.stdin.buffer)))
+    pickle.dump(run_job(pickle.load(sys.stdin.buffer)), sys.stdout.buffer)  # noqa: S301 - from our own process
+    sys.stdout.flush()
+    os._exit(0)  # an engine that crashes or hangs while it is unloaded does not invalidate its times
 
 
 if __name__ == "__main__":

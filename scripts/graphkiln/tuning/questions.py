@@ -107,27 +107,23 @@ class Questions:
 
     def request(self, number: int) -> Arrays:
         """Return the feeds in the server's shapes: one number per row becomes `[rows, 1]`, as Triton has no scalars."""
-        return {name: _as_sent(array, int(self.is_batched)) for name, array in self.feeds[number].items()}
+        scalar = int(self.is_batched)  # number of dimensions of a scalar
+        feeds = self.feeds[number].items()
+        return {name: np.asarray(array)[..., None] if np.ndim(array) == scalar else array for name, array in feeds}
 
     def answer(self, number: int, found: Arrays) -> Arrays:
         """Restore the graph's shapes in a server's answer: the reverse of `request`."""
         shapes = {name: np.shape(array) for name, array in self.answers[number].items()}
-        return {name: _without_scalar(array, shapes.get(name, array.shape)) for name, array in found.items()}
+        return {
+            name: array.reshape(shapes[name]) if array.shape == (*shapes.get(name, array.shape), 1) else array
+            for name, array in found.items()
+        }
 
 
 def _can_be_joined(outputs: Sequence[Arrays]) -> bool:
     """Return true if outputs have the same names, and shapes that differ only in the first dimension."""
     shapes = [{name: np.shape(array)[1:] for name, array in each.items() if np.ndim(array)} for each in outputs]
     return all(each == shapes[0] and len(each) == len(outputs[0]) for each in shapes)
-
-
-def _as_sent(array: AnyArray, scalar: int) -> AnyArray:
-    """Append a dimension to an array that has as many dimensions as a scalar."""
-    return np.asarray(array)[..., None] if np.ndim(array) == scalar else array
-
-
-def _without_scalar(array: AnyArray, shape: tuple[int, ...]) -> AnyArray:
-    return array.reshape(shape) if array.shape == (*shape, 1) else array
 
 
 def _best_class(outputs: Arrays, ranking: Ranking | None, name: str) -> int:
@@ -147,16 +143,22 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
     version, is_batched = subject.deployment.version, subject.config.max_batch_size > 0
     if samples is None and version.golden:
         golden = version.golden
-        answers = tuple(_row(golden.graph_outputs, number, whole=golden.whole) for number in range(golden.count))
+        outputs = golden.graph_outputs
+        answers = tuple(
+            outputs if golden.whole else {name: array[number : number + 1] for name, array in outputs.items()}
+            for number in range(golden.count)
+        )
         return Questions(
             origin="golden samples", feeds=golden.feeds, answers=answers, saved=subject.deployment.saved,
             reading=version.reading, unlabelled="golden samples have none", is_batched=is_batched,
         )  # fmt: skip
     feeds, targets = _read(subject, samples, most) if samples else (_make_up(subject), None)
+    with open_reference(version.graph_path, subject.deployment.settings.op_libraries) as reference:
+        answers = tuple(map(reference.run, feeds))
     return Questions(
         origin=str(samples) if samples else "made up",  # part of a journal's identity
         feeds=feeds,
-        answers=_reference_answers(subject, feeds),
+        answers=answers,
         saved=subject.deployment.saved,
         reading=version.reading,
         targets=targets,
@@ -164,10 +166,6 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
         output=version.contract.output,
         is_batched=is_batched,
     )
-
-
-def _row(outputs: Arrays, number: int, *, whole: bool) -> Arrays:
-    return outputs if whole else {name: array[number : number + 1] for name, array in outputs.items()}
 
 
 def classifies(reading: Reading | None) -> bool:
@@ -185,16 +183,12 @@ def _read(subject: Subject, samples: Path, most: int) -> tuple[tuple[Arrays, ...
         {name: array[number : number + 1] if batched else array[number] for name, array in arrays.items()}
         for number in range(count)
     )
-    _check_fit(subject.signature, feeds[0], samples)  # all feeds have the same shape
-    is_labelled = classifies(subject.deployment.version.reading)
-    return feeds, read_targets(samples, _labels_of(contract), most) if is_labelled else None
-
-
-def _check_fit(signature: Signature, feeds: Arrays, samples: Path) -> None:
     try:
-        signature.check(feeds)
+        subject.signature.check(feeds[0])  # all feeds have the same shape
     except SignatureError as error:
         raise ConversionError(f"the samples of {samples} do not fit the model: {error}") from error
+    is_labelled = classifies(subject.deployment.version.reading)
+    return feeds, read_targets(samples, _labels_of(contract), most) if is_labelled else None
 
 
 def _input_spec(spec: TensorSpec, signature: Signature) -> InputSpec:
@@ -231,12 +225,6 @@ def _make_up(subject: Subject) -> tuple[Arrays, ...]:
             f"'{subject.name}' fails on generated requests", hint="provide samples: --samples FILE.npz"
         )
     return tuple(synthetic.feeds(signature, seed=seed) for seed in range(_MADE_UP))
-
-
-def _reference_answers(subject: Subject, feeds: Sequence[Arrays]) -> tuple[Arrays, ...]:
-    deployment = subject.deployment
-    with open_reference(deployment.version.graph_path, deployment.settings.op_libraries) as reference:
-        return tuple(reference.run(each) for each in feeds)
 
 
 # `--accuracy-floor`: check that the model and the samples support it, and the smallest loss that they can exclude.

@@ -27,7 +27,7 @@ from itertools import zip_longest
 from graphkiln.tuning.candidate import SESSION_KEYS, Candidate
 from graphkiln.tuning.contest import CandidateScore, Contest, LoadContest, Point, RateContest
 from graphkiln.tuning.drift import Reference
-from graphkiln.tuning.journal import Budget, RecordedTrials
+from graphkiln.tuning.journal import RecordedTrials
 from graphkiln.tuning.result import Result, Row, closest_row, has_reached, knee, limit_of, pareto_front
 from graphkiln.tuning.space import Exclusion, Space, bound_of, objection
 from graphkiln.tuning.statistics import requests_needed
@@ -68,17 +68,22 @@ def confirm(trials: RecordedTrials, scored: CandidateScore, target: Target, leve
     """
     is_free = target.objective is Objective.THROUGHPUT
     rate = scored.score.lower * min(level, 1.0) if is_free else target.rate
+    one_caller_per_s = max(scored.points[-1].measured.throughput.value if scored.points else 1.0, 1e-3)
     budget, candidate = trials.budget, scored.candidate
     reason, slice_s = "its figures were not measured again", (budget.left_s - budget.start_s) / _SLICES
     inflation, doubt = _inflation_of(scored, target.p99_s), ""
+
     for number in range(_TRIES):
         if number and budget.left_s < budget.needed_s(candidate, _SHORTEST_S):
             return None, f"{reason}, and the budget is spent"
-        if rate and is_free and not _fits_twice(budget, candidate, _enough_s(slice_s, rate, inflation)):
+        if rate and is_free and budget.left_s < 2 * budget.needed_s(candidate, _enough_s(slice_s, rate, inflation)):
             rate *= _LARGE_STEP  # the last affordable measurement: prefer a lower promise to none
         load: LoadShape = OpenLoop(float(f"{rate:.4g}")) if rate else ClosedLoop(1)
-        per_s = _requests_per_s(load, scored)
-        seconds = _seconds(budget, candidate, per_s, _enough_s(slice_s, per_s, inflation) * (_LONGER if doubt else 1))
+        per_s = load.rate if isinstance(load, OpenLoop) else one_caller_per_s
+        wanted_s = min(
+            requests_needed(_SLOWER) / per_s, _enough_s(slice_s, per_s, inflation) * (_LONGER if doubt else 1)
+        )
+        seconds = max(_SHORTEST_S, min(wanted_s, budget.left_s - budget.needed_s(candidate, 0.0)))
         outcome = trials.measure(candidate, load, round(seconds, 3), _SEED + number)
         if isinstance(outcome, Failed):
             return None, outcome.reason
@@ -145,23 +150,6 @@ def _enough_s(slice_s: float, requests_per_s: float, inflation: float) -> float:
     """Return the seconds of a slice of the budget, or more if a bound needs more requests."""
     requests = max(requests_needed(_FEW_SLOWER), inflation * requests_needed(_CERTAIN))
     return max(slice_s, requests / requests_per_s)
-
-
-def _fits_twice(budget: Budget, candidate: Candidate, seconds: float) -> bool:
-    return budget.left_s >= 2 * budget.needed_s(candidate, seconds)
-
-
-def _seconds(budget: Budget, candidate: Candidate, requests_per_s: float, enough_s: float) -> float:
-    """Return the duration of a measurement: enough for a tight bound, within the budget."""
-    fits_s = budget.left_s - budget.needed_s(candidate, 0.0)
-    return max(_SHORTEST_S, min(requests_needed(_SLOWER) / requests_per_s, enough_s, fits_s))
-
-
-def _requests_per_s(load: LoadShape, scored: CandidateScore) -> float:
-    if isinstance(load, OpenLoop):
-        return load.rate
-    reached = scored.points[-1].measured.throughput.value if scored.points else 1.0
-    return max(reached, 1e-3)
 
 
 # Shares of the budget: for timing sessions and for the first rung; then the shares after which no rung begins, no

@@ -367,81 +367,45 @@ def _following(axis: Axis, moved: Collection[str]) -> Axis:
 
 def constraint_of(subject: Subject) -> Constraint:
     """Return the rules for a model. Today's configuration is always legal: the others are compared with it."""
-    on_gpu = subject.config.device.is_gpu
     default = default_values(subject)
 
     def refuse(candidate: Candidate) -> str:
         if all(default.get(key) == value for key, value in candidate.items):
             return ""
-        reason = _refuse_batcher(candidate) or _refuse_preferred(candidate)
-        reason = reason or _refuse_ensembles(candidate, subject.ensembles)
-        if on_gpu:
-            return reason or _refuse_gpu(candidate)
-        reason = reason or _refuse_threads(candidate, subject.cores) or _refuse_precision(candidate)
-        return reason or _refuse_streams(candidate) or _refuse_spin(candidate)
+        return next((reason for is_broken, reason in _rules(candidate, subject) if is_broken), "")
 
     return refuse
 
 
-def _refuse_threads(candidate: Candidate, cores: int) -> str:
-    asked = candidate.number(THREADS) * candidate.number(INSTANCES)
-    return f"threads x instances > {cores} cores" if asked > cores else ""
-
-
-def _refuse_batcher(candidate: Candidate) -> str:
-    if MAX_BATCH_SIZE not in candidate or QUEUE_DELAY_US not in candidate:
-        return ""
-    batches, delay = candidate.number(MAX_BATCH_SIZE) > 1, candidate.number(QUEUE_DELAY_US)
-    if batches and delay == NO_BATCHER:
-        return "models with batches always get a dynamic batcher"
-    return "no queue delay without batches" if not batches and delay != NO_BATCHER else ""
-
-
-def _refuse_preferred(candidate: Candidate) -> str:
-    preferred = candidate.values.get(PREFERRED, ())
-    largest = max(preferred, default=0) if isinstance(preferred, tuple) else 0
-    if largest and candidate.number(QUEUE_DELAY_US, 0) == NO_BATCHER:
-        return "preferred batch sizes need a dynamic batcher"
-    return "a preferred batch size is above max_batch_size" if largest > candidate.number(MAX_BATCH_SIZE) else ""
-
-
-def _refuse_ensembles(candidate: Candidate, ensembles: Mapping[str, int]) -> str:
-    size = candidate.number(MAX_BATCH_SIZE, 0)
-    larger = [f"'{name}' takes batches of {largest}" for name, largest in ensembles.items() if 0 < size < largest]
-    return f"max_batch_size is below that of an ensemble: {larger[0]}" if larger else ""
-
-
-def _refuse_precision(candidate: Candidate) -> str:
-    engine, precision = candidate.values.get(ENGINE), candidate.values.get(PRECISION)
-    if engine == "onnxruntime" and precision in (Precision.BF16, Precision.FP16):
-        return f"ONNX Runtime has no {precision} kernels for CPUs"
-    return ""
-
-
-def _refuse_streams(candidate: Candidate) -> str:
-    streams = candidate.number(STREAMS)
-    if streams > 1 and candidate.values.get(ENGINE) == "onnxruntime":
-        return "ONNX Runtime has no streams"
-    if streams > candidate.number(THREADS):
-        return "streams > threads"
-    return "streams > max_batch_size" if streams > max(1, candidate.number(MAX_BATCH_SIZE)) else ""
-
-
-def _refuse_spin(candidate: Candidate) -> str:
-    if not candidate.values.get(SPIN):
-        return ""
-    if candidate.values.get(ENGINE) != "onnxruntime":
-        return "only ONNX Runtime's threads can spin"
-    if candidate.number(INSTANCES) > 1:
-        return "spinning threads of several instances compete for cores"
-    return "a single thread does not spin" if candidate.number(THREADS) == 1 else ""
-
-
-def _refuse_gpu(candidate: Candidate) -> str:
-    if candidate.values.get(ENGINE) == "tensorrt":
-        chosen = [key for key in (LAYOUT, CONV_SEARCH) if candidate.values.get(key, ENGINES_CHOICE) != ENGINES_CHOICE]
-        return f"TensorRT has no {', '.join(chosen)}" if chosen else ""
-    return ""
+def _rules(candidate: Candidate, subject: Subject) -> Iterator[tuple[bool, str]]:
+    """Yield for each rule true if a candidate breaks it, and the reason."""
+    values, cores = candidate.values, subject.cores
+    engine, precision, preferred = values.get(ENGINE), values.get(PRECISION), values.get(PREFERRED, ())
+    threads, streams, instances = candidate.number(THREADS), candidate.number(STREAMS), candidate.number(INSTANCES)
+    batch, delay_us = candidate.number(MAX_BATCH_SIZE), candidate.number(QUEUE_DELAY_US, 0)
+    if MAX_BATCH_SIZE in candidate and QUEUE_DELAY_US in candidate:
+        yield batch > 1 and delay_us == NO_BATCHER, "models with batches always get a dynamic batcher"
+        yield batch <= 1 and delay_us != NO_BATCHER, "no queue delay without batches"
+    if isinstance(preferred, tuple) and preferred:
+        yield delay_us == NO_BATCHER, "preferred batch sizes need a dynamic batcher"
+        yield max(preferred) > batch, "a preferred batch size is above max_batch_size"
+    for name, largest in subject.ensembles.items():
+        is_below = MAX_BATCH_SIZE in candidate and 0 < batch < largest
+        yield is_below, f"max_batch_size is below that of an ensemble: '{name}' takes batches of {largest}"
+    if subject.config.device.is_gpu:
+        chosen = [key for key in (LAYOUT, CONV_SEARCH) if values.get(key, ENGINES_CHOICE) != ENGINES_CHOICE]
+        yield engine == "tensorrt" and bool(chosen), f"TensorRT has no {', '.join(chosen)}"
+        return
+    yield threads * instances > cores, f"threads x instances > {cores} cores"
+    is_half = precision in (Precision.BF16, Precision.FP16)
+    yield engine == "onnxruntime" and is_half, f"ONNX Runtime has no {precision} kernels for CPUs"
+    yield engine == "onnxruntime" and streams > 1, "ONNX Runtime has no streams"
+    yield streams > threads, "streams > threads"
+    yield streams > max(1, batch), "streams > max_batch_size"
+    if values.get(SPIN):
+        yield engine != "onnxruntime", "only ONNX Runtime's threads can spin"
+        yield instances > 1, "spinning threads of several instances compete for cores"
+        yield threads == 1, "a single thread does not spin"
 
 
 # Bounds from the time of a session without a server: no configuration answers faster than a session computes one

@@ -11,7 +11,6 @@ from pathlib import Path
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import gpus
-from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import InvalidInput, RepositoryError, VerificationError
 from graphkiln_backend.graph.manifest import sha256_of
@@ -21,7 +20,7 @@ from graphkiln_backend.graph.task import Classification
 from graphkiln_backend.lowering.acceptance import promised_signature
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.repository.config import ModelConfigProto, read_config, select_versions
+from graphkiln_backend.repository.config import read_config, select_versions
 from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChanges, has_one_group
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
@@ -85,43 +84,28 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
         GraphkilnError: The version or its configuration is invalid, or no engine can run it as configured.
     """
     version = version.absolute()
-    completed = complete_for(version, cache)
+    number = int(version.name)
+    completed = complete_config(
+        version.parent, BACKEND_NAMES, partial(convert_if_needed, cache=cache), number, [number]
+    )
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
     deployment = Deployment.here(version, config, cache)
+    has_batcher = completed.HasField("dynamic_batching") and completed.max_batch_size >= 2
+    batching = completed.dynamic_batching
     return Subject(
         folder=version.parent,
-        version=int(version.name),
+        version=number,
         config=config,
         deployment=deployment,
         cores=usable_cores(),
         single_group=has_one_group(completed),
         schedules_sequences=completed.HasField("sequence_batching"),
-        queue_delay_us=_queue_delay(completed),
-        mixing=_mixing(deployment),
+        queue_delay_us=int(batching.max_queue_delay_microseconds) if has_batcher else NO_BATCHER,
+        # golden samples were proven in batches; without them, the nodes decide
+        mixing="" if deployment.version.golden else read_mixing(deployment.version.graph_path),
         config_sha256=_sha256_of_config(version.parent),
         ensembles=ensembles_of(version.parent),
     )
-
-
-def complete_for(version: Path, cache: ArtifactCache) -> ModelConfigProto:
-    """Complete the configuration of a model for a single version.
-
-    Raises:
-        RepositoryError: The configuration or the graph is invalid.
-    """
-    number = int(version.name)
-    return complete_config(version.parent, BACKEND_NAMES, partial(convert_if_needed, cache=cache), number, [number])
-
-
-def _queue_delay(config: ModelConfigProto) -> int:
-    if not config.HasField("dynamic_batching") or config.max_batch_size < 2:
-        return NO_BATCHER
-    return int(config.dynamic_batching.max_queue_delay_microseconds)
-
-
-def _mixing(deployment: Deployment) -> str:
-    """Return why rows mix, "" if they do not: golden samples were proven in batches; otherwise the nodes decide."""
-    return "" if deployment.version.golden else read_mixing(deployment.version.graph_path)
 
 
 # Ensembles limit how small the max_batch_size of their steps may become.
@@ -236,21 +220,20 @@ def with_int8(subject: Subject, calibration: Path, samples: Path | None, folder:
         InvalidInput: The graph is not saved in fp32, or its outputs are not class scores.
         ConversionError: The samples are unusable, or no node of the graph can become int8.
     """
-    _check(subject)
-    try:
-        version = _convert(subject, calibration.absolute(), samples.absolute() if samples else None, folder)
-    except VerificationError as error:
-        return replace(subject, no_int8=f"the int8 graph failed its proof: {error}")
-    _check_tensors(subject, version)
-    return replace(subject, int8=version)
-
-
-def _check(subject: Subject) -> None:
     saved, contract = subject.deployment.saved, subject.deployment.version.contract
     if saved is not Precision.FP32:
         raise InvalidInput(f"--calibration needs a graph saved in fp32, but this one is {saved}", hint=_ELSEWHERE)
     if contract.ranking or not isinstance(contract.task, Classification | None):
         raise InvalidInput("--calibration needs a model whose only outputs are class scores", hint=_ELSEWHERE)
+    try:
+        version = _convert(subject, calibration.absolute(), samples.absolute() if samples else None, folder)
+    except VerificationError as error:
+        return replace(subject, no_int8=f"the int8 graph failed its proof: {error}")
+    own, found = subject.signature, read_version_signature(version, "")
+    for ours, theirs in ((own.inputs, found.inputs), (own.outputs, found.outputs)):  # one config.pbtxt describes both
+        if len(ours) != len(theirs) or not all(one.is_like(other) for one, other in zip(ours, theirs, strict=True)):
+            raise InvalidInput("--calibration: the int8 graph has different tensors than the model", hint=_ELSEWHERE)
+    return replace(subject, int8=version)
 
 
 def _convert(subject: Subject, calibration: Path, samples: Path | None, folder: Path) -> Path:
@@ -259,32 +242,18 @@ def _convert(subject: Subject, calibration: Path, samples: Path | None, folder: 
 
     folder.mkdir()
     contract = subject.deployment.version.contract
+    labels = folder / "labels.txt"
+    labels.write_text("".join(f"{label}\n" for label in contract.labels), encoding="utf-8")
     recipe = Recipe(
         source=str(subject.deployment.version.graph_path),
         name=subject.name,
         model_store=folder / "store",
         keep_names=True,
         preprocess=json.loads(encode_json(contract.preprocess)) if contract.preprocess else None,
-        labels=_write_labels(contract, folder),
+        labels=labels if contract.labels else None,
         batch="free" if subject.signature.batchable else "fixed",
         precision=Precision.INT8,
         calibration=calibration,
         samples=samples,
     )
     return convert(recipe)
-
-
-def _write_labels(contract: Contract, folder: Path) -> Path | None:
-    if not contract.labels:
-        return None
-    path = folder / "labels.txt"
-    path.write_text("".join(f"{label}\n" for label in contract.labels), encoding="utf-8")
-    return path
-
-
-def _check_tensors(subject: Subject, version: Path) -> None:
-    """Check that the int8 graph has the same tensors: one config.pbtxt describes both graphs."""
-    own, found = subject.signature, read_version_signature(version, "")
-    for ours, theirs in ((own.inputs, found.inputs), (own.outputs, found.outputs)):
-        if len(ours) != len(theirs) or not all(one.is_like(other) for one, other in zip(ours, theirs, strict=True)):
-            raise InvalidInput("--calibration: the int8 graph has different tensors than the model", hint=_ELSEWHERE)

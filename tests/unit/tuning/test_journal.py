@@ -261,14 +261,3 @@ OUTCOMES = [
 def test_outcome_round_trip(outcome: Bare | Measured | Failed) -> None:
     text = json.dumps(outcome_as_json(outcome), allow_nan=False)
     assert outcome_from_json(json.loads(text)) == outcome
-
-
-def test_outcome_of_an_earlier_release() -> None:
-    data = outcome_as_json(OUTCOMES[3])
-    former = {**data, "latency": {**data["latency"], "p90_s": 0.1, "p999_s": None}}
-    assert outcome_from_json(former) == OUTCOMES[3]
-
-
-# Budgets.
-
-ONE, OTHER = Candidate.of({"threads": 1}), Candidate.of({"threads": 2})
