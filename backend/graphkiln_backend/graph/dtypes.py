@@ -75,10 +75,11 @@ class DType(enum.StrEnum):
         if dtype.kind in "OSU":
             return cls.BYTES
         try:
-            return _names()[dtype]
+            return _by_numpy_type()[dtype]
         except KeyError:
-            pass
-        raise ManifestError(f"numpy dtype {dtype} has no tensor type", hint=f"use one of {', '.join(cls)}")
+            raise ManifestError(
+                f"numpy dtype {dtype} has no tensor type", hint=f"use one of {', '.join(cls)}"
+            ) from None
 
     @classmethod
     def from_onnxruntime(cls, type_name: str) -> DType:
@@ -114,7 +115,7 @@ class DType(enum.StrEnum):
         Source: Triton's `model_config.proto`.
         """
         try:
-            return _CONFIG_ORDER[number]
+            return _CONFIG[number]
         except KeyError:
             raise ManifestError(f"data type {number} of a config.pbtxt is not known") from None
 
@@ -135,85 +136,41 @@ class DType(enum.StrEnum):
             ) from None
 
 
+# Element type; bytes; numbers in config.pbtxt and in ONNX; names in numpy, ONNX Runtime and OpenVINO.
+_TYPES = (
+    (DType.BOOL, 1, 1, 9, "bool", "bool", "boolean"),
+    (DType.UINT8, 1, 2, 2, "uint8", "uint8", "u8"),
+    (DType.UINT16, 2, 3, 4, "uint16", "uint16", "u16"),
+    (DType.UINT32, 4, 4, 12, "uint32", "uint32", "u32"),
+    (DType.UINT64, 8, 5, 13, "uint64", "uint64", "u64"),
+    (DType.INT8, 1, 6, 3, "int8", "int8", "i8"),
+    (DType.INT16, 2, 7, 5, "int16", "int16", "i16"),
+    (DType.INT32, 4, 8, 6, "int32", "int32", "i32"),
+    (DType.INT64, 8, 9, 7, "int64", "int64", "i64"),
+    (DType.FP16, 2, 10, 10, "float16", "float16", "f16"),
+    (DType.BF16, 2, 14, 16, "bfloat16", "bfloat16", "bf16"),
+    (DType.FP32, 4, 11, 1, "float32", "float", "f32"),
+    (DType.FP64, 8, 12, 11, "float64", "double", "f64"),
+    (DType.BYTES, 0, 13, 8, "object", "string", None),
+)
+_FLOATS = {DType.FP16, DType.BF16, DType.FP32, DType.FP64}
+_BYTES = {dtype: size for dtype, size, *_ in _TYPES}
+_CONFIG = {number: dtype for dtype, _, number, *_ in _TYPES}
+_ONNX = {number: dtype for dtype, _, _, number, *_ in _TYPES}
+_ONNXRUNTIME = {f"tensor({name})": dtype for dtype, *_, name, _ in _TYPES}
+_OPENVINO = {name: dtype for dtype, *_, name in _TYPES if name}
+
+
 @cache
 def _numpy_types() -> dict[DType, np.dtype[np.generic]]:
     """Created at first use, because importing numpy takes 0.1 s, and `serve` does not need it."""
-    return {
-        DType.BOOL: np.dtype(np.bool_),
-        DType.UINT8: np.dtype(np.uint8),
-        DType.UINT16: np.dtype(np.uint16),
-        DType.UINT32: np.dtype(np.uint32),
-        DType.UINT64: np.dtype(np.uint64),
-        DType.INT8: np.dtype(np.int8),
-        DType.INT16: np.dtype(np.int16),
-        DType.INT32: np.dtype(np.int32),
-        DType.INT64: np.dtype(np.int64),
-        DType.FP16: np.dtype(np.float16),
-        DType.BF16: np.dtype(ml_dtypes.bfloat16),
-        DType.FP32: np.dtype(np.float32),
-        DType.FP64: np.dtype(np.float64),
-        DType.BYTES: np.dtype(np.object_),
-    }
+    return {dtype: np.dtype(ml_dtypes.bfloat16 if dtype is DType.BF16 else name) for dtype, *_, name, _, _ in _TYPES}
 
 
 @cache
-def _names() -> dict[np.dtype[np.generic], DType]:
+def _by_numpy_type() -> dict[np.dtype[np.generic], DType]:
     return {dtype: member for member, dtype in _numpy_types().items()}
 
-
-# As in numpy, whose import takes 0.1 s.
-_BYTES: dict[DType, int] = {
-    DType.BOOL: 1,
-    DType.UINT8: 1,
-    DType.UINT16: 2,
-    DType.UINT32: 4,
-    DType.UINT64: 8,
-    DType.INT8: 1,
-    DType.INT16: 2,
-    DType.INT32: 4,
-    DType.INT64: 8,
-    DType.FP16: 2,
-    DType.BF16: 2,
-    DType.FP32: 4,
-    DType.FP64: 8,
-    DType.BYTES: 0,
-}
-
-_FLOATS = {DType.FP16, DType.BF16, DType.FP32, DType.FP64}
-
-_ONNXRUNTIME: dict[str, DType] = {
-    "tensor(bool)": DType.BOOL,
-    "tensor(uint8)": DType.UINT8,
-    "tensor(uint16)": DType.UINT16,
-    "tensor(uint32)": DType.UINT32,
-    "tensor(uint64)": DType.UINT64,
-    "tensor(int8)": DType.INT8,
-    "tensor(int16)": DType.INT16,
-    "tensor(int32)": DType.INT32,
-    "tensor(int64)": DType.INT64,
-    "tensor(float16)": DType.FP16,
-    "tensor(bfloat16)": DType.BF16,
-    "tensor(float)": DType.FP32,
-    "tensor(double)": DType.FP64,
-    "tensor(string)": DType.BYTES,
-}
-
-_ONNX: dict[int, DType] = {
-    1: DType.FP32,
-    2: DType.UINT8,
-    3: DType.INT8,
-    4: DType.UINT16,
-    5: DType.INT16,
-    6: DType.INT32,
-    7: DType.INT64,
-    8: DType.BYTES,
-    9: DType.BOOL,
-    10: DType.FP16,
-    11: DType.FP64,
-    12: DType.UINT32,
-    13: DType.UINT64,
-    16: DType.BF16,
-}
 
 # ONNX types that Triton does not support, by `onnx.TensorProto.DataType`.
 _OTHER_ONNX = {
@@ -232,31 +189,4 @@ _OTHER_ONNX = {
     26: "INT2",
     27: "FLOAT6E2M3",
     28: "FLOAT6E3M2",
-}
-
-_CONFIG_ORDER = {
-    number: DType(name)
-    for number, name in enumerate(
-        (
-            *("BOOL", "UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64"),
-            *("FP16", "FP32", "FP64", "BYTES", "BF16"),
-        ),
-        start=1,
-    )
-}
-
-_OPENVINO: dict[str, DType] = {
-    "boolean": DType.BOOL,
-    "u8": DType.UINT8,
-    "u16": DType.UINT16,
-    "u32": DType.UINT32,
-    "u64": DType.UINT64,
-    "i8": DType.INT8,
-    "i16": DType.INT16,
-    "i32": DType.INT32,
-    "i64": DType.INT64,
-    "f16": DType.FP16,
-    "bf16": DType.BF16,
-    "f32": DType.FP32,
-    "f64": DType.FP64,
 }
