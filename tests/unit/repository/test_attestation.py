@@ -1,4 +1,4 @@
-"""What is signed of a version, and what no longer fits."""
+"""Signed statements about versions: what they cover, and what invalidates them."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def check(store: SignedStore, model: Path, version: int = 1) -> str:
     return key_id
 
 
-def test_every_file_but_the_attestation_and_other_versions_is_signed(signed: SignedStore) -> None:
+def test_statement_lists_the_files_of_one_version(signed: SignedStore) -> None:
     model = signed.add(1, "one")
     signed.add(2, "two")
     (model / "1" / "weights").mkdir()
@@ -48,7 +48,7 @@ def test_every_file_but_the_attestation_and_other_versions_is_signed(signed: Sig
     assert files["1/model.onnx"] == hashlib.sha256(b"one").hexdigest()
 
 
-def test_the_envelope_is_one_that_other_tools_check(signed: SignedStore) -> None:
+def test_envelope_is_standard_dsse(signed: SignedStore) -> None:
     model = signed.add(1, "one")
     envelope = json.loads((model / "1" / ATTESTATION_FILE).read_text())
     attestation = Attestation.read(model / "1")
@@ -62,7 +62,7 @@ def test_the_envelope_is_one_that_other_tools_check(signed: SignedStore) -> None
 
 
 @pytest.mark.parametrize("name", ["1/model.onnx", "config.pbtxt"])
-def test_an_altered_file_is_noticed_even_with_its_old_size_and_time(signed: SignedStore, name: str) -> None:
+def test_altered_file_with_old_size_and_time(signed: SignedStore, name: str) -> None:
     model = signed.add(1, "one")
     status = (model / name).stat()
     (model / name).write_bytes((model / name).read_bytes()[:-1] + b"X")
@@ -71,7 +71,7 @@ def test_an_altered_file_is_noticed_even_with_its_old_size_and_time(signed: Sign
         check(signed, model)
 
 
-def test_files_that_come_and_go_are_noticed(signed: SignedStore) -> None:
+def test_added_and_missing_files(signed: SignedStore) -> None:
     model = signed.add(1, "one")
     (model / "1" / "more.bin").write_bytes(b"")
     (model / "labels.txt").write_text("cat\n")
@@ -80,7 +80,7 @@ def test_files_that_come_and_go_are_noticed(signed: SignedStore) -> None:
         check(signed, model)
 
 
-def test_neither_another_version_nor_another_model_is_meant(signed: SignedStore) -> None:
+def test_renamed_version_or_model(signed: SignedStore) -> None:
     model = signed.add(1, "one")
     (model / "1").rename(model / "2")
     with pytest.raises(RepositoryError, match="signed as m version 1"):
@@ -91,7 +91,7 @@ def test_neither_another_version_nor_another_model_is_meant(signed: SignedStore)
         check(signed, other)
 
 
-def test_the_signature_of_another_version_says_nothing_of_this_one(signed: SignedStore) -> None:
+def test_attestation_copied_from_another_version(signed: SignedStore) -> None:
     """Also where the files are the same, byte by byte."""
     model = signed.add(1, "one")
     signed.add(2, "one", signed=False)
@@ -100,7 +100,7 @@ def test_the_signature_of_another_version_says_nothing_of_this_one(signed: Signe
         check(signed, model, 2)
 
 
-def test_one_of_several_trusted_keys_is_enough_and_a_revoked_one_is_none(signed: SignedStore, tmp_path: Path) -> None:
+def test_one_trusted_key_is_enough(signed: SignedStore, tmp_path: Path) -> None:
     second, _ = make_key(tmp_path / "second")
     model = signed.add(1, "one", key=second)
     both = TrustedKeys({signed.key.key_id: "release", second.key_id: "second"})
@@ -109,7 +109,7 @@ def test_one_of_several_trusted_keys_is_enough_and_a_revoked_one_is_none(signed:
         find_signer(model, 1, signed.trusted)
 
 
-def test_what_a_link_leads_to_is_signed(signed: SignedStore, tmp_path: Path) -> None:
+def test_linked_files_are_signed_by_content(signed: SignedStore, tmp_path: Path) -> None:
     weights = tmp_path / "weights.bin"
     weights.write_text("w")
     model = signed.add(1, "one", signed=False)
@@ -121,7 +121,7 @@ def test_what_a_link_leads_to_is_signed(signed: SignedStore, tmp_path: Path) -> 
         check(signed, model)
 
 
-def test_without_a_trusted_signature_nothing_counts(signed: SignedStore, tmp_path: Path) -> None:
+def test_trusted_signature_is_required(signed: SignedStore, tmp_path: Path) -> None:
     stranger, _ = make_key(tmp_path / "stranger")
     model = signed.add(1, "one", key=stranger)
     with pytest.raises(RepositoryError, match="which is not trusted"):
@@ -136,7 +136,7 @@ def test_without_a_trusted_signature_nothing_counts(signed: SignedStore, tmp_pat
         check(signed, model)
 
 
-def test_a_signature_under_a_trusted_name_does_not_hold(signed: SignedStore, tmp_path: Path) -> None:
+def test_forged_key_id(signed: SignedStore, tmp_path: Path) -> None:
     stranger, _ = make_key(tmp_path / "stranger")
     model = signed.add(1, "one", key=stranger)
     forged = Attestation.read(model / "1")
@@ -146,7 +146,7 @@ def test_a_signature_under_a_trusted_name_does_not_hold(signed: SignedStore, tmp
         check(signed, model)
 
 
-def test_what_others_signed_of_other_files_goes(signed: SignedStore, tmp_path: Path) -> None:
+def test_signing_drops_signatures_of_other_content(signed: SignedStore, tmp_path: Path) -> None:
     stranger, _ = make_key(tmp_path / "stranger")
     model = signed.add(1, "one", key=stranger)
     (model / "1" / "model.onnx").write_text("two")
@@ -157,14 +157,14 @@ def test_what_others_signed_of_other_files_goes(signed: SignedStore, tmp_path: P
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"payloadType": "x"}', "[" * 100_000])
-def test_a_damaged_attestation_is_said(signed: SignedStore, content: str) -> None:
+def test_damaged_attestation(signed: SignedStore, content: str) -> None:
     model = signed.add(1, "one")
     (model / "1" / ATTESTATION_FILE).write_text(content)
     with pytest.raises(ManifestError, match=r"attestation.json( is damaged|: unsupported)"):
         check(signed, model)
 
 
-def test_a_pipe_in_the_place_of_a_file_keeps_nobody_waiting(signed: SignedStore) -> None:
+def test_pipe_does_not_block(signed: SignedStore) -> None:
     model = signed.add(1, "one")
     (model / "1" / "model.onnx").unlink()
     os.mkfifo(model / "1" / "model.onnx")

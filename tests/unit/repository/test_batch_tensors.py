@@ -1,4 +1,4 @@
-"""Ragged inputs, `batch_input` and `batch_output`: read, and held to the graph."""
+"""Ragged batches and sequences: parsed from a configuration and checked against the graph."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def check(written: pb.ModelConfig, signature: Signature = SIGNATURE) -> None:
 
 class TestReading:
     @pytest.mark.parametrize("kind", BatchInputKind)
-    def test_every_kind(self, kind: BatchInputKind) -> None:
+    def test_all_kinds_of_batch_input(self, kind: BatchInputKind) -> None:
         tensors = read_batch_tensors(config(RAGGED, COUNT.replace("BATCH_ELEMENT_COUNT", kind), SCATTER))
         assert tensors == BatchTensors(
             ragged={"x": 2},
@@ -61,14 +61,14 @@ class TestReading:
         )
 
     @pytest.mark.parametrize("dims", ["dims: [-1, 3]", "dims: [-1, 3] reshape { shape: [3, -1] }"])
-    def test_the_guard_of_the_batch_is_no_dimension_of_a_request(self, dims: str) -> None:
+    def test_guard_dimension_is_not_counted(self, dims: str) -> None:
         written = config(RAGGED.replace("dims: [-1]", dims))
         assert read_batch_tensors(written).ragged == {"x": 3}
         if "reshape" not in dims:
             guard_batch(written)
             assert read_batch_tensors(written).ragged == {"x": 3}
 
-    def test_rows_of_unequal_lengths_are_no_ragged_input(self) -> None:
+    def test_graph_with_rows_has_no_ragged_input(self) -> None:
         rows = Signature(inputs=(spec("x", "batch", "n"),), outputs=(spec("y", "batch", "n"),))
         assert not read_batch_tensors(config(RAGGED)).of_graph(rows)
         assert read_batch_tensors(config(RAGGED)).of_graph(SIGNATURE)
@@ -82,7 +82,7 @@ class TestReading:
             (SCATTER.replace('name: "y" dims', 'name: "z" dims'), "'y' is not among the outputs"),
         ],
     )
-    def test_what_nobody_offers_is_refused(self, text: str, message: str) -> None:
+    def test_unsupported_batch_tensors(self, text: str, message: str) -> None:
         with pytest.raises(RepositoryError, match=message):
             read_batch_tensors(config(RAGGED, text))
 
@@ -100,13 +100,13 @@ class TestChecks:
             ((RAGGED,), (spec("x", 12),), "ragged input 'x' does not fit the graph"),
         ],
     )
-    def test_what_does_not_fit_is_refused(
+    def test_batch_tensors_that_do_not_fit_the_graph(
         self, texts: tuple[str, ...], inputs: tuple[TensorSpec, ...], message: str
     ) -> None:
         with pytest.raises(RepositoryError, match=message):
             check(config(*texts), Signature(inputs=inputs, outputs=SIGNATURE.outputs))
 
-    def test_a_model_without_batches_is_refused(self) -> None:
+    def test_model_without_batching_is_refused(self) -> None:
         with pytest.raises(RepositoryError, match="max_batch_size is 0"):
             check(config(RAGGED, COUNT, max_batch_size=0))
 
@@ -145,7 +145,7 @@ SEQUENCE_SIGNATURE = Signature(
 
 
 class TestReadingSequences:
-    def test_controls_of_every_type(self) -> None:
+    def test_control_inputs_of_all_types(self) -> None:
         tensors = read_sequence_tensors(sequence_config(START + END + READY + CORRID))
         assert tensors is not None
         expected = {"START": DType.INT32, "END": DType.FP32, "READY": DType.BOOL, "CORRID": DType.UINT64}
@@ -169,7 +169,7 @@ class TestReadingSequences:
             ("max_sequence_idle_microseconds: 2500000 oldest { max_candidate_sequences: 100 }", 8, 2.5, 100),
         ],
     )
-    def test_how_long_and_how_many(self, text: str, batch: int, idle_s: float, slots: int) -> None:
+    def test_idle_time_and_number_of_sequences(self, text: str, batch: int, idle_s: float, slots: int) -> None:
         tensors = read_sequence_tensors(sequence_config(text, batch))
         assert tensors is not None
         assert (tensors.idle_s, tensors.slots, tensors.batched) == (idle_s, slots, batch > 0)
@@ -178,12 +178,12 @@ class TestReadingSequences:
 class TestRequests:
     TENSORS = read_sequence_tensors(sequence_config(START + END + READY + CORRID + STATE)) or SequenceTensors()
 
-    def test_a_state_is_an_output_for_those_that_name_it(self) -> None:
+    def test_named_state_is_also_an_output(self) -> None:
         assert self.TENSORS.of_requests(SEQUENCE_SIGNATURE, {"OUT"}).outputs == SEQUENCE_SIGNATURE.outputs
 
 
 class TestSequenceChecks:
-    def test_without_a_batch_the_shapes_are_whole(self) -> None:
+    def test_shapes_without_batching(self) -> None:
         signature = Signature(
             inputs=(TensorSpec(name="START", dtype=DType.INT32, shape=(1,)),),
             outputs=(scalar("OUTPUT"),),
@@ -206,12 +206,12 @@ class TestSequenceChecks:
             ("} response_cache { enable: true", "requests response_cache for sequences"),
         ],
     )
-    def test_what_does_not_fit_is_refused(self, text: str, message: str) -> None:
+    def test_sequence_tensors_that_do_not_fit_the_graph(self, text: str, message: str) -> None:
         with pytest.raises(RepositoryError, match=message):
             check_sequence_tensors(sequence_config(text), SEQUENCE_SIGNATURE)
 
     @pytest.mark.parametrize("name", ["START", "IN"])
-    def test_an_input_that_requests_hold_too_is_refused(self, name: str) -> None:
+    def test_control_input_declared_as_input_is_refused(self, name: str) -> None:
         written = sequence_config(START + STATE)
         written.input.add(name=name)
         with pytest.raises(RepositoryError, match=f"input '{name}' is also a control input or a state"):
@@ -219,7 +219,7 @@ class TestSequenceChecks:
 
 
 class TestDefaults:
-    def test_a_state_for_which_the_graph_has_a_default_is_no_input_of_requests(self) -> None:
+    def test_optional_state_input(self) -> None:
         (state,) = (scalar for scalar in SEQUENCE_SIGNATURE.inputs if scalar.name == "IN")
         others = tuple(scalar for scalar in SEQUENCE_SIGNATURE.inputs if scalar is not state)
         signature = replace(SEQUENCE_SIGNATURE, inputs=others, optional_inputs=(state,))
@@ -230,7 +230,7 @@ class TestDefaults:
 
 
 class TestTextId:
-    def test_is_kept_from_triton_and_read_again(self) -> None:
+    def test_text_id_is_withheld_from_triton(self) -> None:
         written = sequence_config(START + TEXT_ID)
         withhold_text_id(written)
         assert [tensor.name for tensor in written.sequence_batching.control_input] == ["START"]
@@ -241,6 +241,6 @@ class TestTextId:
         assert tensors.id_input == "CORRID"
         refuse_text_id(written)
 
-    def test_is_refused_where_triton_would_provide_it(self) -> None:
+    def test_text_id_is_refused_without_withholding(self) -> None:
         with pytest.raises(RepositoryError, match="takes no CONTROL_SEQUENCE_CORRID of TYPE_STRING"):
             refuse_text_id(sequence_config(TEXT_ID))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,6 @@ from typing import Any
 
 import pytest
 from google.protobuf import text_format
-from odd_files import ODD
 from tritonclient.grpc import model_config_pb2 as pb
 
 from graphkiln_backend.graph.contract import Contract
@@ -60,7 +60,7 @@ def dims(tensor: Any) -> list[int]:
 
 
 class TestReadAndWrite:
-    def test_what_is_written_is_read(self, tmp_path: Path) -> None:
+    def test_round_trip(self, tmp_path: Path) -> None:
         config = completed("max_batch_size: 8", ROWS, "labels.txt")
         write_config(config, tmp_path / "config.pbtxt")
         assert read_config(tmp_path / "config.pbtxt") == config
@@ -74,25 +74,23 @@ class TestReadAndWrite:
             (b"\xff\xfe\x00", "is not a model configuration: 'utf-8' codec"),
         ],
     )
-    def test_a_damaged_file(self, tmp_path: Path, content: bytes, words: str) -> None:
+    def test_damaged_file(self, tmp_path: Path, content: bytes, words: str) -> None:
         (tmp_path / "config.pbtxt").write_bytes(content)
         with pytest.raises(RepositoryError, match=words):
             read_config(tmp_path / "config.pbtxt")
 
-    def test_a_byte_order_mark_is_passed_over(self, tmp_path: Path) -> None:
+    def test_byte_order_mark_is_ignored(self, tmp_path: Path) -> None:
         (tmp_path / "config.pbtxt").write_bytes(b"\xef\xbb\xbfmax_batch_size: 4\r\n")
         assert read_config(tmp_path / "config.pbtxt").max_batch_size == 4
 
-    @pytest.mark.parametrize("kind", [kind for kind in ODD if kind not in ("folder", "loop")])
-    def test_an_odd_file_in_its_place(self, tmp_path: Path, kind: str) -> None:
-        make, reason = ODD[kind]
-        make(tmp_path / "config.pbtxt")
-        with pytest.raises(RepositoryError, match=rf"cannot read .*config\.pbtxt: {reason}"):
+    def test_pipe_does_not_block(self, tmp_path: Path) -> None:
+        os.mkfifo(tmp_path / "config.pbtxt")
+        with pytest.raises(RepositoryError, match=r"cannot read .*config\.pbtxt: it is a pipe"):
             read_config(tmp_path / "config.pbtxt")
 
 
 class TestCompletion:
-    def test_an_empty_configuration_of_a_graph_with_a_batch(self) -> None:
+    def test_empty_config_of_a_batchable_graph(self) -> None:
         config = completed("", IMAGES, "labels.txt")
         assert config.max_batch_size == DEFAULT_MAX_BATCH_SIZE
         assert config.HasField("dynamic_batching")
@@ -100,12 +98,12 @@ class TestCompletion:
         assert (image.name, image.data_type, dims(image)) == ("x", pb.TYPE_FP32, [3, -1, -1])
         assert (scores.name, dims(scores), scores.label_filename) == ("y", [2], "labels.txt")
 
-    def test_an_empty_configuration_of_a_graph_without_one(self) -> None:
+    def test_empty_config_of_a_fixed_graph(self) -> None:
         config = completed("", WHOLE)
         assert (config.max_batch_size, dims(config.input[0]), dims(config.output[0])) == (0, [2, 3], [2, 2])
         assert not config.HasField("dynamic_batching")
 
-    def test_what_is_written_stays(self) -> None:
+    def test_written_values_are_kept(self) -> None:
         text = """
             max_batch_size: 16
             input { name: "x" data_type: TYPE_FP32 dims: [3, 224, 224] }
@@ -131,15 +129,15 @@ class TestCompletion:
             ('input { name: "x" dims: [-1] }', SCALARS, 0),
         ],
     )
-    def test_dims_with_the_batch_mean_that_triton_forms_none(self, text: str, graph: Signature, largest: int) -> None:
+    def test_dims_with_the_batch_disable_batching(self, text: str, graph: Signature, largest: int) -> None:
         assert completed(text, graph).max_batch_size == largest
 
     @pytest.mark.parametrize("scheduling", ["sequence_batching {}", "ensemble_scheduling {}"])
-    def test_another_scheduler_stays(self, scheduling: str) -> None:
+    def test_other_schedulers_are_kept(self, scheduling: str) -> None:
         config = completed(f"max_batch_size: 8 {scheduling}", ROWS)
         assert not config.HasField("dynamic_batching")
 
-    def test_a_batch_of_scalars_is_reshaped(self) -> None:
+    def test_batched_scalars_are_reshaped(self) -> None:
         """Triton has no scalars: [1] outside, [] inside."""
         config = completed("", SCALARS)
         for tensor in (config.input[0], config.output[0]):
@@ -147,38 +145,36 @@ class TestCompletion:
             assert tensor.HasField("reshape")
             assert list(tensor.reshape.shape) == []
 
-    def test_a_scalar_without_a_batch_is_a_tensor_of_one(self) -> None:
+    def test_scalar_without_batching(self) -> None:
         config = completed("", SCALAR)
         assert (dims(config.input[0]), config.input[0].HasField("reshape")) == ([1], False)
 
-    def test_a_size_of_zero_varies_for_triton(self) -> None:
+    def test_size_zero_is_dynamic(self) -> None:
         config = completed("", signature(spec("x", 0, 3), outputs=(spec("y", 2, 0),)))
         assert [dims(config.input[0]), dims(config.output[0])] == [[-1, 3], [2, -1]]
 
-    def test_an_output_without_a_stated_shape_may_have_any(self) -> None:
+    def test_output_of_unknown_rank(self) -> None:
         config = completed("", signature(spec("x", 3), outputs=(spec("y", ANY_RANK),)))
         assert (dims(config.output[0]), config.max_batch_size) == ([-1], 0)
 
-    def test_an_input_without_one_has_that_of_the_configuration(self) -> None:
+    def test_input_of_unknown_rank(self) -> None:
         graph = signature(spec("x", ANY_RANK), outputs=(spec("y", ANY_RANK),))
         assert dims(completed('input { name: "x" dims: [ -1, 2 ] }', graph).input[0]) == [-1, 2]
         with pytest.raises(RepositoryError, match="how many dimensions input 'x' has"):
             completed("", graph)
 
-    def test_a_reshape_is_held_to_the_graph(self) -> None:
+    def test_reshape_is_checked(self) -> None:
         text = 'max_batch_size: 4 input {{ name: "x" dims: [6] reshape {{ shape: [{}] }} }}'
         graph = signature(spec("x", "batch", 2, 3))
         assert dims(completed(text.format("2, 3"), graph).input[0]) == [6]
         with pytest.raises(RepositoryError, match=r"expected \[2, 3\], got \[3, 2\]"):
             completed(text.format("3, 2"), graph)
 
-    @pytest.mark.parametrize("size", [1, 2, 8])
-    def test_a_graph_with_a_fixed_batch_is_not_batched(self, size: int) -> None:
-        with pytest.raises(RepositoryError, match=f"max_batch_size is {size}, but the graph has a fixed batch of 2: x"):
-            completed(f"max_batch_size: {size}", WHOLE)
-        assert completed("", WHOLE).max_batch_size == 0
+    def test_fixed_batch_cannot_be_batched(self) -> None:
+        with pytest.raises(RepositoryError, match="max_batch_size is 2, but the graph has a fixed batch of 2: x"):
+            completed("max_batch_size: 2", WHOLE)
 
-    def test_some_outputs_are_enough(self) -> None:
+    def test_subset_of_outputs(self) -> None:
         graph = signature(spec("x", "batch", 3), outputs=(spec("y", "batch", 2), spec("z", "batch", 1)))
         config = completed('output { name: "z" }', graph, "labels.txt")
         assert [(tensor.name, dims(tensor)) for tensor in config.output] == [("z", [1])]
@@ -190,7 +186,7 @@ class TestCompletion:
         config = completed('max_batch_size: 0 input { name: "x" dims: [-1, 3] } input { name: "bias" }', graph)
         assert [(tensor.name, tensor.optional) for tensor in config.input] == [("x", False), ("bias", True)]
 
-    def test_labels_of_another_output_keep_the_first_one_free(self) -> None:
+    def test_written_labels_are_kept(self) -> None:
         graph = signature(spec("x", "batch", 3), outputs=(spec("y", "batch", 2), spec("z", "batch", 1)))
         text = 'output { name: "y" } output { name: "z" label_filename: "z.txt" }'
         assert [tensor.label_filename for tensor in completed(text, graph, "labels.txt").output] == ["", "z.txt"]
@@ -213,7 +209,6 @@ class TestContradictions:
             ),
             ('input { name: "x" dims: [4] }', ROWS, r"without the batch\) of input 'x' .* expected \[3\], got \[4\]"),
             ('output { name: "y" dims: [2, 1] }', WHOLE, r"dims of output 'y' .* expected \[2, 2\], got \[2, 1\]"),
-            ('input { name: "x" dims: [2] }', WHOLE, r"expected \[2, 3\], got \[2\]"),
             ('input { name: "x" dims: [1] }', WHOLE, r"expected \[2, 3\], got \[1\]"),
             ('input { name: "x" dims: [-1, 3] }', WHOLE, r"expected \[2, 3\], got \[-1, 3\]"),
             ("max_batch_size: 4", SCALAR, r"max_batch_size is 4, but tensor x FP32\[\] has no batch dimension"),
@@ -229,11 +224,11 @@ class TestContradictions:
             ),
         ],
     )
-    def test_say_what_was_expected_and_found(self, text: str, graph: Signature, words: str) -> None:
+    def test_contradictions_to_the_graph(self, text: str, graph: Signature, words: str) -> None:
         with pytest.raises(RepositoryError, match=words):
             completed(text, graph)
 
-    def test_all_inputs_or_none(self) -> None:
+    def test_missing_input(self) -> None:
         pair = signature(spec("a", "batch", 2), spec("b", "batch", 2))
         with pytest.raises(RepositoryError, match=r"omits inputs of the graph: b FP32\[batch,2\] \(name all inputs"):
             completed('input { name: "a" }', pair)
@@ -250,7 +245,7 @@ class TestContradictions:
             ("sequence_batching { iterative_sequence: true }", "requests iterative_sequence"),
         ],
     )
-    def test_tensors_that_the_server_cannot_provide(self, text: str, message: str) -> None:
+    def test_unsupported_provided_tensors(self, text: str, message: str) -> None:
         with pytest.raises(RepositoryError, match=message):
             completed(f"max_batch_size: 4 {text}", ROWS)
 
@@ -276,22 +271,22 @@ class TestProvidedTensors:
     """
     FLAT = Signature(inputs=(spec("x", "total"), spec("n", "rows")), outputs=(spec("y", "total"),))
 
-    def test_of_sequences(self) -> None:
+    def test_sequence_tensors_are_not_in_requests(self) -> None:
         config = completed(self.SEQUENCE, self.STATEFUL)
         assert [tensor.name for tensor in config.input] == ["x"]
         assert [tensor.name for tensor in config.output] == ["y"]
         assert not config.HasField("dynamic_batching")
 
-    def test_of_ragged_batches(self) -> None:
+    def test_batch_inputs_are_not_in_requests(self) -> None:
         config = completed(self.RAGGED, self.FLAT)
         assert [(tensor.name, dims(tensor)) for tensor in config.input] == [("x", [-1])]
         assert config.input[0].data_type == config.output[0].data_type == pb.DataType.TYPE_FP32
 
-    def test_a_ragged_input_without_dims_has_one_per_row(self) -> None:
+    def test_ragged_input_without_dims(self) -> None:
         config = completed(self.RAGGED.replace('"x" dims: [-1]', '"x"'), self.FLAT)
         assert dims(config.input[0]) == [-1]
 
-    def test_rows_beside_ragged_inputs_need_a_batch(self) -> None:
+    def test_rows_beside_ragged_inputs_need_a_batch_dimension(self) -> None:
         flat = Signature(inputs=(*self.FLAT.inputs, spec("z", 5)), outputs=self.FLAT.outputs)
         with pytest.raises(RepositoryError, match="a fixed batch of 5"):
             completed(self.RAGGED + 'input { name: "z" dims: [5] }', flat)
@@ -300,7 +295,7 @@ class TestProvidedTensors:
 class TestDictionary:
     """Triton's auto-completion takes what it is handed back: a live dictionary, of which some fields are read."""
 
-    def test_is_completed_in_place(self) -> None:
+    def test_dictionary_is_completed_in_place(self) -> None:
         config: dict[str, Any] = {"name": "m", "max_batch_size": 0, "input": [], "output": [], "version_policy": None}
         complete_dictionary(config, ROWS, labels_file="labels.txt")
         assert config["max_batch_size"] == DEFAULT_MAX_BATCH_SIZE
@@ -312,7 +307,7 @@ class TestDictionary:
 
 
 class TestText:
-    def test_the_committed_config_is_the_one_that_the_writer_writes(self, digits: Path) -> None:
+    def test_committed_config_is_reproduced(self, digits: Path) -> None:
         manifest = Manifest.read(digits / "1" / "manifest.json")
         text = config_text(
             "digits",
@@ -323,7 +318,7 @@ class TestText:
         )
         assert (digits / "config.pbtxt").read_text() == text
 
-    def test_publishes_preprocessing_ranking_and_task(self) -> None:
+    def test_preprocess_ranking_and_task_are_published(self) -> None:
         preprocess = Preprocess(resize=(8, 8), crop=None)
         ranking = Ranking(scores="y", indices="z")
         task = Embedding(vectors="y")
@@ -340,9 +335,7 @@ class TestText:
         ("graph", "largest", "warmed"),
         [(ROWS, 8, True), (SCALARS, 8, True), (IMAGES, 8, False), (WHOLE, 0, False)],
     )
-    def test_triton_warms_itself_where_the_size_of_a_sample_is_known(
-        self, graph: Signature, largest: int, warmed: bool
-    ) -> None:
+    def test_warmup_needs_known_sizes(self, graph: Signature, largest: int, warmed: bool) -> None:
         text = config_text("m", graph, max_batch_size=largest, labels_file=None)
         samples = text_format.Parse(text, pb.ModelConfig()).model_warmup
         assert bool(samples) == warmed
@@ -367,7 +360,7 @@ class TestText:
         ("version_policy { specific { } }", []),
     ],
 )
-def test_of_three_versions(tmp_path: Path, policy: str, selected: list[int]) -> None:
+def test_version_policies(tmp_path: Path, policy: str, selected: list[int]) -> None:
     (tmp_path / "config.pbtxt").write_text(policy)
     assert select_versions(read_config(tmp_path / "config.pbtxt"), [10, 1, 9]) == selected
 
@@ -394,18 +387,18 @@ def guarded(text: str) -> list[list[int] | None]:
         ("dims: [1] reshape { } optional: true", []),
     ],
 )
-def test_every_input_of_a_batch_is_handed_over_as_one_row(tensor: str, expected: list[int] | None) -> None:
+def test_guard_adds_a_dimension_to_batched_inputs(tensor: str, expected: list[int] | None) -> None:
     text = f'max_batch_size: 8 input {{ name: "x" data_type: TYPE_FP32 {tensor} }}'
     assert guarded(text) == [expected]
     config = ModelConfig.from_protobuf(text_format.Parse(text, pb.ModelConfig()), has_gpu=False)
     assert set(config.input_ranks) == {"x"}
 
 
-def test_without_a_batch_nothing_is_changed() -> None:
+def test_guard_ignores_models_without_batching() -> None:
     assert guarded('input { name: "x" dims: [3] }') == [None]
 
 
-def test_a_guarded_configuration_still_fits_its_graph() -> None:
+def test_guarded_config_fits_its_graph() -> None:
     spec = TensorSpec(name="x", dtype=DType.FP32, shape=("batch", 3))
     signature = Signature(inputs=(spec,), outputs=(TensorSpec(name="y", dtype=DType.FP32, shape=("batch",)),))
     config = pb.ModelConfig(name="m", max_batch_size=8)
@@ -428,5 +421,5 @@ tritonclient.grpc.service_pb2.ModelConfigResponse(config=pb.ModelConfig(name="m"
 """
 
 
-def test_without_grpc_and_the_same_as_with_it() -> None:
+def test_protobuf_is_imported_without_grpc() -> None:
     subprocess.run([sys.executable, "-c", PROGRAM], check=True, timeout=120)

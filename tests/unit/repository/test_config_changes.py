@@ -1,4 +1,4 @@
-"""Changes of a configuration: what they set, what they leave."""
+"""Changes to a configuration: what they set and what they keep."""
 
 from __future__ import annotations
 
@@ -35,32 +35,32 @@ def change(path: Path, changes: ConfigChanges) -> ModelConfigProto:
     return read_config(path)
 
 
-def test_other_comments_and_spacing_are_not_kept(path: Path, tmp_path: Path) -> None:
+def test_only_head_comments_are_kept(path: Path, tmp_path: Path) -> None:
     assert "measured" not in changed_text(path, ConfigChanges())
     path.write_text('name: "m"  # here\n')
     assert changed_text(path, ConfigChanges()) == 'name: "m"\n'
     assert changed_text(tmp_path / "none.pbtxt", ConfigChanges(max_batch_size=2)) == "max_batch_size: 2\n"
 
 
-def test_parameters_are_set_and_taken_out(path: Path) -> None:
+def test_parameters_are_set_and_removed(path: Path) -> None:
     config = change(path, ConfigChanges(parameters={"engine": "", "threads": "2", "streams": ""}))
     assert {key: row.string_value for key, row in config.parameters.items()} == {"preprocess": "{}", "threads": "2"}
 
 
-def test_a_group_of_instances_is_made_or_changed(path: Path) -> None:
+def test_instance_group_is_added_or_changed(path: Path) -> None:
     config = change(path, ConfigChanges(instances=2))
     assert [(group.count, group.kind) for group in config.instance_group] == [(2, config.instance_group[0].KIND_CPU)]
     config = change(path, ConfigChanges(instances=3, on_gpu=True))
     assert [(group.count, group.kind) for group in config.instance_group] == [(3, config.instance_group[0].KIND_CPU)]
 
 
-def test_several_groups_are_left_to_their_owner(path: Path) -> None:
+def test_several_instance_groups_are_refused(path: Path) -> None:
     path.write_text("instance_group { count: 1 } instance_group { count: 2 }")
     with pytest.raises(RepositoryError, match="has 2 instance groups"):
         changed_text(path, ConfigChanges(instances=2))
 
 
-def test_a_smaller_batch_takes_what_is_larger_with_it(path: Path) -> None:
+def test_smaller_batch_limits_preferred_sizes_and_warmup(path: Path) -> None:
     config = change(path, ConfigChanges(max_batch_size=4))
     assert config.max_batch_size == 4
     assert list(config.dynamic_batching.preferred_batch_size) == [4]
@@ -68,7 +68,7 @@ def test_a_smaller_batch_takes_what_is_larger_with_it(path: Path) -> None:
     assert change(path, ConfigChanges(max_batch_size=0)).model_warmup[0].batch_size == 1, "0 is no warm-up"
 
 
-def test_the_batcher_waits_or_is_taken_out(path: Path) -> None:
+def test_queue_delay_and_removal_of_the_batcher(path: Path) -> None:
     config = change(path, ConfigChanges(queue_delay_us=500, preferred_batch_sizes=(2,)))
     assert config.dynamic_batching.max_queue_delay_microseconds == 500
     assert list(config.dynamic_batching.preferred_batch_size) == [2]
@@ -78,7 +78,7 @@ def test_the_batcher_waits_or_is_taken_out(path: Path) -> None:
     assert config.dynamic_batching.max_queue_delay_microseconds == 0
 
 
-def test_what_a_queue_refuses_is_no_matter_of_batches(path: Path) -> None:
+def test_queue_policies_survive_the_batcher(path: Path) -> None:
     """Requests that were refused, timed out or put first are so without batches, too."""
     policy = "priority_levels: 2 default_priority_level: 1 default_queue_policy { max_queue_size: 9 }"
     path.write_text(TEXT.replace("max_queue_delay_microseconds: 100", f"max_queue_delay_microseconds: 100 {policy}"))

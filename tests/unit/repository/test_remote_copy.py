@@ -56,7 +56,7 @@ def follow(copy: RemoteCopy, *, settled: bool = False) -> list[str]:
     return sorted(str(path.relative_to(copy.store)) for path in copy.store.rglob("*") if path.is_file())
 
 
-def test_a_new_version_appears_when_two_listings_agree(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_new_version_needs_two_equal_listings(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x"}
     follow(copy, settled=True)
     files.contents |= {"a/2/model.onnx": b"y"}
@@ -66,7 +66,7 @@ def test_a_new_version_appears_when_two_listings_agree(files: FakeFiles, copy: R
     assert follow(copy) == ["a/1/model.onnx", "a/2/model.data", "a/2/model.onnx"]
 
 
-def test_what_changes_while_it_is_fetched_waits(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_version_changed_during_the_fetch_waits(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x"}
 
     def change(_: str) -> None:
@@ -80,7 +80,7 @@ def test_what_changes_while_it_is_fetched_waits(files: FakeFiles, copy: RemoteCo
     assert list(copy.store.iterdir()) == []
 
 
-def test_only_what_changed_is_fetched(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_only_changed_files_are_fetched(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large", "b/1/model.onnx": b"b"}
     follow(copy, settled=True)
     files.fetched.clear()
@@ -93,7 +93,7 @@ def test_only_what_changed_is_fetched(files: FakeFiles, copy: RemoteCopy) -> Non
 
 
 @pytest.mark.parametrize("gone", ["a/2/", "a/config", "a/"])
-def test_what_is_removed_there_disappears(files: FakeFiles, copy: RemoteCopy, gone: str) -> None:
+def test_removed_files_disappear(files: FakeFiles, copy: RemoteCopy, gone: str) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/2/model.onnx": b"y", "a/config.pbtxt": b"c", "b/1/model.onnx": b"b"}
     follow(copy, settled=True)
     files.contents = {path: body for path, body in files.contents.items() if not path.startswith(gone)}
@@ -101,7 +101,7 @@ def test_what_is_removed_there_disappears(files: FakeFiles, copy: RemoteCopy, go
     assert (copy.store / "a").exists() == (gone != "a/")
 
 
-def test_a_listing_that_fails_takes_nothing_away(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_failed_listing_removes_nothing(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x"}
     follow(copy, settled=True)
     files.error = RemoteStoreError("no network", passing=True)
@@ -112,7 +112,7 @@ def test_a_listing_that_fails_takes_nothing_away(files: FakeFiles, copy: RemoteC
     assert follow(copy) == ["a/1/model.onnx"]
 
 
-def test_a_version_without_what_its_manifest_names_waits(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_incomplete_version_waits(files: FakeFiles, copy: RemoteCopy) -> None:
     whole = {f"digits/1/{path.name}": path.read_bytes() for path in DIGITS.iterdir()}
     files.contents = {path: body for path, body in whole.items() if not path.endswith("golden.npz")}
     assert follow(copy, settled=True) == []
@@ -122,9 +122,7 @@ def test_a_version_without_what_its_manifest_names_waits(files: FakeFiles, copy:
     assert follow(copy) == sorted(whole)
 
 
-def test_what_came_before_the_network_failed_does_not_travel_again_and_does_not_pile_up(
-    files: FakeFiles, copy: RemoteCopy
-) -> None:
+def test_fetched_files_survive_a_network_failure(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large"}
 
     def fail(path: str) -> None:
@@ -142,7 +140,7 @@ def test_what_came_before_the_network_failed_does_not_travel_again_and_does_not_
     assert files.fetched.count("a/1/model.onnx") == 1
 
 
-def test_where_the_disk_is_full_nothing_is_kept(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_full_disk_keeps_nothing(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/1/weights": b"large"}
 
     def fail(path: str) -> None:
@@ -157,7 +155,7 @@ def test_where_the_disk_is_full_nothing_is_kept(files: FakeFiles, copy: RemoteCo
     assert follow(copy, settled=True) == ["a/1/model.onnx", "a/1/weights"]
 
 
-def test_a_file_that_comes_short_is_not_taken(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_short_file_is_refused(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"whole"}
 
     def cut(path: str) -> None:
@@ -168,7 +166,7 @@ def test_a_file_that_comes_short_is_not_taken(files: FakeFiles, copy: RemoteCopy
         copy.fetch(settled=True)
 
 
-def test_no_room(files: FakeFiles, copy: RemoteCopy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_disk_space(files: FakeFiles, copy: RemoteCopy, monkeypatch: pytest.MonkeyPatch) -> None:
     files.contents = {"a/1/model.onnx": b"whole"}
     usage = shutil.disk_usage("/")
     monkeypatch.setattr(module.shutil, "disk_usage", lambda _: usage._replace(free=4))
@@ -176,7 +174,7 @@ def test_no_room(files: FakeFiles, copy: RemoteCopy, monkeypatch: pytest.MonkeyP
         copy.fetch(settled=True)
 
 
-def test_a_version_that_is_replaced_keeps_no_old_file(files: FakeFiles, copy: RemoteCopy) -> None:
+def test_replaced_version_keeps_no_old_files(files: FakeFiles, copy: RemoteCopy) -> None:
     files.contents = {"a/1/model.onnx": b"x", "a/1/old": b"o"}
     follow(copy, settled=True)
     files.contents = {"a/1/model.onnx": b"y"}
@@ -185,7 +183,7 @@ def test_a_version_that_is_replaced_keeps_no_old_file(files: FakeFiles, copy: Re
     assert not list((copy.folder / "staging").iterdir())
 
 
-def test_a_copy_that_is_stopped_says_how_far_it_came_and_the_next_goes_on_from_there(
+def test_stopped_copy_is_continued(
     files: FakeFiles, copy: RemoteCopy, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     files.contents = {"a/1/model.onnx": bytes(3_000_000), "a/1/weights.bin": bytes(5_000_000)}

@@ -1,4 +1,4 @@
-"""One version of a model in a remote store."""
+"""Models in remote stores: fetch, pull and push."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from oci_server import OciServer, needs_registry
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.repository import remote_model
 from graphkiln_backend.repository import remote_model as module
 from graphkiln_backend.repository.remote_model import Pulled, fetch_model, fetch_path, list_store, push_store
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
@@ -48,7 +47,7 @@ def test_the_newest_version(store: str, tmp_path: Path) -> None:
         ("digits/3", r"model 'digits' has no such version \(existing versions: 1, 2, 10\)"),
     ],
 )
-def test_what_is_not_there(store: str, tmp_path: Path, name: str, message: str) -> None:
+def test_missing_model_or_version(store: str, tmp_path: Path, name: str, message: str) -> None:
     with pytest.raises(RemoteStoreError, match=message):
         fetch(f"{store}/{name}", tmp_path)
 
@@ -59,10 +58,10 @@ def fetch_any(text: str, folder: Path) -> str:
     return str(fetch_path(address, folder).relative_to(folder))
 
 
-def test_a_path_is_a_model_a_version_its_graph_or_any_graph(
+def test_paths_of_models_versions_and_graphs(
     store: str, bucket: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote_model, "external_files", lambda _: ["m.data", "deep/w", "../x", "/etc/passwd"])
+    monkeypatch.setattr(module, "external_files", lambda _: ["m.data", "deep/w", "../x", "/etc/passwd"])
     for key in ("m.onnx", "m.data", "deep/w"):
         bucket.put_object(Key=f"store/{key}", Body=b"x")
     assert fetch_any(f"{store}/digits", tmp_path / "a") == "digits"
@@ -134,13 +133,13 @@ def there(folder: Path) -> Contents:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def test_all_models_and_nothing_beside_them(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
+def test_pull_all_models(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
     assert pull() == Pulled(models=("m", "n"), files=3, size_bytes=9)
     del registry.contents["README.md"]
     assert there(tmp_path / "store") == registry.contents
 
 
-def test_what_is_there_does_not_travel_again(registry: FakeRegistry, pull: Pull) -> None:
+def test_existing_files_are_not_fetched(registry: FakeRegistry, pull: Pull) -> None:
     pull()
     registry.fetched.clear()
     assert pull() == Pulled(models=("m", "n"), files=0, size_bytes=0)
@@ -149,7 +148,7 @@ def test_what_is_there_does_not_travel_again(registry: FakeRegistry, pull: Pull)
     assert registry.fetched == ["m/2/model.onnx"]
 
 
-def test_a_new_version_is_added_to_those_that_are_there(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
+def test_new_version_is_added(registry: FakeRegistry, pull: Pull, tmp_path: Path) -> None:
     pull()
     del registry.contents["m/1/model.onnx"]
     registry.contents |= {"m/2/model.onnx": b"two", "m/labels.txt": b"a"}
@@ -162,7 +161,7 @@ def test_a_new_version_is_added_to_those_that_are_there(registry: FakeRegistry, 
     ("path", "content"),
     [("m/1/model.onnx", b"two"), ("m/config.pbtxt", b"d"), ("m/1/weights.bin", b"w"), ("m/1/a/weights.bin", b"w")],
 )
-def test_something_else_is_refused_and_nothing_changes(
+def test_differing_file_is_refused(
     registry: FakeRegistry, pull: Pull, tmp_path: Path, path: str, content: bytes
 ) -> None:
     pull()
@@ -174,7 +173,7 @@ def test_something_else_is_refused_and_nothing_changes(
 
 
 @pytest.mark.usefixtures("registry")
-def test_a_version_that_has_more_here_is_another_one(pull: Pull, tmp_path: Path) -> None:
+def test_additional_local_file_is_refused(pull: Pull, tmp_path: Path) -> None:
     pull()
     (tmp_path / "store" / "m" / "1" / "more.bin").touch()
     with pytest.raises(RepositoryError, match=r"store/m/1/more\.bin differs"):
@@ -183,7 +182,7 @@ def test_a_version_that_has_more_here_is_another_one(pull: Pull, tmp_path: Path)
 
 @pytest.mark.usefixtures("registry")
 @pytest.mark.parametrize("text", [f"{ADDRESS}/x", f"{ADDRESS}/m/1"])
-def test_where_no_model_is(pull: Pull, tmp_path: Path, text: str) -> None:
+def test_address_without_model(pull: Pull, tmp_path: Path, text: str) -> None:
     with pytest.raises(RemoteStoreError, match="there is no model at"):
         pull(text)
     assert not (tmp_path / "store").exists()
@@ -199,13 +198,13 @@ def address(text: str) -> RemoteAddress:
 
 
 @pytest.fixture(scope="module")
-def registry_of_oci_push(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
+def oci_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
     with OciServer(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
 
 @pytest.fixture
-def store_of_oci_push(tmp_path: Path) -> Path:
+def local_store(tmp_path: Path) -> Path:
     for model, content in (("a", b"one"), ("b", b"one")):
         (tmp_path / model / "1").mkdir(parents=True)
         (tmp_path / model / "1" / "model.onnx").write_bytes(content)
@@ -213,12 +212,10 @@ def store_of_oci_push(tmp_path: Path) -> Path:
 
 
 @needs_registry
-def test_the_registry_holds_an_oci_manifest_of_the_files(
-    registry_of_oci_push: OciServer, store_of_oci_push: Path
-) -> None:
-    pushed = push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/models:1"))
+def test_pushed_manifest(oci_registry: OciServer, local_store: Path) -> None:
+    pushed = push_store(local_store, address(f"oci://{oci_registry.host}/models:1"))
     assert (pushed.files, pushed.size_bytes) == (2, 6)
-    asked = Request(f"http://{registry_of_oci_push.host}/v2/models/manifests/1", headers={"Accept": MANIFEST_TYPE})
+    asked = Request(f"http://{oci_registry.host}/v2/models/manifests/1", headers={"Accept": MANIFEST_TYPE})
     with urlopen(asked) as answer:
         content = answer.read()
         assert answer.headers["Docker-Content-Digest"] == pushed.digest == digest_of(content)
@@ -230,28 +227,26 @@ def test_the_registry_holds_an_oci_manifest_of_the_files(
 
 
 @needs_registry
-def test_the_same_files_are_the_same_artifact(registry_of_oci_push: OciServer, store_of_oci_push: Path) -> None:
-    first = push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/models:first"))
-    (store_of_oci_push / "a" / "1" / "model.onnx").touch()
-    assert push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/other:second")) == first
-    (store_of_oci_push / "a" / "1" / "model.onnx").write_bytes(b"two")
-    assert (
-        push_store(store_of_oci_push, address(f"oci://{registry_of_oci_push.host}/models:first")).digest != first.digest
-    )
+def test_equal_files_give_an_equal_digest(oci_registry: OciServer, local_store: Path) -> None:
+    first = push_store(local_store, address(f"oci://{oci_registry.host}/models:first"))
+    (local_store / "a" / "1" / "model.onnx").touch()
+    assert push_store(local_store, address(f"oci://{oci_registry.host}/other:second")) == first
+    (local_store / "a" / "1" / "model.onnx").write_bytes(b"two")
+    assert push_store(local_store, address(f"oci://{oci_registry.host}/models:first")).digest != first.digest
 
 
 @pytest.mark.parametrize("text", ["s3://bucket/models", f"oci://h/r@sha256:{'0' * 64}", "oci://h/r:1/model"])
-def test_another_address_is_refused(store_of_oci_push: Path, text: str) -> None:
+def test_push_to_another_address_is_refused(local_store: Path, text: str) -> None:
     with pytest.raises(RepositoryError, match="is not the tag of an artifact"):
-        push_store(store_of_oci_push, address(text))
+        push_store(local_store, address(text))
 
 
-def test_a_model_with_a_fault_is_refused_before_anything_is_sent(store_of_oci_push: Path) -> None:
-    (store_of_oci_push / "a" / "1" / "pipe").symlink_to("/dev/null")
+def test_faulty_model_is_not_pushed(local_store: Path) -> None:
+    (local_store / "a" / "1" / "pipe").symlink_to("/dev/null")
     with pytest.raises(RepositoryError, match=r"cannot push a: .*neither a file nor a folder"):
-        push_store(store_of_oci_push, address("oci://127.0.0.1:1/r:1"))
+        push_store(local_store, address("oci://127.0.0.1:1/r:1"))
 
 
-def test_a_registry_that_is_not_there(store_of_oci_push: Path) -> None:
+def test_unreachable_registry(local_store: Path) -> None:
     with pytest.raises(RepositoryError, match="cannot be reached"):
-        push_store(store_of_oci_push, address("oci://127.0.0.1:1/r:1"))
+        push_store(local_store, address("oci://127.0.0.1:1/r:1"))

@@ -1,4 +1,4 @@
-"""Which graphs compute a row from others is read from their nodes; what is not sure says nothing."""
+"""Detection of graphs that compute a row of a batch from others."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ MIXING = {
         "int64[n,b] x",
         weights="<float[4,4] w, float[1,20,4] u, float[1,20,5] r>",
     ),
-    "batch first, and turned for nothing": graph(
+    "batch first after a needless transpose": graph(
         "t = Transpose<perm: ints = [1, 0, 2]>(x) o, h, c = LSTM<hidden_size: int = 5, layout: int = 1>(t, w, r)"
         "y = Identity(h)",
         "float[n,b,4] x",
@@ -70,19 +70,19 @@ MIXING = {
     "a Gemm whose bias has a number of each row": graph(
         "y = Gemm(x, w, c)", "float[n,4] x, float[n] c", weights=WEIGHTS
     ),
-    "the best of all rows": graph("v, i = TopK<axis: int = 0>(x, k) y = Identity(v)", weights="<int64[1] k = {2}>"),
-    "one branch for all": graph(
+    "top-k over rows": graph("v, i = TopK<axis: int = 0>(x, k) y = Identity(v)", weights="<int64[1] k = {2}>"),
+    "one branch for all rows": graph(
         "m = ReduceMax<keepdims: int = 0>(x, a) y = If(p) <"
         "then_branch = yes () => (float[n,4] t) { t = Neg(x) }, else_branch = no () => (float[n,4] e) { e = Abs(x) }>",
         "float[n,4] x, bool[n] p",
         weights="<int64[1] a = {1}>",
     ),
-    "from row to row": graph(
+    "a scan with states over rows": graph(
         "s = Constant<value = float[4] {0,0,0,0}>() last, y = Scan<num_scan_inputs: int = 1, "
         "body = step (float[4] old, float[4] row) => (float[4] new, float[4] out) "
         "{ new = Add(old, row) out = Identity(new) }>(s, x)"
     ),
-    "as often as the largest row says": graph(
+    "a loop whose count depends on values": graph(
         "c = Constant<value = bool {1}>() m = Constant<value = int64 {9}>() y = Loop(m, c, x) <body = step "
         "(int64 i, bool go, float[n,4] v) => (bool again, float[n,4] w) { w = Mul(v, v) z = ReduceMax<keepdims: int = "
         "0>(w) h = Constant<value = float {9}>() again = Less(z, h) }>"
@@ -97,7 +97,7 @@ UNMIXED = {
     "a Gemm whose bias is a column": graph("y = Gemm(x, w, c)", "float[n,4] x, float[n,1] c", weights=WEIGHTS),
     "a mean over the pixels": graph("y = ReduceMean(x, a)", "float[n,4,4] x", weights="<int64[1] a = {-1}>"),
     "batch norm with saved statistics": graph("y = BatchNormalization(x, one, zero, zero, one)", weights=STATISTICS),
-    "attention inside of a row": graph(
+    "attention within a row": graph(
         "k = Transpose<perm: ints = [0, 2, 1]>(x) s = MatMul(x, k) a = Softmax(s) o = MatMul(a, x)y = Flatten(o)",
         "float[n,4,4] x",
     ),
@@ -111,7 +111,7 @@ UNMIXED = {
         "float[n,b,4] x",
         weights="<float[1,20,4] w, float[1,20,5] r, int64[1] a = {1}>",
     ),
-    "what nobody needs mixes": graph("m = ReduceMax(x) z = Div(x, m) y = Relu(x)"),
+    "an unused node mixes rows": graph("m = ReduceMax(x) z = Div(x, m) y = Relu(x)"),
     "a branch chosen by the shape": graph(
         "s = Shape(x) z = Constant<value = int64[1] {3}>() e = Equal(s, z) p = ReduceMin<keepdims: int = 0>(x) "
         "d = Size(x) f = Equal(d, d) y = If(f) <then_branch = yes () => (float[n,4] t) { t = Neg(x) }, "
@@ -121,14 +121,12 @@ UNMIXED = {
         "c = Constant<value = bool {1}>() m = Constant<value = int64 {9}>() y = Loop(m, c, x) <body = step "
         "(int64 i, bool go, float[n,4] v) => (bool again, float[n,4] w) { w = Mul(v, v) again = Identity(go) }>"
     ),
-    "nobody knows what it does": graph(
-        "h = Reshape(x, s) m = ReduceMax(h) y = Sub(x, m)", weights="<int64[2] s={2,-1}>"
-    ),
+    "an unknown reshape": graph("h = Reshape(x, s) m = ReduceMax(h) y = Sub(x, m)", weights="<int64[2] s={2,-1}>"),
 }
 
 
 @pytest.mark.parametrize("model", MIXING.values(), ids=MIXING)
-def test_a_row_is_computed_from_others(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_graphs_that_mix_rows(model: onnx.ModelProto, tmp_path: Path) -> None:
     assert find_mixing(model)
     onnx.save(model, tmp_path / "model.onnx")
     assert read_mixing(tmp_path / "model.onnx") == find_mixing(model)
@@ -139,13 +137,13 @@ def test_a_row_is_computed_from_others(model: onnx.ModelProto, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("model", UNMIXED.values(), ids=UNMIXED)
-def test_rows_of_their_own(model: onnx.ModelProto, tmp_path: Path) -> None:
+def test_graphs_with_independent_rows(model: onnx.ModelProto, tmp_path: Path) -> None:
     assert find_mixing(model) == ""
     onnx.save(model, tmp_path / "model.onnx")
     assert read_signature(tmp_path / "model.onnx").batchable
 
 
-def test_dims_without_the_batch_ask_for_batches(tmp_path: Path) -> None:
+def test_dims_without_the_batch_enable_batching(tmp_path: Path) -> None:
     """As they do with Triton's own backend: requests are computed one by one then."""
     onnx.save(MIXING["softmax over the first axis"], tmp_path / "model.onnx")
     config = ModelConfigProto(name="m")
@@ -154,7 +152,7 @@ def test_dims_without_the_batch_ask_for_batches(tmp_path: Path) -> None:
     assert config.max_batch_size == 4
 
 
-def test_the_node_is_named() -> None:
+def test_mixing_node_is_named() -> None:
     assert find_mixing(MIXING["softmax over the first axis"]) == "Softmax 'y' works along the rows"
 
 
@@ -166,7 +164,7 @@ TREE = """s, p = ai.onnx.ml.TreeEnsembleClassifier<
     classlabels_int64s: ints = [0, 1]>(x)"""
 
 
-def test_labels_that_the_file_tells_of_for_one_row(tmp_path: Path) -> None:
+def test_labels_declared_for_one_row(tmp_path: Path) -> None:
     """As onnxmltools writes them for LightGBM."""
     text = '<ir_version: 8, opset_import: ["" : 18, "ai.onnx.ml" : 3]> g (float[n,4] x)'
     model = parser.parse_model(f"{text} => (int64[1] label, float[n,2] p) {{ {TREE} label = Identity(s) }}")
@@ -175,7 +173,7 @@ def test_labels_that_the_file_tells_of_for_one_row(tmp_path: Path) -> None:
     assert read_signature(tmp_path / "model.onnx").batchable
 
 
-def test_what_has_one_row_keeps_it(tmp_path: Path) -> None:
+def test_output_with_one_row(tmp_path: Path) -> None:
     model = parser.parse_model(
         '<ir_version: 8, opset_import: ["" : 18]> g (float[n,4] x) => (float[1,4] y)'
         "{ a = Constant<value = int64[1] {0}>() y = ReduceMean(x, a) }"

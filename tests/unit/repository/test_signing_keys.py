@@ -1,4 +1,4 @@
-"""Keys: made, read, refused."""
+"""Signing keys: created, read, refused."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ SIGNATURE = bytes.fromhex(
 )
 
 
-def test_the_rfc_own_example() -> None:
+def test_example_of_the_rfc() -> None:
     assert is_signed(PUBLIC, b"\x72", SIGNATURE)
     assert not is_signed(PUBLIC, b"\x73", SIGNATURE)
     assert not is_signed(PUBLIC[:-2], b"\x72", SIGNATURE)
     assert not is_signed(PUBLIC, b"\x72", SIGNATURE[:-1])
 
 
-def test_a_pair_signs_and_is_trusted(tmp_path: Path) -> None:
+def test_key_pair(tmp_path: Path) -> None:
     key_id = generate_key_pair(tmp_path / "release")
     key = SigningKey.read(tmp_path / "release")
     assert key.key_id == key_id
@@ -44,14 +44,14 @@ def test_a_pair_signs_and_is_trusted(tmp_path: Path) -> None:
     assert (tmp_path / "release").stat().st_mode & 0o077 == 0
 
 
-def test_a_key_of_openssl_is_read(tmp_path: Path) -> None:
+def test_key_from_openssl(tmp_path: Path) -> None:
     private, public = tmp_path / "a.key", tmp_path / "a.pem"
     subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
     subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
     assert TrustedKeys.read(public).names == {SigningKey.read(private).key_id: "a"}
 
 
-def test_a_folder_of_keys_and_a_file_of_several(tmp_path: Path) -> None:
+def test_several_public_keys(tmp_path: Path) -> None:
     ids = {generate_key_pair(tmp_path / name): name for name in ("anna", "ben")}
     assert TrustedKeys.read(tmp_path).names == ids
     both = tmp_path / "both"
@@ -59,7 +59,7 @@ def test_a_folder_of_keys_and_a_file_of_several(tmp_path: Path) -> None:
     assert set(TrustedKeys.read(both).names) == set(ids)
 
 
-def test_nothing_is_overwritten(tmp_path: Path) -> None:
+def test_existing_keys_are_not_overwritten(tmp_path: Path) -> None:
     generate_key_pair(tmp_path / "release")
     before = (tmp_path / "release").read_bytes()
     with pytest.raises(RepositoryError, match="not overwritten"):
@@ -71,7 +71,7 @@ def test_nothing_is_overwritten(tmp_path: Path) -> None:
     assert not (tmp_path / "release").exists()
 
 
-def test_a_passphrase_is_needed_and_must_be_right(tmp_path: Path) -> None:
+def test_passphrase(tmp_path: Path) -> None:
     key_id = generate_key_pair(tmp_path / "release", b"secret")
     assert SigningKey.read(tmp_path / "release", b"secret").key_id == key_id
     with pytest.raises(RepositoryError, match="--passphrase-file"):
@@ -80,7 +80,7 @@ def test_a_passphrase_is_needed_and_must_be_right(tmp_path: Path) -> None:
         SigningKey.read(tmp_path / "release", b"other")
 
 
-def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
+def test_invalid_keys(tmp_path: Path) -> None:
     generate_key_pair(tmp_path / "release")
     with pytest.raises(RepositoryError, match="cannot be read: expected a private key"):
         SigningKey.read(public_file(tmp_path / "release"))
@@ -94,7 +94,7 @@ def test_what_is_no_key_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("what", ["is_dir", "iterdir", "open"])
-def test_keys_that_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+def test_unreadable_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
     generate_key_pair(tmp_path / "release")
 
     def refuse(*_: object, **__: object) -> None:
@@ -110,7 +110,7 @@ def test_keys_that_this_user_may_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert raised.value.hint == "check the permissions of the file"
 
 
-def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
+def test_keys_of_another_type(tmp_path: Path) -> None:
     other = ec.generate_private_key(ec.SECP256R1())
     private, public = tmp_path / "ec", tmp_path / "ec.pub"
     private.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
@@ -124,7 +124,7 @@ def test_a_key_of_another_kind_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "passphrase", "warned"), [(0o644, None, True), (0o600, None, False), (0o644, b"p", False)]
 )
-def test_a_private_key_that_others_can_use_is_named(
+def test_warning_for_a_readable_private_key(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, passphrase: bytes | None, warned: bool
 ) -> None:
     generate_key_pair(tmp_path / "release", passphrase)

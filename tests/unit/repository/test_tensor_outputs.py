@@ -1,4 +1,4 @@
-"""Outputs that are no tensors: what is served in their place, and what is left out."""
+"""Outputs that are not tensors: replaced or left out."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkiln_backend.repository.tensor_outputs import find_replaced, with_tens
 
 
 @pytest.mark.parametrize(("labels", "text"), [(("no", "né", "yes"), True), ((3, -1, 7), False)])
-def test_a_zip_map_gives_way_to_its_probabilities(labels: tuple[str | int, ...], text: bool) -> None:
+def test_zip_map_is_replaced_by_its_input(labels: tuple[str | int, ...], text: bool) -> None:
     proto = zoo.zipped(labels, text=text)
     (output,) = with_tensor_outputs(proto)
     onnx.checker.check_model(proto)
@@ -23,7 +23,7 @@ def test_a_zip_map_gives_way_to_its_probabilities(labels: tuple[str | int, ...],
     assert ", ".join(map(str, labels)) in str(output)
 
 
-def test_the_maps_as_a_tensor() -> None:
+def test_maps_to_tensor() -> None:
     (output,) = find_replaced(zoo.zipped().graph)
     table = output.to_tensor([{"yes": 0.2, "no": 0.5, "né": 0.3}])
     assert table.dtype == np.float32
@@ -33,20 +33,20 @@ def test_the_maps_as_a_tensor() -> None:
         output.to_tensor(np.ones(3))
 
 
-def test_a_sequence_beside_a_tensor_is_left_out_with_what_only_it_needs() -> None:
+def test_sequence_beside_a_tensor_is_left_out() -> None:
     proto = zoo.with_tensor_and_sequence()
     (output,) = with_tensor_outputs(proto)
     assert str(output) == ("output 'parts' is left out: it is a sequence of tensors, and Triton carries tensors only")
     assert [node.op_type for node in proto.graph.node] == ["Add"]
 
 
-def test_a_sequence_alone_is_left_where_it_is() -> None:
+def test_single_sequence_is_kept() -> None:
     proto = zoo.with_sequence_output()
     assert with_tensor_outputs(proto) == ()
     assert [node.op_type for node in proto.graph.node] == ["SequenceConstruct"]
 
 
-def test_what_a_branch_reads_is_kept() -> None:
+def test_nodes_used_in_subgraphs_are_kept() -> None:
     shape = ("batch", 3)
     branch = helper.make_graph([helper.make_node("Add", ["used", "used"], ["r"])], "b", [], [zoo.value("r", shape)])
     nodes = [

@@ -32,7 +32,7 @@ def graph(folder: Path, body: str, opset: int = 18, inputs: str = "float[n,4] x"
         ("y = Dropout(x)", 6),
     ],
 )
-def test_what_draws_random_numbers(tmp_path: Path, body: str, opset: int) -> None:
+def test_random_graphs(tmp_path: Path, body: str, opset: int) -> None:
     assert draws_numbers(graph(tmp_path, body, opset))
 
 
@@ -47,17 +47,17 @@ def test_what_draws_random_numbers(tmp_path: Path, body: str, opset: int) -> Non
         (f"r = Constant<value = float {{0}}>() {TRAINS} y = Dropout(x, r, t)", 18),
     ],
 )
-def test_what_does_not(tmp_path: Path, body: str, opset: int) -> None:
+def test_deterministic_graphs(tmp_path: Path, body: str, opset: int) -> None:
     path = graph(tmp_path, body, opset)
     assert (draws_numbers(path), find_training(path)) == (False, "")
 
 
-def test_what_an_input_decides_may_draw(tmp_path: Path) -> None:
+def test_training_mode_by_input(tmp_path: Path) -> None:
     path = graph(tmp_path, f"{RATIO} y = Dropout(x, r, t)", inputs="float[n,4] x, bool t")
     assert (draws_numbers(path), find_training(path)) == (True, "")
 
 
-def test_inside_of_a_branch(tmp_path: Path) -> None:
+def test_random_node_in_a_subgraph(tmp_path: Path) -> None:
     inner = helper.make_graph(
         [helper.make_node("RandomUniform", [], ["r"], shape=[1])], "inner", [], [zoo.value("r", (1,))]
     )
@@ -74,13 +74,13 @@ def test_nodes_in_training_mode_are_named(tmp_path: Path) -> None:
     assert find_training(path) == "BatchNormalization 'h' and 1 more"
 
 
-def test_an_older_norm_trains_where_it_returns_statistics(tmp_path: Path) -> None:
+def test_batch_norm_of_old_opsets(tmp_path: Path) -> None:
     norm = "BatchNormalization(x, o, z, z, o)"
     assert find_training(graph(tmp_path, f"{STATISTICS} y, m, v, a, b = {norm}", 9)) == "BatchNormalization 'y'"
     assert find_training(graph(tmp_path, f"{STATISTICS} y = {norm}", 9)) == ""
 
 
-def test_statistics_of_the_request_are_meant(tmp_path: Path) -> None:
+def test_statistics_as_inputs(tmp_path: Path) -> None:
     """As in ONNX's own test suite: nothing was learned."""
     body = "y, m, v = BatchNormalization<training_mode: int = 1>(x, o, z, z, o)"
     path = graph(tmp_path, body, inputs="float[n,4] x, float[4] o, float[4] z")

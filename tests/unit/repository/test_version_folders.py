@@ -1,4 +1,4 @@
-"""Which folders are versions."""
+"""Names of version folders, and folders of a store that are not models."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from graphkiln_backend.repository.version_folders import (
 
 
 @pytest.mark.parametrize(("name", "number"), [("1", 1), ("0", 0), ("10", 10), ("9223372036854775807", 2**63 - 1)])
-def test_a_number_is_one(name: str, number: int) -> None:
+def test_version_numbers(name: str, number: int) -> None:
     assert version_number(name) == number
 
 
 @pytest.mark.parametrize(
     "name", ["", "01", "-1", "1.old", "v1", " 1", "\u0663", "\u00b2", "1_0", "+1", "9223372036854775808", "9" * 200]
 )
-def test_what_triton_ignores_is_none(name: str) -> None:
+def test_names_that_triton_ignores(name: str) -> None:
     assert version_number(name) is None
 
 
 @pytest.mark.parametrize("name", ["1.old", "+1", " 1", "-1", "2_backup", "01", "9223372036854775808"])
-def test_what_triton_takes_for_a_version_and_does_not_find(name: str) -> None:
+def test_names_that_confuse_triton(name: str) -> None:
     assert confuses_triton(name)
     assert not is_version(name)
 
@@ -49,7 +49,7 @@ def make(folder: Path, *files: str) -> Path:
 
 
 @pytest.mark.parametrize("name", [".git", ".ipynb_checkpoints", ".DS_Store", "lost+found", "__pycache__", "__MACOSX"])
-def test_names_of_tools_and_file_systems(tmp_path: Path, name: str) -> None:
+def test_system_folders_are_ignored(tmp_path: Path, name: str) -> None:
     make(tmp_path / "m", f"{name}/", "1/")
     assert is_passed_over(name)
     assert visible(tmp_path / "m") == [tmp_path / "m" / "1"]
@@ -64,7 +64,7 @@ def test_names_of_tools_and_file_systems(tmp_path: Path, name: str) -> None:
         ("a/b/c/model.onnx",),  # too deep for a model that lies wrongly
     ],
 )
-def test_a_folder_of_other_things_is_no_model(tmp_path: Path, files: tuple[str, ...]) -> None:
+def test_folders_without_models(tmp_path: Path, files: tuple[str, ...]) -> None:
     assert "no files of a model" in reason_to_pass_over(make(tmp_path / "docs", *files))
 
 
@@ -84,11 +84,11 @@ def test_a_folder_of_other_things_is_no_model(tmp_path: Path, files: tuple[str, 
         ("export/model.savedmodel/",),
     ],
 )
-def test_a_model_and_a_broken_one_are_not_passed_over(tmp_path: Path, files: tuple[str, ...]) -> None:
+def test_models_and_broken_models(tmp_path: Path, files: tuple[str, ...]) -> None:
     assert reason_to_pass_over(make(tmp_path / "m", *files)) == ""
 
 
-def test_what_cannot_be_read_may_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_may_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(path: Path) -> object:
         raise PermissionError(13, "Permission denied", str(path))
 
@@ -96,7 +96,7 @@ def test_what_cannot_be_read_may_be_a_model(tmp_path: Path, monkeypatch: pytest.
     assert reason_to_pass_over(tmp_path) == ""
 
 
-def test_a_link_to_another_place_is_not_searched(tmp_path: Path) -> None:
+def test_links_are_not_searched(tmp_path: Path) -> None:
     make(tmp_path / "elsewhere", "model.onnx")
     folder = make(tmp_path / "docs", "README.md")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
