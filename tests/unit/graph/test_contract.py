@@ -1,4 +1,4 @@
-"""Contracts: what tells them apart, and how they are published."""
+"""Contracts: digests, and publication as JSON."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ OTHERS = [
 ]
 
 
-def test_a_digest_tells_one_from_every_other() -> None:
+def test_digests_differ() -> None:
     digests = {contract.digest for contract in (CONTRACT, *OTHERS)}
     assert len(digests) == len(OTHERS) + 1
     assert all(len(digest) == 16 for digest in digests)
 
 
-def test_the_digest_is_the_same_everywhere() -> None:
+def test_digest_is_stable() -> None:
     """Server and client compute it on their own."""
     assert Contract().digest == "0896e9bf548656ca"
 
 
-def test_it_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients send it with every request, and the contract may hold a thousand labels."""
     contract = Contract(labels=("a", "b"), output="y")
     first = contract.digest
@@ -39,36 +39,30 @@ def test_it_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
     assert contract.digest == first
 
 
-def test_what_older_clients_read_is_as_they_know_it() -> None:
+def test_older_clients_read_new_contracts() -> None:
     """They refuse unknown keys, and compute the digest of what they read."""
     assert "task" not in Contracts.of({"1": CONTRACT}).to_json()
     assert CONTRACT.digest == "145fb6e87cd0c4a3"
 
 
-def test_a_task_is_read_as_it_was_published() -> None:
-    contracts = Contracts.of({"1": OTHERS[-1]})
-    found = Contracts.from_json(contracts.to_json()).find("1")
-    assert found == OTHERS[-1]
-
-
-def test_the_empty_one_says_nothing() -> None:
+def test_empty_contract() -> None:
     assert not Contract().says_something
     assert all(contract.says_something for contract in (CONTRACT, *OTHERS[1:]))
 
 
-def test_are_read_as_they_were_published() -> None:
-    contracts = Contracts.of({"1": CONTRACT, "2": OTHERS[1], "3": CONTRACT})
-    assert len(contracts.contracts) == 2  # versions that agree share one
+def test_contracts_round_trip() -> None:
+    contracts = Contracts.of({"1": CONTRACT, "2": OTHERS[-1], "3": CONTRACT})
+    assert len(contracts.contracts) == 2  # equal contracts are shared
     again = Contracts.from_json(contracts.to_json())
     assert again == contracts
-    assert [again.find(version) for version in "1234"] == [CONTRACT, OTHERS[1], CONTRACT, None]
+    assert [again.find(version) for version in "1234"] == [CONTRACT, OTHERS[-1], CONTRACT, None]
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"versions": {"1": "abc"}}', '{"versions": {"1": 2}}', '{"x": 1}'])
-def test_what_cannot_be_read(text: str) -> None:
+def test_invalid_contracts(text: str) -> None:
     with pytest.raises(ManifestError, match=r"contracts|x"):
         Contracts.from_json(text)
 
 
-def test_a_refusal_is_recognized_by_its_words() -> None:
+def test_contract_changed_has_its_mark() -> None:
     assert ContractChanged.MARK in str(ContractChanged())

@@ -1,9 +1,8 @@
-"""Plain JSON data to dataclasses and back, strictly."""
+"""Strict decoding of JSON data into dataclasses, and back."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -25,43 +24,9 @@ def document(digits: Path) -> Any:
     return json.loads((digits / "1" / "manifest.json").read_bytes())
 
 
-def test_is_the_inverse_of_encode(document: Any) -> None:
+def test_manifest_round_trip(document: Any) -> None:
     absent = {"conversion": None, "weights": {}, "ranking": None}  # what older manifests leave out
     assert json.loads(json.dumps(encode(decode(Manifest, document)))) == {**document, **absent}
-
-
-@pytest.mark.parametrize(
-    ("path", "value", "message"),
-    [
-        (("labls",), "x", "unknown key 'labls' (did you mean 'labels'?)"),
-        (("signature", "inputs", 0, "dtyp"), "FP32", "unknown key 'signature.inputs[0].dtyp'"),
-        (("signature", "inputs", 0, "dtype"), "FLOAT", "'signature.inputs[0].dtype' must be one of BOOL"),
-        (("signature", "inputs", 0, "shape", 1), 1.5, "'signature.inputs[0].shape[1]' must be"),
-        (("sha256",), 7, "'sha256' must be a value of type str, got 7"),
-        (("golden", "samples"), True, "'golden.samples' must be a value of type int"),
-        (("preprocess", "color"), "CMYK", "'preprocess.color' must be one of 'RGB', 'BGR', 'L'"),
-        (("preprocess", "crop"), [1], "'preprocess.crop' must be a list of 2"),
-        (("verification",), {}, "'verification' must be a list"),
-        (("provenance",), None, "'provenance' must be an object"),
-        (("format_version",), 99, "manifest format 99 is not known"),
-        (("graph_file",), "../other/model.onnx", "must be a plain file name"),
-    ],
-)
-def test_names_the_path_of_a_bad_value(document: Any, path: tuple[Any, ...], value: Any, message: str) -> None:
-    *parents, last = path
-    target = document
-    for key in parents:
-        target = target[key]
-    target[last] = value
-    with pytest.raises(ManifestError) as caught:
-        decode(Manifest, document)
-    assert message in str(caught.value)
-
-
-def test_names_a_missing_key(document: Any) -> None:
-    del document["signature"]["outputs"]
-    with pytest.raises(ManifestError, match=r"missing key 'signature\.outputs'"):
-        decode(Manifest, document)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,11 +50,11 @@ class Outer:
     device: Device = CPU
 
 
-def test_what_is_left_out_gets_its_default() -> None:
+def test_defaults() -> None:
     assert decode(Outer, {"count": 3}) == Outer(count=3)
 
 
-def test_every_kind_of_field() -> None:
+def test_all_kinds_of_fields() -> None:
     found = decode(
         Outer,
         {
@@ -130,42 +95,35 @@ def test_every_kind_of_field() -> None:
         ({}, "missing key 'count'"),
         ({"count": True}, "'count' must be a value of type int, got True"),
         ({"count": 1.0}, "'count' must be a value of type int, got 1.0"),
-        ({"count": "1"}, "'count' must be a value of type int, got '1'"),
-        ({"count": None}, "'count' must be a value of type int, got None"),
         ({"count": 1, "flag": 1}, "'flag' must be a value of type bool, got 1"),
         ({"count": 1, "inner": {"name": "a", "share": True}}, "'inner.share' must be a value of type float"),
-        ({"count": 1, "inner": {"name": "a", "share": "1"}}, "'inner.share' must be a value of type float"),
         ({"count": 1, "inner": {}}, "missing key 'inner.name'"),
         ({"count": 1, "many": [{"name": "a"}, {"nam": "b"}]}, "unknown key 'many[1].nam' (did you mean 'name'?)"),
         ({"count": 1, "many": "ab"}, "'many' must be a list, got 'ab'"),
-        ({"count": 1, "many": {"0": {}}}, "'many' must be a list"),
         ({"count": 1, "pair": [1]}, "'pair' must be a list of 2, got [1]"),
         ({"count": 1, "pair": ["c", 2]}, "'pair[0]' must be a value of type int, got 'c'"),
         ({"count": 1, "size": [1, 2, 3]}, "'size' must be a list of 2"),
         ({"count": 1, "mode": "Fast"}, "'mode' must be one of 'fast', 'exact', got 'Fast'"),
-        ({"count": 1, "mode": []}, "'mode' must be one of 'fast', 'exact', got []"),
         ({"count": 1, "table": []}, "'table' must be an object, got []"),
         ({"count": 1, "table": {"d": [1, "x"]}}, "'table.d[1]' must be a value of type float, got 'x'"),
         ({"count": 1, "precision": "fp8"}, "'precision' must be one of fp32, tf32, fp16, bf16, int8, got 'fp8'"),
-        ({"count": 1, "precision": "FP16"}, "'precision' must be one of fp32"),
         ({"count": 1, "precision": ["fp16"]}, "'precision' must be one of fp32"),
         ({"count": 1, "device": "gpu:1"}, "'device' must be an object, got 'gpu:1'"),
         ({"count": 1, "device": {"kind": "tpu"}}, "'device.kind' must be one of cpu, gpu, got 'tpu'"),
-        ({"count": 1, "device": {"kind": "gpu", "index": "1"}}, "'device.index' must be a value of type int"),
     ],
 )
-def test_refuses_values_of_another_type(document: object, message: str) -> None:
+def test_invalid_values(document: object, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         decode(Outer, document)
     assert message in str(caught.value)
 
 
-def test_the_path_starts_where_the_value_stands() -> None:
+def test_path_prefix() -> None:
     with pytest.raises(ManifestError, match=r"'recipe\.inner\.name' must be a value of type str"):
         decode(Outer, {"count": 1, "inner": {"name": 7}}, path="recipe")
 
 
-def test_a_key_far_from_every_name_lists_the_known_ones() -> None:
+def test_unknown_key_without_a_near_name() -> None:
     with pytest.raises(ManifestError, match=r"unknown key 'zzz' \(known: name, share\)"):
         decode(Inner, {"name": "a", "zzz": 1})
 
@@ -188,11 +146,11 @@ _INNER = st.builds(Inner, name=st.text(), share=st.floats(allow_nan=False))
         device=st.just(CPU) | st.builds(Device.gpu, st.integers(0, 9)),
     )
 )
-def test_json_and_back(value: Outer) -> None:
+def test_json_round_trip(value: Outer) -> None:
     assert decode_json(Outer, encode_json(value), what="the test", path="") == value
 
 
-def test_encodes_plain_data_only() -> None:
+def test_encode_gives_plain_data() -> None:
     plain = encode(Outer(count=1, pair=(2, "x"), device=Device.gpu(1), precision=Precision.INT8))
     assert plain["pair"] == [2, "x"]
     assert plain["device"] == {"kind": "gpu", "index": 1}
@@ -201,25 +159,11 @@ def test_encodes_plain_data_only() -> None:
     assert encode({"a": (DType.FP32, None)}) == {"a": ["FP32", None]}
 
 
-def test_published_json_is_one_short_line() -> None:
+def test_json_is_one_line() -> None:
     assert encode_json(Inner(name="größe\n", share=1.5)) == '{"name":"größe\\n","share":1.5}'
 
 
 @pytest.mark.parametrize("text", ["", "{", "name: a", '{"name": "a"} x', "\x00"])
-def test_what_is_not_json_is_named(text: str) -> None:
+def test_invalid_json(text: str) -> None:
     with pytest.raises(ManifestError, match="the spec is not JSON"):
         decode_json(Inner, text, what="the spec", path="spec")
-
-
-def test_a_mapping_that_is_no_dict_is_an_object() -> None:
-    class Rows(Mapping[str, object]):
-        def __getitem__(self, key: str) -> object:
-            return {"name": "a"}[key]
-
-        def __iter__(self) -> Any:
-            return iter(["name"])
-
-        def __len__(self) -> int:
-            return 1
-
-    assert decode(Inner, Rows()) == Inner(name="a")

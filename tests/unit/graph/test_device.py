@@ -1,4 +1,4 @@
-"""Devices as users write them."""
+"""Devices and distributions of a model as text."""
 
 from __future__ import annotations
 
@@ -20,34 +20,30 @@ from graphkiln_backend.graph.errors import ManifestError
         ("gpu:007", Device(DeviceKind.GPU, 7)),
     ],
 )
-def test_is_parsed(text: str, device: Device) -> None:
+def test_parse(text: str, device: Device) -> None:
     assert Device.parse(text) == device
 
 
 @given(st.just(CPU) | st.builds(Device.gpu, st.integers(0, 1 << 20)))
-def test_prints_what_it_parses(device: Device) -> None:
+def test_round_trip(device: Device) -> None:
     assert Device.parse(str(device)) == device
 
 
 @pytest.mark.parametrize(
     "text",
-    ["", "CPU", "cpu:0", "cpu:", "gpu:", "gpu:-1", "gpu:1.0", "gpu:+1", "gpu: 1", "gpu:x", "gpu:0:1", "cuda", ":0"],
+    ["", "CPU", "cpu:0", "gpu:", "gpu:-1", "gpu:0:1", "cuda"],
 )
-def test_nonsense_names_what_to_write(text: str) -> None:
+def test_invalid_devices(text: str) -> None:
     with pytest.raises(ManifestError) as caught:
         Device.parse(text)
     assert caught.value.message == f"'{text}' is not a device"
     assert "gpu:0" in caught.value.hint
 
 
-def test_the_cpu_has_no_number() -> None:
+def test_text_of_devices() -> None:
     assert (str(CPU), str(Device.gpu()), str(Device.gpu(3))) == ("cpu", "gpu:0", "gpu:3")
     assert not CPU.is_gpu
     assert Device.gpu(3).is_gpu
-
-
-def test_equal_devices_are_one_key() -> None:
-    assert len({CPU, Device.parse("cpu"), Device.gpu(1), Device.parse("gpu:1"), Device.gpu(2)}) == 3
 
 
 # How a model is spread over devices, in words.
@@ -62,11 +58,11 @@ def test_equal_devices_are_one_key() -> None:
         (Parallelism(pipeline=2, micro_batches=8), "pipeline=2, tensor=1, micro_batches=8"),
     ],
 )
-def test_numbers_in_words(numbers: Parallelism, words: str) -> None:
+def test_text_of_parallelism(numbers: Parallelism, words: str) -> None:
     assert str(numbers) == words
 
 
-def test_what_was_chosen_is_no_choice_any_more() -> None:
+def test_chosen_parallelism() -> None:
     chosen = Parallelism(data=2, auto=True, memory_bytes=5).of(2, 3)
     assert chosen == Parallelism(data=2, pipeline=2, tensor=3, memory_bytes=5)
     assert (chosen.devices, chosen.splits) == (6, True)
@@ -82,5 +78,5 @@ def test_what_was_chosen_is_no_choice_any_more() -> None:
         (Place(Device.gpu(1)), "gpu:1"),
     ],
 )
-def test_places_in_words(place: Place, words: str) -> None:
+def test_text_of_places(place: Place, words: str) -> None:
     assert str(place) == words

@@ -1,4 +1,4 @@
-"""One dtype vocabulary, and its equals in numpy and the runtimes."""
+"""Element types, and their equivalents in numpy, Triton and the runtimes."""
 
 from __future__ import annotations
 
@@ -16,18 +16,11 @@ from graphkiln_backend.graph.errors import ManifestError
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_numpy_and_back(dtype: DType) -> None:
+def test_numpy_round_trip(dtype: DType) -> None:
     assert DType.from_numpy(dtype.numpy) is dtype
 
 
-def test_config_names() -> None:
-    assert DType.FP32.config_name == "TYPE_FP32"
-    assert DType.BYTES.config_name == "TYPE_STRING"
-
-
-def test_what_cannot_travel() -> None:
-    with pytest.raises(ManifestError, match="complex128"):
-        DType.from_numpy(np.dtype(np.complex128))
+def test_onnxruntime_sequences_are_refused() -> None:
     with pytest.raises(ManifestError, match="seq"):
         DType.from_onnxruntime("seq(map(int64,tensor(float)))")
 
@@ -40,18 +33,18 @@ NUMERIC = [dtype for dtype in DType if dtype is not DType.BYTES]
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_the_names_are_tritons(dtype: DType) -> None:
+def test_names_equal_tritonclient(dtype: DType) -> None:
     assert np_to_triton_dtype(dtype.numpy) == dtype
     assert np.dtype(triton_to_np_dtype(dtype)) == dtype.numpy
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_the_configurations_names_and_numbers_are_tritons(dtype: DType) -> None:
+def test_config_names_and_numbers_equal_triton(dtype: DType) -> None:
     number = model_config_pb2.DataType.Value(dtype.config_name)
     assert DType.from_config(number) is dtype
 
 
-def test_every_type_of_a_configuration_is_known_but_the_invalid_one() -> None:
+def test_all_config_types_are_known() -> None:
     numbers = set(model_config_pb2.DataType.values())
     assert {DType.from_config(number) for number in numbers - {0}} == set(DType)
     for unknown in (0, 99):
@@ -60,19 +53,19 @@ def test_every_type_of_a_configuration_is_known_but_the_invalid_one() -> None:
 
 
 @pytest.mark.parametrize("dtype", NUMERIC)
-def test_onnx_calls_it_by_the_same_numpy_type(dtype: DType) -> None:
+def test_onnx_numbers(dtype: DType) -> None:
     assert DType.from_onnx(onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy)) is dtype
 
 
 @pytest.mark.parametrize("name", sorted(set(onnx.TensorProto.DataType.keys()) - _CARRIED))
-def test_what_onnx_has_and_triton_has_not(name: str) -> None:
+def test_unsupported_onnx_types(name: str) -> None:
     number = onnx.TensorProto.DataType.Value(name)
     with pytest.raises(ManifestError, match=f"the ONNX element type {name} is not one that Triton can carry"):
         DType.from_onnx(number)
 
 
 @pytest.mark.parametrize("dtype", list(DType))
-def test_onnx_runtime_calls_it_so(dtype: DType) -> None:
+def test_onnxruntime_names(dtype: DType) -> None:
     """A session of one input of the type says its name."""
     text = dtype is DType.BYTES
     element = onnx.TensorProto.STRING if text else onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy)
@@ -84,36 +77,36 @@ def test_onnx_runtime_calls_it_so(dtype: DType) -> None:
 
 
 @pytest.mark.parametrize("dtype", NUMERIC)
-def test_openvino_calls_it_so(dtype: DType) -> None:
+def test_openvino_names(dtype: DType) -> None:
     element = openvino.Type.bf16 if dtype is DType.BF16 else openvino.Type(dtype.numpy)
     assert DType.from_openvino(element.get_type_name()) is dtype
 
 
 @pytest.mark.parametrize("name", ["u4", "nf4", "string", "dynamic", "FP32", ""])
-def test_what_openvino_has_and_triton_has_not(name: str) -> None:
+def test_unsupported_openvino_types(name: str) -> None:
     with pytest.raises(ManifestError, match=f"OpenVINO's element type {name} is not"):
         DType.from_openvino(name)
 
 
 @pytest.mark.parametrize("dtype", ["S3", "U5", "O"])
-def test_text_of_every_kind_is_bytes(dtype: str) -> None:
+def test_text_is_bytes(dtype: str) -> None:
     assert DType.from_numpy(np.dtype(dtype)) is DType.BYTES
 
 
 @pytest.mark.parametrize("dtype", [">f4", ">i8"])
-def test_another_byte_order_is_the_same_numbers_but_not_the_same_bytes(dtype: str) -> None:
+def test_other_byte_order_is_refused(dtype: str) -> None:
     """On the wire tensors are little-endian: an array of the other order must not pass for one."""
     with pytest.raises(ManifestError, match="has no tensor type"):
         DType.from_numpy(np.dtype(dtype))
 
 
 @pytest.mark.parametrize("dtype", ["M8[s]", "m8[s]", "V2", "longdouble", ml_dtypes.float8_e4m3fn])
-def test_the_error_lists_what_can_travel(dtype: str) -> None:
+def test_unsupported_numpy_types(dtype: str) -> None:
     with pytest.raises(ManifestError, match=r"has no tensor type \(use one of BOOL, .*BYTES\)"):
         DType.from_numpy(np.dtype(dtype))
 
 
-def test_floats_are_what_numpy_and_ml_dtypes_call_so() -> None:
+def test_floats() -> None:
     for dtype in NUMERIC:
         floating = dtype is DType.BF16 or np.issubdtype(dtype.numpy, np.floating)
         assert dtype.is_float == floating
@@ -121,5 +114,5 @@ def test_floats_are_what_numpy_and_ml_dtypes_call_so() -> None:
 
 
 @pytest.mark.parametrize("dtype", DType)
-def test_an_element_is_as_large_as_numpys(dtype: DType) -> None:
+def test_sizes_equal_numpy(dtype: DType) -> None:
     assert dtype.bytes == (0 if dtype is DType.BYTES else dtype.numpy.itemsize)

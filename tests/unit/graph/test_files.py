@@ -1,4 +1,4 @@
-"""Files from outside are regular, and no larger than they may be."""
+"""External files: regular, and of limited size."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from graphkiln_backend.graph.files import (
 
 
 @pytest.mark.parametrize("kind", ODD)
-def test_whatever_is_no_usable_file_is_named(tmp_path: Path, kind: str) -> None:
+def test_unusable_files(tmp_path: Path, kind: str) -> None:
     make, reason = ODD[kind]
     make(tmp_path / "file")
     with pytest.raises(OSError, match=reason):
         read_bytes(tmp_path / "file", MIB)
 
 
-def test_the_limit_is_the_last_size_that_is_read(tmp_path: Path) -> None:
+def test_size_limit(tmp_path: Path) -> None:
     path = tmp_path / "file"
     path.write_bytes(b"12345")
     assert read_bytes(path, 5) == b"12345"
@@ -38,35 +38,35 @@ def test_the_limit_is_the_last_size_that_is_read(tmp_path: Path) -> None:
         read_bytes(path, 4)
 
 
-def test_a_file_without_a_size_is_read_up_to_the_limit() -> None:
+def test_size_limit_of_proc_files() -> None:
     assert read_bytes("/proc/self/status", MIB)
     with pytest.raises(UnusableFile, match="more than the 10 bytes"):
         read_bytes("/proc/self/status", 10)
 
 
-def test_a_stream_is_read_up_to_the_limit() -> None:
+def test_size_limit_of_streams() -> None:
     assert read_stream(io.BytesIO(b"12345"), 5) == b"12345"
     with pytest.raises(UnusableFile, match=r"^it is more than the 4 bytes that such a file may have$"):
         read_stream(io.BytesIO(b"12345"), 4)
 
 
-def test_endless_input_takes_no_more_than_its_limit() -> None:
+def test_endless_stream() -> None:
     with Path("/dev/zero").open("rb") as zeros, pytest.raises(UnusableFile):
         read_stream(zeros, MIB)
 
 
-def test_without_a_limit_any_size_is_opened(tmp_path: Path) -> None:
+def test_open_without_a_limit(tmp_path: Path) -> None:
     ODD["huge"][0](tmp_path / "file")
     with open_regular(tmp_path / "file") as file:
         assert file.read(3) == bytes(3)
 
 
-def test_a_name_with_a_null_character_is_an_error_like_the_others() -> None:
+def test_name_with_a_null_character() -> None:
     with pytest.raises(OSError, match="it has no valid name"):
         open_regular("a\0b")
 
 
-def test_text_is_utf8(tmp_path: Path) -> None:
+def test_read_text(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("größe")
     assert read_text(tmp_path / "file") == "größe"
     (tmp_path / "file").write_bytes(b"\xff")
@@ -77,7 +77,7 @@ def test_text_is_utf8(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("count", "text"), [(3, "3 bytes"), (KIB, "1 KiB"), (64 * MIB, "64 MiB"), (GIB * 3 // 2, "1.5 GiB")]
 )
-def test_sizes_in_words(count: int, text: str) -> None:
+def test_format_size(count: int, text: str) -> None:
     assert format_size(count) == text
 
 
@@ -85,7 +85,7 @@ def test_sizes_in_words(count: int, text: str) -> None:
     ("mode", "ours", "somebody_elses"),
     [(0o600, False, False), (0o640, True, False), (0o440, True, False), (0o604, True, True), (0o444, True, True)],
 )
-def test_the_group_of_a_file_counts_where_it_is_our_own(
+def test_can_others_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: int, ours: bool, somebody_elses: bool
 ) -> None:
     """A pod reads its Secrets by their group: they are root's."""

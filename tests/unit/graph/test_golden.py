@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -13,31 +12,6 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.golden import GoldenSamples, drawn_order
 
-
-def test_round_trip(tmp_path: Path) -> None:
-    bf16 = np.ones((2, 3)).astype(DType.BF16.numpy)
-    golden = GoldenSamples(inputs={"x": bf16}, source_outputs={"y": np.ones(2)}, graph_outputs={})
-    golden.write(tmp_path / "golden.npz")
-    read = GoldenSamples.read(tmp_path / "golden.npz")
-    assert read.inputs["x"].dtype == bf16.dtype
-    np.testing.assert_array_equal(read.inputs["x"], golden.inputs["x"])
-    np.testing.assert_array_equal(read.source_outputs["y"], golden.source_outputs["y"])
-    assert not read.graph_outputs
-
-
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04broken", b"nonsense"])
-def test_damaged_files(tmp_path: Path, content: bytes) -> None:
-    (tmp_path / "golden.npz").write_bytes(content)
-    with pytest.raises(ManifestError, match="cannot read golden samples"):
-        GoldenSamples.read(tmp_path / "golden.npz")
-
-
-def test_runs_no_pickles(tmp_path: Path) -> None:
-    np.savez(tmp_path / "golden.npz", **{"input/x": np.array([{"a": 1}], dtype=object)})  # type: ignore[arg-type]
-    with pytest.raises(ManifestError, match="cannot read golden samples"):
-        GoldenSamples.read(tmp_path / "golden.npz")
-
-
 GOLDEN = GoldenSamples(
     inputs={"x": np.arange(6, dtype=np.float32).reshape(2, 3), "text": np.array(["a", "größe"])},
     source_outputs={"y": np.ones(2), "z": np.zeros((2, 0), np.int8)},
@@ -46,7 +20,7 @@ GOLDEN = GoldenSamples(
 
 
 @pytest.mark.parametrize("dtype", [dtype for dtype in DType if dtype is not DType.BYTES])
-def test_every_type_comes_back(tmp_path: Path, dtype: DType) -> None:
+def test_all_types_round_trip(tmp_path: Path, dtype: DType) -> None:
     array = np.array([[0, 1, 2], [3, 4, 5]]).astype(dtype.numpy)
     GoldenSamples(inputs={"x": array}, source_outputs={}, graph_outputs={}).write(tmp_path / "golden.npz")
     read = GoldenSamples.read(tmp_path / "golden.npz").inputs["x"]
@@ -58,7 +32,7 @@ TEXTS = ["", "a", "größe", "a\0b", "ends with NUL\0", "\0", "long " * 40_000, 
 
 
 @pytest.mark.parametrize("shape", [(10,), (5, 2), (2, 5, 1)])
-def test_text_comes_back_whole(tmp_path: Path, shape: tuple[int, ...]) -> None:
+def test_text_round_trip(tmp_path: Path, shape: tuple[int, ...]) -> None:
     text = np.array(TEXTS, np.object_).reshape(shape)
     coded = np.array([word.encode() for word in TEXTS], np.object_).reshape(shape)
     GoldenSamples(inputs={"a/b": coded}, source_outputs={}, graph_outputs={"y": text}).write(tmp_path / "golden.npz")
@@ -69,7 +43,7 @@ def test_text_comes_back_whole(tmp_path: Path, shape: tuple[int, ...]) -> None:
         assert array.ravel().tolist() == TEXTS
 
 
-def test_no_text_at_all_comes_back(tmp_path: Path) -> None:
+def test_empty_text_round_trip(tmp_path: Path) -> None:
     empty = np.empty((0, 3), np.object_)
     GoldenSamples(inputs={"x": empty}, source_outputs={}, graph_outputs={}).write(tmp_path / "golden.npz")
     assert GoldenSamples.read(tmp_path / "golden.npz").inputs["x"].shape == (0, 3)
@@ -91,7 +65,7 @@ def test_damaged_text(tmp_path: Path, arrays: dict[str, np.ndarray]) -> None:
         GoldenSamples.read(tmp_path / "golden.npz")
 
 
-def test_groups_text_and_empty_arrays_come_back(tmp_path: Path) -> None:
+def test_groups_round_trip(tmp_path: Path) -> None:
     GOLDEN.write(tmp_path / "golden.npz")
     read = GoldenSamples.read(tmp_path / "golden.npz")
     for group in ("inputs", "source_outputs", "graph_outputs"):
@@ -102,8 +76,8 @@ def test_groups_text_and_empty_arrays_come_back(tmp_path: Path) -> None:
             np.testing.assert_array_equal(theirs[name], ours[name])
 
 
-@pytest.mark.parametrize("name", ["a/b", "input/x", "model.norm", "ünï", " "])
-def test_names_of_tensors_are_free(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["input/x", "ünï"])
+def test_names_with_slashes(tmp_path: Path, name: str) -> None:
     samples = GoldenSamples(inputs={name: np.ones(1)}, source_outputs={name: np.zeros(1)}, graph_outputs={})
     samples.write(tmp_path / "golden.npz")
     read = GoldenSamples.read(tmp_path / "golden.npz")
@@ -111,25 +85,19 @@ def test_names_of_tensors_are_free(tmp_path: Path, name: str) -> None:
     assert (read.inputs[name], read.source_outputs[name]) == (1, 0)
 
 
-def test_some_outputs_alone() -> None:
+def test_only() -> None:
     part = GOLDEN.only({"z", "nonesuch"})
     assert list(part.source_outputs) == list(part.graph_outputs) == ["z"]
     assert part.inputs is GOLDEN.inputs
     assert not GOLDEN.only([]).graph_outputs
 
 
-def test_is_compressed(tmp_path: Path) -> None:
-    samples = GoldenSamples(inputs={"x": np.zeros(100_000)}, source_outputs={}, graph_outputs={})
-    samples.write(tmp_path / "golden.npz")
-    assert (tmp_path / "golden.npz").stat().st_size < 10_000
-
-
-def test_a_missing_file_is_named(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match=r"cannot read golden samples from .*golden\.npz.*No such file"):
         GoldenSamples.read(tmp_path / "golden.npz")
 
 
-def test_a_truncated_file(tmp_path: Path) -> None:
+def test_truncated_file(tmp_path: Path) -> None:
     GOLDEN.write(tmp_path / "golden.npz")
     content = (tmp_path / "golden.npz").read_bytes()
     for length in (len(content) // 2, len(content) - 10):
@@ -138,7 +106,7 @@ def test_a_truncated_file(tmp_path: Path) -> None:
             GoldenSamples.read(tmp_path / "golden.npz")
 
 
-def test_a_flipped_byte_is_seen(tmp_path: Path) -> None:
+def test_flipped_byte(tmp_path: Path) -> None:
     samples = GoldenSamples(
         inputs={"x": np.random.default_rng(0).normal(size=999)}, source_outputs={}, graph_outputs={}
     )
@@ -150,21 +118,13 @@ def test_a_flipped_byte_is_seen(tmp_path: Path) -> None:
         GoldenSamples.read(tmp_path / "golden.npz")
 
 
-def test_arrays_of_another_group_are_refused(tmp_path: Path) -> None:
+def test_unknown_group(tmp_path: Path) -> None:
     np.savez(tmp_path / "golden.npz", **{"weights/x": np.ones(1)})
     with pytest.raises(ManifestError, match="weights"):
         GoldenSamples.read(tmp_path / "golden.npz")
 
 
-def test_an_archive_of_other_files_is_refused(tmp_path: Path) -> None:
-    with zipfile.ZipFile(tmp_path / "golden.npz", "w") as archive:
-        archive.writestr("input/readme.txt", "hello")
-    with pytest.raises(ManifestError, match="cannot read golden samples"):
-        GoldenSamples.read(tmp_path / "golden.npz")
-
-
-def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
-    """Warnings are errors here, and so is what an archive says that cannot be ended."""
+def test_full_disk(tmp_path: Path) -> None:
     (tmp_path / "golden.npz").symlink_to("/dev/full")
     golden = GoldenSamples(inputs={"x": np.random.default_rng(0).random(99)}, source_outputs={}, graph_outputs={})
     with pytest.raises(OSError, match="No space left"):
@@ -175,23 +135,23 @@ def test_a_full_disk_is_one_error(tmp_path: Path) -> None:
 class TestDrawnOrder:
     @pytest.mark.parametrize("count", [2, 3, 16])
     @pytest.mark.parametrize("size", [2, 3, 4, 6, 7, 32])
-    def test_parts_of_any_size_can_be_told_from_their_neighbors(self, count: int, size: int) -> None:
+    def test_parts_differ_from_their_neighbors(self, count: int, size: int) -> None:
         order = drawn_order(count, size)
         assert set(order.tolist()) <= set(range(count))
         for rows in range(1, size // 2 + 1):
             assert order[:rows].tolist() not in (order[rows : 2 * rows].tolist(), order[-rows:].tolist())
 
-    def test_two_samples_in_two_rows_are_two(self) -> None:
-        """The first draw is twice the same one: two parts of a row each could change places unseen."""
+    def test_two_samples_in_two_rows(self) -> None:
+        """The first draw is twice the same sample, which would hide swapped parts."""
         assert np.random.default_rng(0).integers(2, size=2).tolist() == [1, 1]
         assert sorted(drawn_order(2, 2).tolist()) == [0, 1]
 
-    def test_is_the_same_each_time_and_ends_where_nothing_differs(self) -> None:
+    def test_order_is_reproducible(self) -> None:
         assert drawn_order(3, 8).tolist() == drawn_order(3, 8).tolist()
         assert drawn_order(1, 4).tolist() == [0] * 4
         assert drawn_order(3, 1).shape == (1,)
 
-    def test_samples_keep_their_outputs(self) -> None:
+    def test_shuffled(self) -> None:
         shuffled = GOLDEN.shuffled(5)
         order = drawn_order(2, 5)
         np.testing.assert_array_equal(shuffled.inputs["x"], GOLDEN.inputs["x"][order])

@@ -1,4 +1,4 @@
-"""Measured times in a file that anybody may have written."""
+"""Measured node times, read from untrusted files."""
 
 from __future__ import annotations
 
@@ -29,22 +29,16 @@ def test_round_trip(tmp_path: Path) -> None:
     [
         ({"batches": {}}, "nothing was measured"),
         ({"batches": {"0": {"a": 1.0}}}, "'0' is no batch size"),
-        ({"batches": {"-1": {"a": 1.0}}}, "'-1' is no batch size"),
-        ({"batches": {"x": {"a": 1.0}}}, "'x' is no batch size"),
-        ({"batches": {"01": {"a": 1.0}}}, "'01' is no batch size"),
         ({"batches": {"9" * 5000: {"a": 1.0}}}, "is no batch size"),
         ({"batches": {"1": {"a": 10**400}}}, "cannot be used"),
         ({"batches": {"1": {"a": -1.0}}}, "batches.1.a: -1.0 is no number of seconds"),
         ({"batches": {"1": {"a": float("nan")}}}, "nan is no number of seconds"),
-        ({"batches": {"1": {"a": float("inf")}}}, "inf is no number of seconds"),
-        ({"batches": {"1": {"a": 0.0}}}, "no node took any time"),
         ({"batches": {"1": {}}}, "no node took any time"),
         ({"batches": {"1": {"a": "fast"}}}, "batches.1.a"),
-        ({"batches": [1]}, "batches"),
         ({"more": 1}, "unknown key 'more'"),
     ],
 )
-def test_what_is_no_time_is_refused(tmp_path: Path, change: dict[str, Any], words: str) -> None:
+def test_invalid_times(tmp_path: Path, change: dict[str, Any], words: str) -> None:
     path = tmp_path / "times.json"
     path.write_text(json.dumps({**json.loads(TIMES.text()), **change}))
     with pytest.raises(LoweringError, match=words) as raised:
@@ -57,8 +51,3 @@ def test_damaged_files(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "times.json").write_bytes(content)
     with pytest.raises(LoweringError, match="cannot be used"):
         NodeTimes.read(tmp_path / "times.json")
-
-
-def test_a_folder_in_its_place(tmp_path: Path) -> None:
-    with pytest.raises(LoweringError, match="cannot be used"):
-        NodeTimes.read(tmp_path)

@@ -77,19 +77,12 @@ def written(tmp_path: Path, **changes: Any) -> Path:
     return path
 
 
-def test_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_round_trip(tmp_path: Path) -> None:
     MANIFEST.write(tmp_path / "manifest.json")
     assert Manifest.read(tmp_path / "manifest.json") == MANIFEST
 
 
-def test_is_written_for_people_too(tmp_path: Path) -> None:
-    MANIFEST.write(tmp_path / "manifest.json")
-    lines = (tmp_path / "manifest.json").read_text().splitlines()
-    assert lines[:2] == ["{", '  "format_version": 2,']
-    assert lines[-1] == "}"
-
-
-def test_the_keys_on_disk_are_those_of_manifests_that_exist(digits: Path, tmp_path: Path) -> None:
+def test_keys_equal_the_committed_manifest(digits: Path, tmp_path: Path) -> None:
     committed = json.loads((digits / "1" / "manifest.json").read_bytes())
     MANIFEST.write(tmp_path / "manifest.json")
     fresh = json.loads((tmp_path / "manifest.json").read_bytes())
@@ -101,7 +94,7 @@ def test_the_keys_on_disk_are_those_of_manifests_that_exist(digits: Path, tmp_pa
 
 
 @pytest.mark.parametrize("key", ["conversion", "weights", "ranking"])
-def test_an_older_manifest_without_a_later_key_is_read(tmp_path: Path, key: str) -> None:
+def test_older_manifests_without_later_keys(tmp_path: Path, key: str) -> None:
     path = written(tmp_path, format_version=1)
     document = json.loads(path.read_bytes())
     del document[key]
@@ -109,7 +102,7 @@ def test_an_older_manifest_without_a_later_key_is_read(tmp_path: Path, key: str)
     assert not getattr(Manifest.read(path), key)
 
 
-def test_optional_inputs_of_older_manifests_are_none(tmp_path: Path) -> None:
+def test_older_manifests_without_optional_inputs(tmp_path: Path) -> None:
     path = written(tmp_path, format_version=1)
     document = json.loads(path.read_bytes())
     del document["signature"]["optional_inputs"]
@@ -120,16 +113,16 @@ def test_optional_inputs_of_older_manifests_are_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("version", "hint"), [(FORMAT_VERSION + 1, "upgrade graphkiln"), (0, "convert the model again")]
 )
-def test_another_format_says_what_to_do(tmp_path: Path, version: int, hint: str) -> None:
+def test_unknown_format(tmp_path: Path, version: int, hint: str) -> None:
     with pytest.raises(ManifestError) as caught:
         Manifest.read(written(tmp_path, format_version=version))
     assert caught.value.hint == hint
     assert f"manifest format {version} is not known" in caught.value.message
 
 
-@pytest.mark.parametrize("name", ["../model.onnx", "/etc/passwd", "a/b", "..", "", "sub/"])
+@pytest.mark.parametrize("name", ["../model.onnx", "/etc/passwd", "..", ""])
 @pytest.mark.parametrize("field", ["graph_file", "labels", "golden", "weights"])
-def test_files_lie_in_the_models_own_folder(name: str, field: str) -> None:
+def test_file_names_outside_the_folder(name: str, field: str) -> None:
     changes: dict[str, Any] = {field: name}
     if field == "labels":
         changes = {"labels": Labels(file=name, sha256="", count=1)}
@@ -143,53 +136,34 @@ def test_files_lie_in_the_models_own_folder(name: str, field: str) -> None:
 
 CHANGES: list[dict[str, Any]] = [
     {"golden": None},
-    {"labels": None},
     {"labels": "labels.txt"},
-    {"preprocess": None},
-    {"ranking": None},
     {"sha256": "f" * 64},
-    {"weights": {}},
     {"digest": "0" * 64},
     {"digest": ""},
 ]
 
 
 @pytest.mark.parametrize("changes", CHANGES)
-def test_a_value_that_somebody_changed(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_changed_value_is_refused(tmp_path: Path, changes: dict[str, Any]) -> None:
     path = written(tmp_path, **changes)
     with pytest.raises(ManifestError, match="it is not as it was written") as caught:
         Manifest.read(path)
     assert caught.value.hint == "restore the file or convert the model again"
 
 
-def test_a_manifest_without_its_digest(tmp_path: Path) -> None:
-    path = written(tmp_path)
-    document = json.loads(path.read_bytes())
-    del document["digest"]
-    path.write_text(json.dumps(document))
-    with pytest.raises(ManifestError, match="it is not as it was written"):
-        Manifest.read(path)
-
-
-def test_its_layout_and_the_order_of_its_keys_do_not_matter(tmp_path: Path) -> None:
+def test_layout_and_order_of_keys_are_free(tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_text(json.dumps(json.loads(path.read_bytes()), sort_keys=True))
     assert Manifest.read(path) == MANIFEST
 
 
-def test_the_first_format_named_a_labels_file_and_had_no_digest(tmp_path: Path) -> None:
+def test_first_format(tmp_path: Path) -> None:
     old = replace(MANIFEST, format_version=1, labels="labels.txt")
     old.write(tmp_path / "manifest.json")
     assert "digest" not in json.loads((tmp_path / "manifest.json").read_bytes())
     assert Manifest.read(tmp_path / "manifest.json") == old
     assert (old.labels_file, MANIFEST.labels_file) == ("labels.txt", "labels.txt")
     assert replace(old, labels=None).labels_file is None
-
-
-def test_json_that_is_too_deep(tmp_path: Path) -> None:
-    (tmp_path / "manifest.json").write_text("[" * 100_000)
-    with pytest.raises(ManifestError, match="is not JSON"):
-        Manifest.read(tmp_path / "manifest.json")
 
 
 @pytest.mark.parametrize(
@@ -203,7 +177,7 @@ def test_json_that_is_too_deep(tmp_path: Path) -> None:
         ({"signature": {"inputs": [], "outputs": [{"name": "", "dtype": "FP32", "shape": []}]}}, "an empty name"),
     ],
 )
-def test_an_error_names_the_file_and_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+def test_errors_name_the_file_and_the_key(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
     path = written(tmp_path, **changes)
     with pytest.raises(ManifestError) as caught:
         Manifest.read(path)
@@ -211,31 +185,25 @@ def test_an_error_names_the_file_and_the_key(tmp_path: Path, changes: dict[str, 
     assert message in str(caught.value)
 
 
-@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[1, 2"])
-def test_a_file_that_is_not_json(tmp_path: Path, content: bytes) -> None:
+@pytest.mark.parametrize("content", [b"", b"{", b"\xff\xfe", b"[" * 100_000])
+def test_invalid_json(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "manifest.json").write_bytes(content)
     with pytest.raises(ManifestError, match="is not JSON"):
         Manifest.read(tmp_path / "manifest.json")
 
 
-def test_a_missing_file(tmp_path: Path) -> None:
+def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="No such file"):
         Manifest.read(tmp_path / "manifest.json")
 
 
-def test_a_folder_in_its_place(tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match=r"cannot read .*Is a directory"):
-        Manifest.read(tmp_path)
-
-
-@pytest.mark.parametrize("size", [0, 1, 3 << 20])
-def test_a_digest_is_that_of_the_whole_file(tmp_path: Path, size: int) -> None:
-    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+@pytest.mark.parametrize("content", [b"", bytes(3 << 20)])
+def test_sha256_of(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     assert sha256_of(tmp_path / "file") == hashlib.sha256(content).hexdigest()
 
 
-def test_graphs_are_told_apart_by_their_files_alone() -> None:
+def test_graph_digest() -> None:
     others = [replace(MANIFEST, sha256="1" * 64), replace(MANIFEST, weights={"a": "2" * 64})]
     others += [replace(MANIFEST, weights={"b": "2" * 64}), replace(MANIFEST, weights={"a": "2" * 64, "b": "2" * 64})]
     assert len({each.graph_digest for each in (MANIFEST, *others)}) == 5

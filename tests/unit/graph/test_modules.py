@@ -1,18 +1,17 @@
-"""A module that is imported at its first use."""
+"""Lazy imports, and versions of distributions."""
 
 from __future__ import annotations
 
 import sys
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from graphkiln_backend.graph.modules import LazyModule, installed_version, version_of
+from graphkiln_backend.graph.modules import LazyModule, installed_version
 
 
-def test_it_is_imported_when_an_attribute_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_module_is_imported_on_first_use(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "late_module.py").write_text("VALUE = 3\n")
     monkeypatch.syspath_prepend(tmp_path)
     module = LazyModule("late_module")
@@ -23,7 +22,7 @@ def test_it_is_imported_when_an_attribute_is_read(tmp_path: Path, monkeypatch: p
     del sys.modules["late_module"]
 
 
-def test_a_module_that_is_missing_is_an_import_error() -> None:
+def test_missing_module() -> None:
     with pytest.raises(ImportError, match="graphkiln_no_such_module"):
         LazyModule("graphkiln_no_such_module").anything  # noqa: B018
 
@@ -31,15 +30,6 @@ def test_a_module_that_is_missing_is_an_import_error() -> None:
 # Versions of installed distributions.
 
 
-def test_the_version_is_that_of_the_distribution() -> None:
-    assert version_of("numpy") == np.__version__
-
-
-def test_one_that_is_not_installed_is_an_error() -> None:
-    with pytest.raises(PackageNotFoundError):
-        version_of("graphkiln-no-such-distribution")
-
-
-def test_or_empty_where_that_is_an_answer() -> None:
+def test_installed_version() -> None:
     assert installed_version("numpy") == np.__version__
     assert installed_version("graphkiln-no-such-distribution") == ""

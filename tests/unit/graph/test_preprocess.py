@@ -1,4 +1,4 @@
-"""How an image becomes an input tensor."""
+"""Preprocess specs: validation, geometry and normalization."""
 
 from __future__ import annotations
 
@@ -25,31 +25,25 @@ from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
         ({"crop": (8, -1)}, "at least 1 pixel"),
     ],
 )
-def test_refuses_nonsense(fields: dict[str, Any], message: str) -> None:
+def test_invalid_fields(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ManifestError, match=message):
         Preprocess(**fields)
 
 
-def test_travels_as_json() -> None:
+def test_json_round_trip() -> None:
     spec = Preprocess(resize=(7, 9), crop=(5, 5), mean=(0.1, 0.2, 0.3), std=(1.0, 2.0, 3.0), layout="HWC")
     assert Preprocess.from_json(spec.to_json()) == spec
 
 
-@pytest.mark.parametrize("text", ["{", "[]", '{"resize": "big"}', '{"resiz": 3}'])
-def test_refuses_broken_json(text: str) -> None:
-    with pytest.raises(ManifestError, match="preprocess"):
-        Preprocess.from_json(text)
-
-
 @given(height=st.integers(1, 400), width=st.integers(1, 400), side=st.integers(1, 300))
-def test_resize_keeps_the_shorter_side(height: int, width: int, side: int) -> None:
+def test_resize_to_the_shorter_side(height: int, width: int, side: int) -> None:
     resized = Preprocess(resize=side).resized(height, width)
     assert min(resized) == side
     assert max(resized) == int(side * max(height, width) / min(height, width))
 
 
 @given(height=st.integers(1, 60), width=st.integers(1, 60), crop=st.tuples(st.integers(1, 60), st.integers(1, 60)))
-def test_crop_has_its_size_and_is_centred(height: int, width: int, crop: tuple[int, int]) -> None:
+def test_crop_is_centered(height: int, width: int, crop: tuple[int, int]) -> None:
     left, top, right, bottom = Preprocess(crop=crop).cropped(height, width)
     assert (bottom - top, right - left) == crop
     assert abs((left + right) - width) <= 1
@@ -58,7 +52,7 @@ def test_crop_has_its_size_and_is_centred(height: int, width: int, crop: tuple[i
 
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 @pytest.mark.parametrize("dtype", [DType.FP32, DType.FP16, DType.UINT8])
-def test_normalizes_by_the_formula(layout: Any, dtype: DType) -> None:
+def test_normalize(layout: Any, dtype: DType) -> None:
     pixels = np.random.default_rng(7).integers(0, 256, (5, 6, 3), np.uint8)
     scaled = dtype is not DType.UINT8
     mean, std = ((0.4, 0.5, 0.6), (0.2, 0.3, 0.4)) if scaled else ((), ())
@@ -92,12 +86,12 @@ def test_normalizes_by_the_formula(layout: Any, dtype: DType) -> None:
         ("down", 4, 10, -3),
     ],
 )
-def test_the_odd_pixel_of_a_crop(rounding: Any, size: int, crop: int, start: int) -> None:
+def test_rounding_of_crops(rounding: Any, size: int, crop: int, start: int) -> None:
     spec = Preprocess(crop=(crop, crop), crop_rounding=rounding)
     assert spec.cropped(size, size) == (start, start, start + crop, start + crop)
 
 
-def test_a_crop_of_one_axis_leaves_the_other_alone() -> None:
+def test_crop_of_one_axis() -> None:
     assert Preprocess(crop=(4, 7)).cropped(5, 7) == (0, 0, 7, 4)  # (5 - 4) / 2 rounds to even
 
 
@@ -106,32 +100,22 @@ def test_a_crop_of_one_axis_leaves_the_other_alone() -> None:
     [
         (None, (5, 7), (5, 7)),
         ((3, 9), (5, 7), (3, 9)),
-        (10, (20, 30), (10, 15)),
-        (10, (30, 20), (15, 10)),
         (10, (20, 33), (10, 16)),  # 16.5: torchvision truncates
-        (256, (375, 500), (256, 341)),
-        (4, (4, 4), (4, 4)),
         (1, (1000, 1), (1000, 1)),
     ],
 )
-def test_sizes_after_the_resize(resize: Any, size: tuple[int, int], expected: tuple[int, int]) -> None:
+def test_resized(resize: Any, size: tuple[int, int], expected: tuple[int, int]) -> None:
     assert Preprocess(resize=resize).resized(*size) == expected
 
 
 @pytest.mark.parametrize(("color", "channels"), [("RGB", 3), ("BGR", 3), ("L", 1)])
-def test_a_mean_has_a_value_for_each_channel(color: Any, channels: int) -> None:
+def test_number_of_channels(color: Any, channels: int) -> None:
     assert Preprocess(color=color, mean=(0.5,) * channels).channels == channels
     with pytest.raises(ManifestError, match=f"must have {channels} values, got 2"):
         Preprocess(color=color, std=(0.5, 0.5))
 
 
-def test_grayscale_keeps_its_channel() -> None:
-    pixels = np.array([[[0], [255]]], np.uint8)
-    np.testing.assert_allclose(Preprocess(color="L", mean=(0.5,), std=(0.5,)).normalize(pixels), [[[-1, 1]]])
-    assert Preprocess(color="L", layout="HWC").normalize(pixels).shape == (1, 2, 1)
-
-
-def test_a_view_of_an_image_is_taken_as_it_looks() -> None:
+def test_strided_pixels() -> None:
     pixels = np.arange(2 * 4 * 3, dtype=np.uint8).reshape(2, 4, 3)
     mirrored = pixels[:, ::-1]
     spec = Preprocess()
@@ -142,14 +126,8 @@ def test_a_view_of_an_image_is_taken_as_it_looks() -> None:
     ("text", "message"),
     [
         ('{"resize": [1]}', "'preprocess.resize' must be a list of 2"),
-        ('{"resize": 1.5}', "'preprocess.resize'"),
-        ('{"mean": 0.5}', "'preprocess.mean' must be a list"),
         ('{"dtype": "INT8"}', "preprocess.dtype must be UINT8, FP16 or FP32, got INT8"),
-        ('{"dtype": "float32"}', "'preprocess.dtype' must be one of BOOL"),
         ('{"interpolation": "cubic"}', "'preprocess.interpolation' must be one of 'nearest'"),
-        ('{"layout": "NCHW"}', "'preprocess.layout' must be one of 'CHW', 'HWC'"),
-        ('{"crop_rounding": "up"}', "'preprocess.crop_rounding' must be one of 'half-even', 'down'"),
-        ('{"resize": [0, 4]}', "must be at least 1 pixel"),
         ('{"letterbox": {}}', "missing key 'preprocess.letterbox.size'"),
         ('{"letterbox": {"size": [0, 4]}}', "preprocess.letterbox.size must be at least 1 pixel"),
         ('{"letterbox": {"size": [4, 4], "padding": 256}}', "preprocess.letterbox.padding must be from 0 to 255"),
@@ -157,7 +135,7 @@ def test_a_view_of_an_image_is_taken_as_it_looks() -> None:
         ('{"letterbox": {"size": [4, 4], "position": "left"}}', "'preprocess.letterbox.position' must be one of"),
     ],
 )
-def test_a_bad_key_is_named(text: str, message: str) -> None:
+def test_errors_name_the_key(text: str, message: str) -> None:
     with pytest.raises(ManifestError) as caught:
         Preprocess.from_json(text)
     assert message in str(caught.value)
@@ -177,7 +155,7 @@ def test_a_bad_key_is_named(text: str, message: str) -> None:
         (Letterbox(size=(64, 64)), (1, 1), (64, 64), (0, 0, 64, 64)),
     ],
 )
-def test_a_letterbox_holds_the_whole_image(letterbox: Letterbox, image: Any, resized: Any, box: Any) -> None:
+def test_letterbox_examples(letterbox: Letterbox, image: Any, resized: Any, box: Any) -> None:
     spec = Preprocess(letterbox=letterbox)
     assert spec.resized(*image) == resized
     assert spec.cropped(*resized) == box
@@ -189,7 +167,7 @@ def test_a_letterbox_holds_the_whole_image(letterbox: Letterbox, image: Any, res
     rounding=st.sampled_from(["nearest", "down"]),
     position=st.sampled_from(["center", "top-left"]),
 )
-def test_a_letterbox_is_as_large_as_it_says(size: Any, image: Any, rounding: Any, position: Any) -> None:
+def test_letterbox_has_its_size(size: Any, image: Any, rounding: Any, position: Any) -> None:
     letterbox = Letterbox(size=size, rounding=rounding, position=position)
     resized = letterbox.resized(*image)
     left, top, right, bottom = letterbox.box(*resized)
@@ -199,7 +177,7 @@ def test_a_letterbox_is_as_large_as_it_says(size: Any, image: Any, rounding: Any
     assert resized[0] == size[0] or resized[1] == size[1]
 
 
-def test_a_spec_without_a_letterbox_is_written_as_before() -> None:
+def test_spec_without_letterbox_is_written_as_before() -> None:
     assert "letterbox" not in Preprocess().to_json()
     spec = Preprocess(letterbox=Letterbox(size=(4, 5), padding=None))
     assert Preprocess.from_json(spec.to_json()) == spec
@@ -207,7 +185,7 @@ def test_a_spec_without_a_letterbox_is_written_as_before() -> None:
 
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_the_numbers_are_those_of_every_pixel_alone(layout: Any, channels: int) -> None:
+def test_normalize_is_bit_exact(layout: Any, channels: int) -> None:
     """To the last bit, in whatever strides they are computed."""
     pixels = np.random.default_rng(3).integers(0, 256, (7, 5, channels), np.uint8)
     mean, std = (0.485, 0.456, 0.406)[:channels], (0.229, 0.224, 0.225)[:channels]

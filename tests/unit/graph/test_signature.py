@@ -1,4 +1,4 @@
-"""Names, dtypes and shapes of a graph, and the validation of tensors."""
+"""Signatures of graphs, and validation of tensors."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def feeds(batch: int = 2, side: int = 4) -> dict[str, Any]:
 
 
 @given(batch=st.integers(0, 5), side=st.integers(0, 9))
-def test_accepts_every_size_of_a_symbol(batch: int, side: int) -> None:
+def test_any_size_of_a_symbol(batch: int, side: int) -> None:
     SIGNATURE.check(feeds(batch, side))
 
 
@@ -42,30 +42,30 @@ def test_accepts_every_size_of_a_symbol(batch: int, side: int) -> None:
         ({"extra": np.zeros(1)}, "unknown input 'extra'"),
     ],
 )
-def test_says_what_does_not_fit(change: dict[str, Any], message: str) -> None:
+def test_tensors_that_do_not_fit(change: dict[str, Any], message: str) -> None:
     with pytest.raises(SignatureError) as caught:
         SIGNATURE.check({**feeds(), **change})
     assert message in str(caught.value)
     assert caught.value.triton_code == "INVALID_ARG"
 
 
-def test_a_missing_input() -> None:
+def test_missing_input() -> None:
     with pytest.raises(SignatureError, match="missing input 'words'"):
         SIGNATURE.check({"image": feeds()["image"]})
 
 
-def test_is_batchable_only_when_every_tensor_is() -> None:
+def test_batchable() -> None:
     fixed = TensorSpec(name="fixed", dtype=DType.FP32, shape=(1, 10))
     assert SIGNATURE.batchable
     assert not Signature(inputs=SIGNATURE.inputs, outputs=(fixed,)).batchable
 
 
-def test_refuses_two_tensors_of_one_name() -> None:
+def test_duplicate_names() -> None:
     with pytest.raises(ManifestError, match="two inputs are named 'words'"):
         Signature(inputs=(SIGNATURE.inputs[1],) * 2, outputs=())
 
 
-def test_refuses_negative_dimensions() -> None:
+def test_negative_dimensions() -> None:
     with pytest.raises(ManifestError, match="dimension of -1"):
         TensorSpec(name="x", dtype=DType.FP32, shape=(-1, 3))
 
@@ -82,12 +82,12 @@ OPTIONAL = Signature(
 
 
 class TestOptionalInputs:
-    def test_may_be_left_out_or_given(self) -> None:
+    def test_optional_inputs_may_be_omitted(self) -> None:
         x = np.zeros(3, np.float32)
         OPTIONAL.check({"x": x})
         OPTIONAL.check({"x": x, "scale": np.float64(2.0), "m": np.ones(3, np.float32)})
 
-    def test_are_checked_where_they_are_given(self) -> None:
+    def test_optional_inputs_are_checked(self) -> None:
         x = np.zeros(3, np.float32)
         with pytest.raises(SignatureError, match="wrong dtype of input 'scale'"):
             OPTIONAL.check({"x": x, "scale": np.float32(2.0)})
@@ -96,11 +96,11 @@ class TestOptionalInputs:
         with pytest.raises(SignatureError, match=r"'n' is 3 elsewhere"):
             OPTIONAL.check({"x": x, "m": np.ones(4, np.float32)})
 
-    def test_do_not_stand_in_for_the_others(self) -> None:
+    def test_optional_inputs_do_not_replace_required_ones(self) -> None:
         with pytest.raises(SignatureError, match=r"missing input 'x': expected x FP32\[n\], got m"):
             OPTIONAL.check({"m": np.ones(4, np.float32)})
 
-    def test_do_not_decide_whether_a_graph_takes_batches(self) -> None:
+    def test_optional_inputs_do_not_affect_batching(self) -> None:
         assert OPTIONAL.batchable
 
 
@@ -117,13 +117,11 @@ class TestBatch:
             (((0, 3), (0,)), 0),
         ],
     )
-    def test_a_fixed_batch_is_one_that_all_tensors_share(
-        self, shapes: tuple[tuple[int | str, ...], ...], fixed: int | None
-    ) -> None:
+    def test_fixed_batch(self, shapes: tuple[tuple[int | str, ...], ...], fixed: int | None) -> None:
         inputs, outputs = shapes
         assert Signature(inputs=(spec("x", *inputs),), outputs=(spec("y", *outputs),)).fixed_batch == fixed
 
-    def test_a_scalar_takes_no_batches(self) -> None:
+    def test_scalars_are_not_batchable(self) -> None:
         assert not spec("x").batchable
         assert not spec("x", 1, "n").batchable
         assert spec("x", "n", 1).batchable
@@ -131,45 +129,40 @@ class TestBatch:
 
 class TestText:
     @pytest.mark.parametrize("array", [np.array([b"a"]), np.array(["a"]), np.array([b"a", 1], object)[:1]])
-    def test_bytes_may_be_carried_by_any_array_of_text(self, array: Any) -> None:
+    def test_arrays_of_text(self, array: Any) -> None:
         Signature(inputs=(spec("x", "n", dtype=DType.BYTES),), outputs=()).check({"x": array})
 
-    def test_text_is_no_number(self) -> None:
+    def test_text_in_place_of_numbers(self) -> None:
         with pytest.raises(SignatureError, match=r"expected x FP32\[n\], got BYTES\[1\]"):
             Signature(inputs=(spec("x", "n"),), outputs=()).check({"x": np.array(["1"])})
 
-    def test_a_type_without_a_name_of_ours_is_told_by_numpys(self) -> None:
+    def test_unsupported_numpy_type(self) -> None:
         with pytest.raises(SignatureError, match=r"got complex128\[1\]"):
             Signature(inputs=(spec("x", "n"),), outputs=()).check({"x": np.ones(1, complex)})
 
 
-def test_a_symbol_is_bound_by_the_first_tensor_of_each_check_alone() -> None:
-    SIGNATURE.check(feeds(2, 4))
-    SIGNATURE.check(feeds(3, 5))
-
-
-def test_refuses_a_tensor_without_a_name() -> None:
+def test_empty_name() -> None:
     with pytest.raises(ManifestError, match="empty name"):
         spec("", 1)
 
 
-def test_prints_as_people_write_shapes() -> None:
+def test_text_of_specs() -> None:
     assert str(spec("x", "batch", 3, dtype=DType.BF16)) == "x BF16[batch,3]"
     assert str(spec("x")) == "x FP32[]"
 
 
 class TestRank:
-    def test_a_tensor_of_unknown_rank_takes_any(self) -> None:
+    def test_unknown_rank_accepts_any_tensor(self) -> None:
         unknown = Signature(inputs=(spec("x", ANY_RANK),), outputs=())
         for shape in ((), (2,), (2, 3)):
             unknown.check({"x": np.zeros(shape, np.float32)})
         assert not unknown.batchable
 
-    def test_it_is_like_one_of_any_rank(self) -> None:
+    def test_is_like(self) -> None:
         assert spec("x", ANY_RANK).is_like(spec("x", 2, 3))
         assert not spec("x", 2).is_like(spec("x", 2, 3))
         assert not spec("x", ANY_RANK).is_like(spec("y", 2))
 
-    def test_what_values_count_varies_and_is_no_batch(self) -> None:
+    def test_data_dependent_dimension_is_not_a_batch(self) -> None:
         counted = spec("boxes", counted_dim("boxes", 0), 4)
         assert (counted.varies, counted.batchable) == (True, False)

@@ -1,4 +1,4 @@
-"""Sizes in bytes as people write them."""
+"""Sizes, durations, hints, redaction, error texts and model names."""
 
 from __future__ import annotations
 
@@ -25,16 +25,16 @@ from graphkiln_backend.graph.text import (
 @pytest.mark.parametrize(
     ("text", "size"), [("0", 0), ("123", 123), ("1.5k", 1536), ("500M", 500 << 20), (" 2TiB ", 2 << 40), ("7B", 7)]
 )
-def test_are_powers_of_1024(text: str, size: int) -> None:
+def test_sizes(text: str, size: int) -> None:
     assert read_size(text) == size
 
 
 @pytest.mark.parametrize("text", ["", "G", "-1", "1 2", "1P", "1e3", "9" * 400])
-def test_anything_else_is_none(text: str) -> None:
+def test_invalid_sizes(text: str) -> None:
     assert read_size(text) is None
 
 
-# Durations as people write them.
+# Durations.
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_durations(text: str, seconds: float) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "50", "6", "h", "ms", "-5ms", "-1h", "0m", "5 apples", "nan", "inf ms", "1e999s"])
-def test_what_is_no_time_is_refused_with_the_option_and_an_example(text: str) -> None:
+def test_invalid_durations(text: str) -> None:
     with pytest.raises(InvalidInput, match=r"--within .*: expected a time.*such as 90m, 6h or 2d"):
         parse_duration(text, "--within", "90m, 6h or 2d")
 
@@ -66,15 +66,11 @@ def test_what_is_no_time_is_refused_with_the_option_and_an_example(text: str) ->
         ("", ["labels"], "known: labels"),
     ],
 )
-def test_the_nearest_name_or_all(name: str, known: list[str], hint: str) -> None:
+def test_did_you_mean(name: str, known: list[str], hint: str) -> None:
     assert did_you_mean(name, known) == hint
 
 
-def test_names_may_come_once_only() -> None:
-    assert did_you_mean("zzz", (name for name in ("a", "b"))) == "known: a, b"
-
-
-# Nothing secret stands in what is shown to others.
+# Redaction of secrets.
 
 
 @pytest.mark.parametrize(
@@ -96,7 +92,7 @@ def test_names_may_come_once_only() -> None:
         ("cannot connect to postgresql://u:secret@host/db: refused", "cannot connect to postgresql://host/db: refused"),
     ],
 )
-def test_no_credential_is_shown(text: str, shown: str) -> None:
+def test_redact(text: str, shown: str) -> None:
     assert redact(text) == shown
 
 
@@ -111,23 +107,23 @@ def test_no_credential_is_shown(text: str, shown: str) -> None:
         (["--input", "a:b", "--header"], ["--input", "a:b", "--header"]),
     ],
 )
-def test_a_command_holds_none(words: list[str], shown: list[str]) -> None:
+def test_redact_command(words: list[str], shown: list[str]) -> None:
     assert redact_command(words) == shown
 
 
-# What is cut from an error before a protocol carries it or a table shows it.
+# Error texts.
 
 _TRACE = "\n\nAt:\n  /a b/model.py(97): _load\n  /a b/model.py(84): initialize\n"
 
 
 @pytest.mark.parametrize("text", ["", "short", "ä" * (LIMIT_BYTES // 2), "x" * LIMIT_BYTES])
-def test_what_fits_stays_as_it_is(text: str) -> None:
+def test_bounded_keeps_short_texts(text: str) -> None:
     assert bounded(text) == text
 
 
 @pytest.mark.parametrize("letter", ["x", "ä", "€", "\N{BRICK}"])
 @pytest.mark.parametrize("begin", ["", "a", "ab", "abc"])
-def test_what_is_too_long_is_cut_between_characters(letter: str, begin: str) -> None:
+def test_bounded_cuts_between_characters(letter: str, begin: str) -> None:
     cut = bounded(begin + letter * 100_000)
     assert LIMIT_BYTES - 4 < len(cut.encode()) <= LIMIT_BYTES
     kept, _, end = cut.partition(" ... ")
@@ -135,7 +131,7 @@ def test_what_is_too_long_is_cut_between_characters(letter: str, begin: str) -> 
     assert end == f"({len(begin) + 100_000 * len(letter.encode())} bytes in all)"
 
 
-def test_what_is_no_text_at_all_can_be_sent_all_the_same() -> None:
+def test_bounded_replaces_invalid_characters() -> None:
     """A file name may hold bytes that are not UTF-8."""
     assert bounded("file \udcff") == "file ?"
 
@@ -149,11 +145,11 @@ def test_what_is_no_text_at_all_can_be_sent_all_the_same() -> None:
         ("", ""),
     ],
 )
-def test_a_reason_is_the_cause_on_one_line(text: str, cause: str) -> None:
+def test_plain_reason(text: str, cause: str) -> None:
     assert plain_reason(text) == cause
 
 
-def test_the_errors_of_several_versions_are_all_kept() -> None:
+def test_without_traceback() -> None:
     text = f"load failed for model 'm': version 1: one{_TRACE};\nversion 2: two{_TRACE};\n"
     assert without_traceback(text) == "load failed for model 'm': version 1: one\nversion 2: two"
 
@@ -162,7 +158,7 @@ def test_the_errors_of_several_versions_are_all_kept() -> None:
 
 
 @pytest.mark.parametrize("name", ["m", "resnet50", "ViT_b-16.v2", "_m", "9", "a" * MAX_LENGTH])
-def test_names_of_models(name: str) -> None:
+def test_valid_names(name: str) -> None:
     assert fault_in_name(name) == ""
     assert fault_in_served_name(name) == ""
 
@@ -174,7 +170,7 @@ def test_names_of_models(name: str) -> None:
         *("m\u00fcll", "a\u202eb", "\u0661", "a;b", "$(x)", "a'b", "a*", "m" * (MAX_LENGTH + 1), "m" * 256),
     ],
 )
-def test_what_is_none(name: str) -> None:
+def test_invalid_names(name: str) -> None:
     fault = fault_in_name(name)
     assert fault.isprintable()
     assert fault
@@ -182,18 +178,18 @@ def test_what_is_none(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["a b", "a;touch x", "$(x)", "`x`", "a\nb", "a&b", "a'b", "", "m" * 201])
-def test_what_a_shell_would_not_hand_on(name: str) -> None:
+def test_names_that_cannot_be_served(name: str) -> None:
     assert fault_in_served_name(name)
 
 
 @pytest.mark.parametrize("name", ["a+b", "a@2", "-m", "m" * 200])
-def test_a_store_may_hold_more_than_is_written(name: str) -> None:
+def test_names_that_can_only_be_served(name: str) -> None:
     assert fault_in_served_name(name) == ""
 
 
 @pytest.mark.parametrize("name", ["a+b", "a@2", "a=b,c:d", "100%", "a%20b", "-m"])
-def test_triton_compares_paths_with_names_as_they_come(name: str) -> None:
-    """Whoever may be served is named as he is: no escape is undone. tests/integration/test_page_programs.py asks it."""
+def test_served_names_are_not_escaped(name: str) -> None:
+    """Triton undoes no escapes; see tests/integration/test_page_programs.py."""
     assert not fault_in_served_name(name)
     assert in_path(name) == name
 
@@ -201,5 +197,5 @@ def test_triton_compares_paths_with_names_as_they_come(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "path"), [("a/b", "a%2Fb"), ("a?b#c", "a%3Fb%23c"), ("a b", "a%20b"), ("\u00e4", "%C3%A4")]
 )
-def test_what_a_path_cannot_hold_is_escaped(name: str, path: str) -> None:
+def test_other_names_are_escaped(name: str, path: str) -> None:
     assert in_path(name) == path

@@ -1,4 +1,4 @@
-"""What outputs say of one sample, in pixels of its image."""
+"""Answers decoded from the outputs of one sample, in pixels of its image."""
 
 from __future__ import annotations
 
@@ -34,27 +34,24 @@ def sample(scores: list[float], count: int, **changes: Any) -> dict[str, Any]:
 
 
 class TestDetections:
-    def test_boxes_are_in_pixels_of_the_image(self) -> None:
+    def test_boxes_in_pixels_of_the_image(self) -> None:
         (found,) = read_detections(TASK, sample([0.9], 1), FRAME, ("cat",))
         assert found.box == Box(5, 5, 10, 10)
         assert (found.label, found.index, found.mask, found.keypoints) == ("cat", 0, None, None)
         assert found.score == pytest.approx(0.9)
 
-    def test_padding_and_low_scores_are_left_out(self) -> None:
+    def test_padding_and_threshold(self) -> None:
         outputs = sample([0.9, 0.6, 0.4, 0.95], 3)
         assert [each.index for each in read_detections(TASK, outputs, FRAME, ())] == [0, 1]
         assert [each.index for each in read_detections(TASK, outputs, FRAME, (), 0.0)] == [0, 1, 2]
         assert [each.label for each in read_detections(TASK, outputs, FRAME, ("a",))] == ["a", ""]
 
-    def test_the_best_comes_first_whatever_the_graph_says(self) -> None:
+    def test_best_detection_first(self) -> None:
         assert [each.index for each in read_detections(TASK, sample([0.6, 0.9, 0.9], 3), FRAME, ())] == [1, 2, 0]
 
     @pytest.mark.parametrize("count", [0, 300])
-    def test_none_and_many(self, count: int) -> None:
+    def test_number_of_detections(self, count: int) -> None:
         assert len(read_detections(RICH, sample([0.9] * 300, count), FRAME, ())) == count
-
-    def test_an_output_without_any_room(self) -> None:
-        assert read_detections(TASK, sample([], 0), FRAME, ()) == ()
 
     def test_masks_and_keypoints(self) -> None:
         (found,) = read_detections(RICH, sample([0.9], 1), FRAME, ("cat",))
@@ -67,7 +64,7 @@ class TestDetections:
         assert sum(row["mask"]["counts"]) == 800
         assert row["keypoints"] == [[20, 10, 0.75]] * 2
 
-    def test_a_mask_is_that_of_the_whole_box_also_where_the_image_ends_before_it(self) -> None:
+    def test_mask_of_a_clipped_box(self) -> None:
         mask = np.zeros((1, 28, 28), np.float32)
         mask[:, :14] = 1  # the upper half of the box: rows 32 to 48 of the input, where the image ends
         outputs = sample([0.9], 1, b=np.array([[8, 32, 16, 64]], np.float32), m=mask)
@@ -86,13 +83,13 @@ class TestDetections:
             {"s": np.zeros((2, 1), np.float32)},
         ],
     )
-    def test_outputs_that_hold_none(self, changes: Any) -> None:
+    def test_outputs_that_are_not_detections(self, changes: Any) -> None:
         with pytest.raises(ProtocolError, match="hold no detections"):
             read_detections(TASK, sample([0.9, 0.8], 2, **changes), FRAME, ())
 
 
 class TestSegmentation:
-    def test_scores_of_another_stride_come_to_the_size_of_the_image(self) -> None:
+    def test_scores_at_another_stride(self) -> None:
         scores = np.zeros((2, 16, 16), np.float32)
         scores[1, :, 8:] = 1  # the right half
         found = read_segmentation(tasks.Segmentation(scores="s"), {"s": scores}, FRAME, ("none", "thing"))
@@ -104,7 +101,7 @@ class TestSegmentation:
         assert {each["label"] for each in row["segments"]} == {"none", "thing"}
         assert sum(found.share(index) for index in found.present) == pytest.approx(1)
 
-    def test_a_class_map(self) -> None:
+    def test_class_map(self) -> None:
         classes = np.zeros((64, 64), np.int64)
         classes[16:32] = 300
         found = read_segmentation(tasks.Segmentation(classes="c"), {"c": classes}, FRAME, ())
@@ -112,7 +109,7 @@ class TestSegmentation:
         assert (found.classes[:10] == 300).all()
         assert (found.classes[10:] == 0).all()
 
-    def test_what_lies_outside_the_crop_is_unseen(self) -> None:
+    def test_pixels_outside_the_crop_are_unseen(self) -> None:
         frame = frame_of(Preprocess(resize=20, crop=(20, 20)), (20, 40))
         found = read_segmentation(tasks.Segmentation(classes="c"), {"c": np.ones((20, 20), np.uint8)}, frame, ())
         assert (found.classes[:, :10] == found.unseen).all()
@@ -121,13 +118,13 @@ class TestSegmentation:
         assert found.present == (1,)
 
     @pytest.mark.parametrize("shape", [(4, 4), (0, 4, 4)])
-    def test_an_output_that_holds_none(self, shape: Any) -> None:
+    def test_output_that_is_not_a_segmentation(self, shape: Any) -> None:
         with pytest.raises(ProtocolError, match="no score of each pixel"):
             read_segmentation(tasks.Segmentation(scores="s"), {"s": np.zeros(shape, np.float32)}, FRAME, ())
 
 
 class TestVector:
-    def test_is_normalized_where_the_task_says_so(self) -> None:
+    def test_normalization_by_the_task(self) -> None:
         outputs = {"v": np.array([3, 4], np.float32)}
         np.testing.assert_array_equal(read_vector(tasks.Embedding(vectors="v"), outputs), [3, 4])
         found = read_vector(tasks.Embedding(vectors="v", normalize=True), outputs)
@@ -135,15 +132,15 @@ class TestVector:
         assert found.dtype == np.float32
 
     @pytest.mark.parametrize("said", [False, True])
-    def test_who_asks_decides_whether_it_is_normalized(self, said: bool) -> None:
+    def test_normalization_by_the_caller(self, said: bool) -> None:
         task, outputs = tasks.Embedding(vectors="v", normalize=said), {"v": np.array([3, 4], np.float32)}
         np.testing.assert_allclose(read_vector(task, outputs, True), [0.6, 0.8])
         np.testing.assert_array_equal(read_vector(task, outputs, False), [3, 4])
 
-    def test_a_vector_of_zeros_stays(self) -> None:
+    def test_zero_vector(self) -> None:
         task = tasks.Embedding(vectors="v", normalize=True)
         assert not read_vector(task, {"v": np.zeros(3, np.float32)}).any()
 
-    def test_what_is_none(self) -> None:
+    def test_output_that_is_not_a_vector(self) -> None:
         with pytest.raises(ProtocolError, match="is no vector"):
             read_vector(tasks.Embedding(vectors="v"), {"v": np.zeros((2, 2), np.float32)})

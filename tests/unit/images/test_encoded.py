@@ -1,4 +1,4 @@
-"""Encoded images of several requests: the samples of each beside the client's own way, and the errors of each alone."""
+"""Encoded images of several requests: samples as in the client, and errors per request."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def animation() -> bytes:
 
 
 def bomb() -> bytes:
-    """A PNG of a few bytes whose header promises 40,000 by 40,000 pixels."""
+    """A PNG of a few bytes whose header declares 40,000 by 40,000 pixels."""
     content = encode(1, 1, kind="PNG")
     header = b"IHDR" + struct.pack(">IIBBBBB", 40_000, 40_000, 8, 2, 0, 0, 0)
     return content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:]
@@ -81,21 +81,14 @@ def decoder() -> Iterator[Decoder]:
         yield decoder
 
 
-@pytest.mark.parametrize("name", GOOD)
-def test_a_sample_is_the_clients_bit_for_bit(decoder: Decoder, name: str) -> None:
-    (samples,) = decoder.decode([[GOOD[name]]])
-    assert isinstance(samples, np.ndarray)
-    assert samples.tobytes() == load_sample(GOOD[name], SPEC)[np.newaxis].tobytes()
-
-
-def test_the_images_of_a_request_keep_their_order(decoder: Decoder) -> None:
+def test_samples_equal_the_clients_in_order(decoder: Decoder) -> None:
     images = [*GOOD.values()]
     (samples,) = decoder.decode([images])
     np.testing.assert_array_equal(samples, [load_sample(image, SPEC) for image in images])
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_image_is_the_fault_of_its_request_alone(decoder: Decoder, name: str) -> None:
+def test_bad_image_fails_only_its_request(decoder: Decoder, name: str) -> None:
     content, reason = BAD[name]
     before, bad, after = decoder.decode([[GOOD["jpeg"]], [GOOD["png"], content], [GOOD["gif"]]])
     assert isinstance(bad, InvalidInput)
@@ -105,14 +98,14 @@ def test_a_bad_image_is_the_fault_of_its_request_alone(decoder: Decoder, name: s
     np.testing.assert_array_equal(after, [load_sample(GOOD["gif"], SPEC)])
 
 
-def test_of_many_bad_images_some_are_named(decoder: Decoder) -> None:
+def test_number_of_named_faults_is_limited(decoder: Decoder) -> None:
     (bad,) = decoder.decode([[b"x", GOOD["jpeg"], b"y", b"z", b"u", b"v"]])
     assert isinstance(bad, InvalidInput)
     assert [f"image {index}:" in bad.message for index in range(6)] == [True, False, True, True, False, False]
     assert bad.message.endswith("and 2 more")
 
 
-def test_samples_of_several_sizes_do_not_fit_one_request() -> None:
+def test_samples_of_different_sizes() -> None:
     with Decoder(FREE, threads=1) as decoder:
         (bad,) = decoder.decode([[encode(8, 8), encode(9, 8)]])
         (good,) = decoder.decode([[encode(9, 8), encode(9, 8)]])
@@ -122,12 +115,12 @@ def test_samples_of_several_sizes_do_not_fit_one_request() -> None:
     assert good.shape == (2, 3, 8, 9)
 
 
-def test_a_request_without_images_is_refused(decoder: Decoder) -> None:
+def test_request_without_images(decoder: Decoder) -> None:
     (bad,) = decoder.decode([[]])
     assert isinstance(bad, InvalidInput)
 
 
-def test_what_is_no_fault_of_an_image_is_not_told_as_one(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_other_errors_are_raised(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_image: bytes, _spec: Preprocess, **_: Any) -> AnyArray:
         raise ZeroDivisionError("a bug")
 
@@ -136,9 +129,7 @@ def test_what_is_no_fault_of_an_image_is_not_told_as_one(decoder: Decoder, monke
         decoder.decode([[GOOD["jpeg"]]])
 
 
-def test_as_many_images_at_once_as_threads_one_of_them_by_whoever_asks(
-    decoder: Decoder, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_caller_decodes_beside_the_threads(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     together, seen = threading.Barrier(3, timeout=60), set[threading.Thread]()
 
     def load(_image: bytes, _spec: Preprocess, **_: Any) -> AnyArray:
@@ -152,7 +143,7 @@ def test_as_many_images_at_once_as_threads_one_of_them_by_whoever_asks(
     assert threading.current_thread() in seen
 
 
-def test_one_image_wakes_nobody(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_image_is_decoded_by_the_caller(decoder: Decoder, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[threading.Thread] = []
 
     def load(_image: bytes, _spec: Preprocess, **_: Any) -> AnyArray:
@@ -164,8 +155,7 @@ def test_one_image_wakes_nobody(decoder: Decoder, monkeypatch: pytest.MonkeyPatc
     assert seen == [threading.current_thread()]
 
 
-def test_a_decoder_serves_several_threads(decoder: Decoder) -> None:
-    """Each gets its own images, whoever decodes them."""
+def test_decoder_is_thread_safe(decoder: Decoder) -> None:
     images = [[image] for image in GOOD.values()]
     expected = [load_sample(image, SPEC)[np.newaxis].tobytes() for (image,) in images]
     with ThreadPoolExecutor(4) as pool:
@@ -173,8 +163,7 @@ def test_a_decoder_serves_several_threads(decoder: Decoder) -> None:
             assert [samples.tobytes() for samples in found if isinstance(samples, np.ndarray)] == expected
 
 
-def test_every_image_is_decoded_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A few files of half a megabyte could take all memory: 178 million pixels in each of 64 threads."""
+def test_images_take_from_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
     taken: list[int] = []
 
     class Recorded(PixelBudget):
@@ -190,7 +179,7 @@ def test_every_image_is_decoded_within_the_budget(monkeypatch: pytest.MonkeyPatc
     assert (len(first), len(second), sorted(taken)) == (2, 1, [400, 600, 960])
 
 
-def test_the_time_of_every_image_is_kept_of_damaged_ones_too(decoder: Decoder) -> None:
+def test_decoding_times(decoder: Decoder) -> None:
     decoder.decode([[GOOD["jpeg"], GOOD["png"]], [b"hello"]])
     assert len(decoder.seconds) == 3
     assert 0 < sum(decoder.seconds) < 60
@@ -200,7 +189,7 @@ def test_the_time_of_every_image_is_kept_of_damaged_ones_too(decoder: Decoder) -
 
 
 class TestPixelBudget:
-    def test_what_does_not_fit_waits_and_never_do_more_lie_in_memory(self) -> None:
+    def test_budget_is_not_exceeded(self) -> None:
         budget, lock, held, most = PixelBudget(100), threading.Lock(), [0], [0]
 
         def hold(pixels: int) -> None:
@@ -215,7 +204,7 @@ class TestPixelBudget:
             list(pool.map(hold, [70, 40, 30, 90, 10] * 40))
         assert 0 < most[0] <= 100
 
-    def test_what_is_larger_than_all_of_it_has_it_alone(self) -> None:
+    def test_image_above_the_budget_is_alone(self) -> None:
         budget = PixelBudget(100)
         other, over = threading.Event(), threading.Event()
 

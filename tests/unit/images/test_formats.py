@@ -1,4 +1,4 @@
-"""Which files are images."""
+"""Image files of folders, and names of unsupported formats."""
 
 from __future__ import annotations
 
@@ -28,23 +28,21 @@ def fill(folder: Path, *names: str) -> Path:
 
 
 @pytest.mark.parametrize("name", ["a.PNG", "a.JpEg", "a.tar.gif", "a b.TIF"])
-def test_endings_in_any_case(tmp_path: Path, name: str) -> None:
+def test_suffixes_in_any_case(tmp_path: Path, name: str) -> None:
     assert image_files(fill(tmp_path, name)) == [tmp_path / name]
 
 
 @pytest.mark.parametrize("name", ["png", ".png", "a.png.txt", "a.pngx", "labels.txt", "a", "__MACOSX/._a.png"])
-def test_what_is_none(tmp_path: Path, name: str) -> None:
+def test_files_that_are_not_images(tmp_path: Path, name: str) -> None:
     assert image_files(fill(tmp_path, name)) == []
 
 
-def test_every_ending_is_one_that_is_decoded() -> None:
+def test_all_suffixes_can_be_decoded() -> None:
     known = Image.registered_extensions()
     assert {suffix for suffix in SUFFIXES if known.get(suffix) not in Image.OPEN} == set()
 
 
-def test_a_folder_that_may_not_be_looked_into_is_not_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of two folders the images of one were taken for all."""
     closed, scandir = fill(tmp_path, "a/1.png", "b/2.png") / "b", os.scandir
 
@@ -58,12 +56,12 @@ def test_a_folder_that_may_not_be_looked_into_is_not_passed_over(
         image_files(tmp_path)
 
 
-def test_a_link_that_leads_nowhere_is_listed_and_so_told_of_by_who_opens_it(tmp_path: Path) -> None:
+def test_dangling_link_is_listed(tmp_path: Path) -> None:
     (tmp_path / "1.png").symlink_to(tmp_path / "gone.png")
     assert image_files(tmp_path) == [tmp_path / "1.png"]
 
 
-def test_images_of_other_formats_are_told_of(tmp_path: Path) -> None:
+def test_other_formats_are_reported(tmp_path: Path) -> None:
     folder = fill(tmp_path, "a/1.png", "b.txt")
     assert list_images(folder) == ([folder / "a" / "1.png"], "")
     files, said = list_images(fill(tmp_path, "z.HEIC", "c.avif"))
@@ -72,12 +70,12 @@ def test_images_of_other_formats_are_told_of(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "said"), [("a.txt", "holds no image"), ("a.HEIC", "holds 1 file, such as .*a.HEIC,")])
-def test_a_folder_without_images_is_refused(tmp_path: Path, name: str, said: str) -> None:
+def test_folder_without_images(tmp_path: Path, name: str, said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         list_images(fill(tmp_path, name))
 
 
-def test_linked_folders_are_followed_unless_they_lead_back(tmp_path: Path) -> None:
+def test_linked_folders_are_followed(tmp_path: Path) -> None:
     """As `score` does: with a link to the photos of a year, `embed` knew none of them."""
     fill(tmp_path, "other/2.png", "photos/1.png")
     photos, other = tmp_path / "photos", tmp_path / "other"
@@ -128,7 +126,7 @@ def name_of(head: bytes) -> str:
         ("DDS", "a texture"),
     ],
 )
-def test_what_pillow_writes(kind: str, name: str) -> None:
+def test_formats_written_by_pillow(kind: str, name: str) -> None:
     assert name_of(written(kind)) == name
 
 
@@ -155,7 +153,7 @@ def box(brand: bytes, *compatible: bytes) -> bytes:
         (b"", "empty"),
     ],
 )
-def test_what_pillow_does_not_write(head: bytes, name: str) -> None:
+def test_other_formats(head: bytes, name: str) -> None:
     assert name_of(head) == name
 
 
@@ -173,7 +171,7 @@ def test_what_pillow_does_not_write(head: bytes, name: str) -> None:
         (b"data:image/png;base64," + base64.b64encode(written("PNG")), "a data: URL"),
     ],
 )
-def test_what_lies_where_an_image_was_expected(content: bytes, name: str) -> None:
+def test_text_and_archives(content: bytes, name: str) -> None:
     found = recognize(content)
     assert found
     assert found.name == name
@@ -181,17 +179,17 @@ def test_what_lies_where_an_image_was_expected(content: bytes, name: str) -> Non
 
 
 @pytest.mark.parametrize("kind", [kind for kind in FORMATS if kind != "BMP"])  # of which two letters say too little
-def test_images_in_base64_are_text(kind: str) -> None:
+def test_base64(kind: str) -> None:
     found = recognize_text(base64.b64encode(written(kind)))
     assert found
     assert found.name == "base64 text"
 
 
 @pytest.mark.parametrize("kind", ["PNG", "JPEG", "GIF", "WEBP"])
-def test_an_image_whose_header_is_damaged(kind: str) -> None:
+def test_damaged_header(kind: str) -> None:
     assert name_of(written(kind)[:16]).upper() == f"DAMAGED: IT BEGINS AS A {kind}"
 
 
 @pytest.mark.parametrize("head", [b"hello", b"\0" * 64, b"P", b"PK", b"<", b"{}", b"ftyp", b"\xff", b"/9"])
-def test_what_nobody_knows(head: bytes) -> None:
+def test_unknown_formats(head: bytes) -> None:
     assert recognize(head) is None

@@ -1,4 +1,4 @@
-"""The way back from a sample to its image, beside marked pixels that went the way there."""
+"""Maps from a sample back to its image, checked with marked pixels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def center_of(pixels: np.ndarray[Any, Any]) -> tuple[float, float]:
     size=st.tuples(st.integers(30, 150), st.integers(30, 150)),
     place=st.tuples(st.floats(0.35, 0.6), st.floats(0.35, 0.6)),
 )
-def test_a_marked_block_comes_back_to_where_it_was(spec: Preprocess, size: Any, place: Any) -> None:
+def test_marked_block(spec: Preprocess, size: Any, place: Any) -> None:
     """Odd, even, portrait: the block's center of mass in the sample, mapped back, is its center in the image."""
     height, width = size
     top, left = int(place[0] * height), int(place[1] * width)
@@ -61,14 +61,14 @@ def test_a_marked_block_comes_back_to_where_it_was(spec: Preprocess, size: Any, 
 
 @pytest.mark.parametrize("spec", SPECS)
 @pytest.mark.parametrize("size", [(1, 1), (1, 8000), (8000, 1), (8000, 8000), (33, 77), (77, 33)])
-def test_there_and_back_again(spec: Preprocess, size: Any) -> None:
+def test_inverse(spec: Preprocess, size: Any) -> None:
     frame = frame_of(spec, size)
     points = np.array([[0, 0, size[1], size[0]], [0.25, 0.5, 0.75, 1]])
     np.testing.assert_allclose(frame.to_image(frame.to_input(points)), points, rtol=1e-12, atol=1e-9)
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 8000), (8000, 1), (8000, 6001)])
-def test_the_whole_of_a_letterbox_is_the_whole_image(size: Any) -> None:
+def test_letterbox_covers_the_image(size: Any) -> None:
     spec = SPECS[5]
     frame = frame_of(spec, size)
     height, width = spec.resized(*size)
@@ -77,7 +77,7 @@ def test_the_whole_of_a_letterbox_is_the_whole_image(size: Any) -> None:
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pixels_are_those_of_the_upright_image(orientation: int) -> None:
+def test_upright_image(orientation: int) -> None:
     upright = np.zeros((40, 30), np.uint8)
     upright[4:10, 8:14] = 255
     undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # what a camera that is held so would have stored
@@ -94,7 +94,7 @@ def test_pixels_are_those_of_the_upright_image(orientation: int) -> None:
     np.testing.assert_allclose(frame.to_image(np.array(center_of(prepared.sample))), (11, 7), atol=0.2)
 
 
-def test_boxes_are_clipped_to_the_image() -> None:
+def test_boxes_are_clipped() -> None:
     frame = Frame(width=100, height=50, input_width=64, input_height=64, scale_x=2, scale_y=2, left=7, top=20)
     boxes = frame.boxes_to_image(np.array([[0, 0, 64, 64], [17, 25, 27, 35]], np.float32))
     np.testing.assert_array_equal(boxes, [[0, 0, 100, 50], [20, 10, 40, 30]])

@@ -20,7 +20,7 @@ from graphkiln_backend.images.masks import Mask, best_class, decode_rle, encode_
 FRAME = frame_of(Preprocess(resize=(32, 32)), (60, 80))
 
 
-def test_a_mask_fills_its_box() -> None:
+def test_mask_fills_its_box() -> None:
     mask = Mask(probabilities=np.ones((28, 28), np.float32), frame=FRAME, box=(10, 20, 30, 50))
     pixels = mask.pixels()
     assert pixels.shape == (60, 80)
@@ -29,14 +29,14 @@ def test_a_mask_fills_its_box() -> None:
 
 
 @pytest.mark.parametrize("box", [(-20, -20, -5, -5), (200, 200, 300, 300), (-10, -10, 500, 500), (5, 5, 5, 5)])
-def test_a_box_at_the_edge_or_of_no_size(box: Any) -> None:
+def test_boxes_at_the_edge(box: Any) -> None:
     pixels = Mask(probabilities=np.ones((4, 4), np.float32), frame=FRAME, box=box).pixels()
     assert pixels.shape == (60, 80)
     assert pixels.any() == (box[0] < 80 and box[2] > 0)
 
 
 @pytest.mark.parametrize("corner", [float("nan"), float("inf"), float("-inf"), 1e30, -1e30])
-def test_a_box_that_is_nowhere_has_no_pixels(corner: float) -> None:
+def test_invalid_boxes(corner: float) -> None:
     """In fp16 numbers overflow; the whole answer was an error of Python."""
     for box in ((corner, 0, 10, 10), (0, 0, 10, corner)):
         mask = Mask(probabilities=np.ones((4, 4), np.float32), frame=FRAME, box=box)
@@ -51,7 +51,7 @@ def test_half_of_a_box() -> None:
     assert not pixels[30, 32:].any()
 
 
-def test_a_mask_of_the_whole_input_is_freed_of_its_letterbox() -> None:
+def test_mask_of_a_letterbox() -> None:
     frame = frame_of(Preprocess(letterbox=Letterbox(size=(64, 64))), (20, 40))  # rows 16 to 48 hold the image
     probabilities = np.zeros((16, 16), np.float32)
     probabilities[4:8] = 1  # rows 16 to 32: the upper half of the image
@@ -61,20 +61,20 @@ def test_a_mask_of_the_whole_input_is_freed_of_its_letterbox() -> None:
 
 
 @given(pixels=arrays.arrays(bool, st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_run_lengths_hold_the_mask(pixels: Any) -> None:
+def test_run_lengths_round_trip(pixels: Any) -> None:
     rle = encode_rle(pixels)
     assert sum(rle["counts"]) == pixels.size
     np.testing.assert_array_equal(decode_rle(rle), pixels)
 
 
-def test_runs_go_down_the_columns_and_begin_with_zeros() -> None:
+def test_order_of_run_lengths() -> None:
     assert encode_rle(np.array([[0, 1], [1, 1]], bool)) == {"size": [2, 2], "counts": [1, 3]}
     assert encode_rle(np.array([[1, 0], [1, 0]], bool)) == {"size": [2, 2], "counts": [0, 2, 2]}
     assert encode_rle(np.zeros((2, 3), bool)) == {"size": [2, 3], "counts": [6]}
 
 
 @pytest.mark.slow
-def test_is_what_torchvision_pastes() -> None:
+def test_masks_equal_torchvision() -> None:
     """Torchvision's own function on the same probabilities and boxes."""
     import torch
 
@@ -96,7 +96,7 @@ def test_is_what_torchvision_pastes() -> None:
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # pycocotools 2.0.11 with numpy 2
 @given(pixels=arrays.arrays(bool, st.tuples(st.integers(1, 9), st.integers(1, 9))))
-def test_run_lengths_are_those_of_pycocotools(pixels: Any) -> None:
+def test_run_lengths_equal_pycocotools(pixels: Any) -> None:
     height, width = pixels.shape
     packed = coco.frPyObjects(encode_rle(pixels), height, width)
     assert packed == coco.encode(np.asfortranarray(pixels.astype(np.uint8)))
@@ -111,7 +111,7 @@ def centers(size: int, cells: int) -> np.ndarray[tuple[int], np.dtype[np.float64
 
 
 @pytest.mark.parametrize("size", [(7, 5), (8, 8), (31, 64), (5, 97)])
-def test_is_pillows_enlargement(size: tuple[int, int]) -> None:
+def test_bilinear_equals_pillow(size: tuple[int, int]) -> None:
     """Pillow's bilinear filter is antialiased where it makes smaller, and the plain one where it makes larger."""
     grid = np.random.default_rng(1).standard_normal((5, 4)).astype(np.float32)
     expected = np.asarray(Image.fromarray(grid).resize(size[::-1], Image.Resampling.BILINEAR))
@@ -119,23 +119,19 @@ def test_is_pillows_enlargement(size: tuple[int, int]) -> None:
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
-def test_the_cells_themselves() -> None:
+def test_bilinear_at_cell_centers() -> None:
     grid = np.arange(6, dtype=np.float32).reshape(1, 2, 3)
     np.testing.assert_array_equal(sample_bilinear(grid, centers(2, 2), centers(3, 3)), grid)
 
 
-def test_beyond_the_edge_the_outermost_cells_go_on() -> None:
+def test_bilinear_beyond_the_edge() -> None:
     grid = np.array([[[1, 3]]], np.float32)
     np.testing.assert_array_equal(
         sample_bilinear(grid, np.array([-9.0, 9.0]), np.array([-1.0, 1.0, 5.0]))[0, 1], [1, 2, 3]
     )
 
 
-def test_one_cell() -> None:
-    assert (sample_bilinear(np.full((1, 1, 1), 7, np.float32), centers(9, 1), centers(2, 1)) == 7).all()
-
-
-def test_the_best_class_is_the_same_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_best_class_in_strips(monkeypatch: pytest.MonkeyPatch) -> None:
     scores = np.random.default_rng(2).standard_normal((4, 6, 5)).astype(np.float32)
     rows, columns = centers(37, 6), centers(23, 5)
     whole = best_class(scores, rows, columns)
@@ -145,7 +141,7 @@ def test_the_best_class_is_the_same_in_strips(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.parametrize(("classes", "kind"), [(256, np.uint8), (257, np.int32)])
-def test_a_class_of_each_pixel_takes_a_byte_where_it_can(classes: int, kind: type[np.generic]) -> None:
+def test_dtype_of_class_maps(classes: int, kind: type[np.generic]) -> None:
     scores = np.zeros((classes, 1, 2), np.float32)
     scores[-1, 0, 1] = 1
     found = best_class(scores, centers(1, 1), centers(2, 2))
@@ -153,7 +149,7 @@ def test_a_class_of_each_pixel_takes_a_byte_where_it_can(classes: int, kind: typ
     np.testing.assert_array_equal(found, [[0, classes - 1]])
 
 
-def test_the_nearest_cell() -> None:
+def test_nearest() -> None:
     grid = np.array([[1, 2], [3, 4]])
     np.testing.assert_array_equal(
         sample_nearest(grid, np.array([0.5, 1.99, 7]), np.array([-3, 0.99, 1.0])),

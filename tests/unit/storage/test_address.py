@@ -38,7 +38,7 @@ DIGITS = "0123456789abcdef" * 4
         ),
     ],
 )
-def test_what_triton_takes(text: str, root: str, options: dict[str, str]) -> None:
+def test_addresses(text: str, root: str, options: dict[str, str]) -> None:
     address = RemoteAddress.parse(text)
     assert address
     assert (address.root, address.options, str(address)) == (root, options, text.rstrip("/"))
@@ -49,32 +49,29 @@ def test_what_triton_takes(text: str, root: str, options: dict[str, str]) -> Non
     "text",
     [
         "s3://",
-        "s3:///",
-        "gs:///x",
         "as://account",
         "hf://owner",
         "s3://key:secret@bucket/x",
         "s3://b/../x",
         "oci://ghcr.io/team/models",
-        "oci://models:1",
         "oci://ftp://ghcr.io/models:1",
         "oci://ghcr.io/models@sha256:12",
         "oci://ann:secret@ghcr.io/models:1",
         "ftp://x/y",
     ],
 )
-def test_what_names_no_store_is_refused_with_the_form(text: str) -> None:
+def test_invalid_addresses(text: str) -> None:
     with pytest.raises(RepositoryError, match="://") as raised:
         RemoteAddress.parse(text)
     assert any(word in raised.value.hint for word in ("BUCKET", "OWNER", "ACCOUNT", "HOST/REPOSITORY:TAG"))
 
 
-def test_a_path_is_a_path() -> None:
+def test_path() -> None:
     assert parse_store("models/x") == Path("models/x")
     assert not is_remote("C/x")
 
 
-def test_a_model_in_a_store() -> None:
+def test_split() -> None:
     address = RemoteAddress.parse("s3://localhost:9000/bucket/store/digits")
     assert address
     above, name = address.split()
@@ -96,7 +93,7 @@ def test_a_model_in_a_store() -> None:
         ("ftp://ann:hunter2@host/models", "hunter2"),
     ],
 )
-def test_credentials_are_refused_and_not_repeated(text: str, secret: str) -> None:
+def test_credentials_are_refused_and_not_shown(text: str, secret: str) -> None:
     with pytest.raises(RepositoryError) as raised:
         RemoteAddress.parse(text)
     assert secret not in f"{raised.value}{raised.value.hint}"
@@ -105,5 +102,5 @@ def test_credentials_are_refused_and_not_repeated(text: str, secret: str) -> Non
 @pytest.mark.parametrize(
     "text", ["oci://host:5000/models@sha256:" + DIGITS, "hf://owner/repository@main/x", "s3://h:9000/bucket/a@b/x"]
 )
-def test_what_only_looks_like_credentials_stays(text: str) -> None:
+def test_digests_and_revisions_are_not_credentials(text: str) -> None:
     assert RemoteAddress.parse(text)

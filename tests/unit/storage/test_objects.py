@@ -1,4 +1,4 @@
-"""Objects of a bucket: listed in pages, read as they were listed; against a real S3 server, and Google's protocol."""
+"""Objects of a bucket: paged listing and conditional reads, with an S3 server and a fake of Google's protocol."""
 
 from __future__ import annotations
 
@@ -47,9 +47,7 @@ def _address(text: str) -> RemoteAddress:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("page", [1, 2, 1000])
-def test_objects_are_listed_in_order_whatever_a_page_holds(
-    objects: RemoteObjects, page: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_paged_listing(objects: RemoteObjects, page: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(remote_objects, "_PAGE", page)
     found = list(objects.list("bucket/a/"))
     assert [one.path for one in found] == [f"bucket/{key}" for key in KEYS[:3]]
@@ -59,7 +57,7 @@ def test_objects_are_listed_in_order_whatever_a_page_holds(
 
 
 @pytest.mark.slow
-def test_an_object_is_read_whole_and_in_part(objects: RemoteObjects) -> None:
+def test_read(objects: RemoteObjects) -> None:
     for key in KEYS:
         found = objects.describe(f"bucket/{key}")
         assert found
@@ -68,7 +66,7 @@ def test_an_object_is_read_whole_and_in_part(objects: RemoteObjects) -> None:
 
 
 @pytest.mark.slow
-def test_an_object_that_is_another_one_now_is_refused(objects: RemoteObjects) -> None:
+def test_replaced_object_is_refused(objects: RemoteObjects) -> None:
     stamp = "0" * 32 if objects._address.scheme == "s3" else "12345"
     with pytest.raises(ObjectChanged, match="has been replaced"):
         objects.read("bucket/a/1.jpg", 100, stamp)
@@ -77,7 +75,7 @@ def test_an_object_that_is_another_one_now_is_refused(objects: RemoteObjects) ->
 
 
 @pytest.mark.slow
-def test_what_is_not_there(objects: RemoteObjects) -> None:
+def test_missing_objects(objects: RemoteObjects) -> None:
     assert objects.describe("bucket/none.jpg") is None
     with pytest.raises(FileNotFoundError):
         objects.read("bucket/none.jpg", 100)
@@ -88,7 +86,7 @@ def test_what_is_not_there(objects: RemoteObjects) -> None:
 
 
 @pytest.mark.slow
-def test_a_part_of_a_large_object_is_read_like_a_file(objects: RemoteObjects) -> None:
+def test_open(objects: RemoteObjects) -> None:
     with objects.open("bucket/b/4 ü.jpg") as file:
         file.seek(2)
         assert file.read(1) == b"4"
@@ -96,7 +94,7 @@ def test_a_part_of_a_large_object_is_read_like_a_file(objects: RemoteObjects) ->
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("_environment")
-def test_a_store_that_is_gone_may_come_back() -> None:
+def test_store_that_comes_back() -> None:
     with ObjectStore() as store:
         store.bucket("bucket").put_object(Key="a", Body=b"1")
         objects = RemoteObjects(_address(f"s3://{store.address}/bucket"))

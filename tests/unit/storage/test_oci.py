@@ -1,4 +1,4 @@
-"""Model stores as OCI artifacts: what a manifest says, and reading from a real registry (Debian's docker-registry)."""
+"""Model stores as OCI artifacts: manifests, and reading from a real registry (Debian's docker-registry)."""
 
 from __future__ import annotations
 
@@ -53,17 +53,17 @@ class TestManifest:
         "content",
         [b"no JSON", b"[]", b"{}", b'{"layers": []}', b'{"layers": [1]}', b'{"layers": [{"digest": "sha256:00"}]}'],
     )
-    def test_what_holds_no_files_is_said_to_be_none(self, content: bytes) -> None:
+    def test_manifest_without_files(self, content: bytes) -> None:
         with pytest.raises(RemoteStoreError, match=r"oci://h/r:1 is no artifact of files \(graphkiln push STORE"):
             read_layers(content, "h/r:1")
 
     @pytest.mark.parametrize("changed", [{"digest": "md5:0"}, {"digest": 7}, {"size": -1}, {"size": "3"}])
-    def test_a_layer_that_cannot_be_checked(self, changed: dict[str, object]) -> None:
+    def test_invalid_layer(self, changed: dict[str, object]) -> None:
         with pytest.raises(RemoteStoreError):
             read_layers(json.dumps({"layers": [{**LAYER, **changed}]}).encode(), "h/r:1")
 
 
-def test_a_root_is_an_artifact_and_a_path() -> None:
+def test_split_root() -> None:
     assert split_root("h:5000/a/b:7") == ("h:5000/a/b:7", "")
     assert split_root("h/a:7/m/1") == ("h/a:7", "m/1")
     with pytest.raises(RemoteStoreError, match="names no artifact"):
@@ -72,7 +72,7 @@ def test_a_root_is_an_artifact_and_a_path() -> None:
 
 @needs_registry
 class TestReading:
-    def test_what_was_pushed_is_listed_and_fetched(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+    def test_list_and_fetch(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
         pushed = push_store(store, address(f"oci://{registry.host}/team/models:1"))
         files = RemoteFiles(address(f"oci://{registry.host}/team/models:1"))
         listed = files.list()
@@ -83,16 +83,14 @@ class TestReading:
         pinned = RemoteFiles(address(f"oci://{registry.host}/team/models@{pushed.digest}"))
         assert pinned.list() == listed
 
-    def test_a_folder_of_it(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+    def test_folder_of_an_artifact(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
         push_store(store, address(f"oci://{registry.host}/models:folder"))
         files = RemoteFiles(address(f"oci://{registry.host}/models:folder/m/1"))
         files.fetch("model.onnx", tmp_path / "before it was listed")
         assert (tmp_path / "before it was listed").read_bytes() == b"one"
         assert list(files.list()) == ["model.onnx"]
 
-    def test_a_tag_that_moves_is_another_listing_and_what_was_listed_is_fetched(
-        self, registry: OciServer, store: Path, tmp_path: Path
-    ) -> None:
+    def test_moved_tag(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
         there = address(f"oci://{registry.host}/models:moving")
         push_store(store, there)
         files = RemoteFiles(there)
@@ -103,7 +101,7 @@ class TestReading:
         assert (tmp_path / "fetched").read_bytes() == b"one"
         assert files.list() != before
 
-    def test_bytes_that_were_altered_there_are_refused(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+    def test_altered_blob_is_refused(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
         (store / "m" / "1" / "model.onnx").write_bytes(b"good")
         push_store(store, address(f"oci://{registry.host}/models:altered"))
         registry.blob(digest_of(b"good")).write_bytes(b"evil")
@@ -111,13 +109,13 @@ class TestReading:
         with pytest.raises(RemoteStoreError, match="sent other bytes than sha256:"):
             files.fetch("m/1/model.onnx", tmp_path / "fetched")
 
-    def test_a_file_that_is_missing(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+    def test_missing_file(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
         push_store(store, address(f"oci://{registry.host}/models:files"))
         with pytest.raises(RemoteStoreError, match="there is no such"):
             RemoteFiles(address(f"oci://{registry.host}/models:files")).fetch("m/2/model.onnx", tmp_path / "x")
 
 
-def test_a_registry_that_is_not_there_is_said_at_once() -> None:
+def test_unreachable_registry() -> None:
     with pytest.raises(RemoteStoreError, match="cannot be reached") as raised:
         RemoteFiles(address("oci://127.0.0.1:1/models:1")).list()
     assert raised.value.passing
@@ -125,9 +123,7 @@ def test_a_registry_that_is_not_there_is_said_at_once() -> None:
 
 @needs_registry
 @pytest.mark.parametrize("variable", ["", "DOCKER_CONFIG"])
-def test_credentials_are_those_of_docker(
-    variable: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_credentials_of_docker(variable: str, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("DOCKER_CONFIG", raising=False)
     with OciServer(tmp_path / "registry", PASSWORDS) as server:
@@ -166,7 +162,7 @@ class TestFaults:
             ("hang half way", "cannot be reached"),
         ],
     )
-    def test_a_file(self, faulty: FaultyRegistry, tmp_path: Path, fault: str, words: str) -> None:
+    def test_faults_of_a_file(self, faulty: FaultyRegistry, tmp_path: Path, fault: str, words: str) -> None:
         faulty.fault = fault
         files = RemoteFiles(address(faulty.address))
         with pytest.raises(RemoteStoreError, match=words) as raised:
@@ -174,7 +170,7 @@ class TestFaults:
         assert raised.value.passing
         assert "\n" not in str(raised.value)
 
-    def test_all_of_it(self, faulty: FaultyRegistry) -> None:
+    def test_silent_registry(self, faulty: FaultyRegistry) -> None:
         faulty.fault = "silent"
         with pytest.raises(RemoteStoreError, match="cannot be reached") as raised:
             RemoteFiles(address(faulty.address)).list()
@@ -190,7 +186,7 @@ class TestFaults:
         (f"h/models:1@sha256:{'0' * 64}", f"http://h/v2/models/manifests/sha256:{'0' * 64}"),
     ],
 )
-def test_the_host_that_is_named_is_asked(artifact: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_url(artifact: str, asked: str, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def answer(url: str, **_: object) -> SimpleNamespace:
@@ -212,7 +208,7 @@ class TestTls:
         monkeypatch.delenv("REQUESTS_CA_BUNDLE", raising=False)
         monkeypatch.delenv("CURL_CA_BUNDLE", raising=False)
 
-    def test_a_certificate_of_ones_own_authority(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_private_certificate_authority(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         authority = trustme.CA()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         authority.issue_cert("127.0.0.1").configure_cert(context)
