@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +44,8 @@ def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str
 def parameters(settings: Mapping[str, str]) -> str:
     """Format settings for config.pbtxt."""
     return "".join(
-        f'parameters {{ key: "{key}" value {{ string_value: "{value}" }} }}\n' for key, value in settings.items()
+        f'parameters {{ key: "{key}" value {{ string_value: {json.dumps(value)} }} }}\n'
+        for key, value in settings.items()
     )
 
 

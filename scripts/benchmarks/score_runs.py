@@ -1,21 +1,23 @@
-"""One whole run in a separate process: a program that prints what it measured, as JSON, in its last line.
+"""Programs of `scripts/benchmark score`, each run in a process of its own, so that its time and memory are its own.
 
-    python score_runs.py graphkiln MODEL SOURCE DESTINATION CACHE WORKERS CORES ROWS_PER_UNIT
-    python score_runs.py ray-data  GRAPH SOURCE DESTINATION CACHE WORKERS CORES ROWS_PER_UNIT
+    python score_runs.py NAME ARGUMENTS    arguments as a JSON object; prints its result as JSON in its last line
 
-The time counts from the first image that a model is given until everything is written: starting Ray and loading models
-take as long for ten images as for a million. What the peer reads before its model is there is given to it.
+The time of a whole run counts from the first image that a model gets until everything is written: starting Ray and
+loading models take as long for ten images as for a million. What Ray Data reads before its model is loaded is not
+counted.
 """
 
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
 from functools import reduce
 from operator import add
 from pathlib import Path
@@ -23,168 +25,161 @@ from typing import Any
 
 import numpy as np
 import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
+from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.scoring.driver import score_data_set
-from graphkiln_backend.scoring.messages import ScoreRequest, StageTimes, UnitCommitted
+from graphkiln_backend.scoring.destinations.base import Result
+from graphkiln_backend.scoring.destinations.folder import FolderStore
+from graphkiln_backend.scoring.destinations.parquet import ParquetDestination, encode_result, object_name
+from graphkiln_backend.scoring.messages import InputRange, ScoreRequest, StageTimes, Unit, UnitCommitted
+from graphkiln_backend.scoring.plan import open_destination, read_plan, write_plan
+from graphkiln_backend.scoring.sources.base import Columns
+from graphkiln_backend.scoring.sources.files import FileSource
+from graphkiln_backend.scoring.verify import verify
 
-# Of torchvision's weights.
+# The preprocessing of torchvision's weights.
 PREPROCESS = Preprocess(
     resize=232, crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
 )
-
-
-def request_for(model: Path, source: Path, destination: Path, cache: Path, cores: int, *, rows: int) -> ScoreRequest:
-    """Top-5 of a folder of images.
-
-    Args:
-        model: The model's folder.
-        source: The images.
-        destination: Where the answers go.
-        cache: Of artifacts.
-        cores: Of each worker.
-        rows: Of a unit; few, where a run is short and its last units must not be most of it.
-    """
-    return ScoreRequest(
-        source=str(source),
-        model=model,
-        destination=str(destination),
-        backends=frozenset({"graphkiln"}),
-        cores_per_worker=cores,
-        cache=cache,
-        rows_per_unit=rows,
-    )
-
-
 _BATCH = 8
-# As graphkiln computes on a CPU without VNNI: ONNX Runtime is faster otherwise, and 45% of a signal may be wrong.
+# On a CPU without VNNI, ONNX Runtime is faster in int8 without this setting, and up to 45% of a signal is wrong.
 _EXACT_PRODUCTS = ("session.x64quantprecision", "1")
 _SAMPLE_S = 0.5
 _WORKER = "ray::WorkerActor"
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - tempfile makes a folder in it
+_ROWS_PER_UNIT = 1000
+_CLASSES = 5
+_BYTES_PER_FILE = 60  # what a file of a folder takes in a plan: its name, size and time
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Reading:
-    """Memory at some time of a run.
+def run_apart(name: str, **arguments: Any) -> dict[str, Any]:
+    """Run one of `PROGRAMS` in a new process; return its result and `peak_mb`, its largest resident memory.
 
-    Attributes:
-        rows: That were done.
-        worker_mb: Resident, of the largest worker.
-        driver_mb: Resident, of the driver.
+    Raises:
+        MeasurementError: It failed.
     """
+    command = [sys.executable, __file__, name, json.dumps(arguments, default=str)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    if done.returncode:
+        raise MeasurementError(f"{name} failed: {done.stderr[-3000:]}")
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
 
-    rows: int
-    worker_mb: float
-    driver_mb: float
+
+def request_for(model: Path | str, source: Path | str, destination: Path | str, **options: Any) -> ScoreRequest:
+    """Make the request of a run over a folder of images."""
+    return ScoreRequest(
+        source=str(source),
+        model=Path(model),
+        destination=str(destination),
+        backends=frozenset({"graphkiln"}),
+        **options,
+    )
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunReport:
-    """What a run came to.
+def score(
+    *, model: str, source: str, destination: str, cache: str, workers: int, cores: int, rows_per_unit: int
+) -> dict[str, Any]:
+    """Score a folder of images with graphkiln.
 
-    Attributes:
-        rows: Rows with an answer.
-        seconds: From the first image until everything was written.
-        stages: Seconds of each stage, of all units together; empty for the peer.
-        readings: Of memory, in order.
+    Returns:
+        `rows`; `seconds`; seconds of all units by stage in `stages`; `readings` of memory, each with the `rows` done
+        so far, and `worker_mb` and `driver_mb`, the resident memory of the largest worker and of the driver.
     """
+    from graphkiln_backend.scoring.driver import score_data_set
 
-    rows: int
-    seconds: float
-    stages: dict[str, float] = field(default_factory=dict)
-    readings: list[Reading] = field(default_factory=list)
-
-    @classmethod
-    def from_json(cls, document: Mapping[str, Any]) -> RunReport:
-        """What `asdict` made of one."""
-        return cls(**{**document, "readings": [Reading(**reading) for reading in document["readings"]]})
-
-    @property
-    def per_second(self) -> float:
-        """Rows."""
-        return self.rows / self.seconds
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Job:
-    """What is to be run.
-
-    Attributes:
-        model: The model's folder, or a graph.
-        source: A folder of images.
-        destination: Where the answers go.
-        cache: Of artifacts.
-        workers: How many.
-        cores: Of each.
-        rows: Of a unit.
-    """
-
-    model: Path
-    source: Path
-    destination: Path
-    cache: Path
-    workers: int
-    cores: int
-    rows: int
-
-
-def run_graphkiln(job: Job) -> RunReport:
-    """Score a folder of images."""
     starts: list[float] = []
     times: list[StageTimes] = []
-    memory = _Memory()
+    rows = [0]
 
     def note(event: object) -> None:
         if isinstance(event, UnitCommitted):
             starts.append(time.monotonic() - event.report.seconds)
             times.append(event.report.times)
-            memory.rows += event.report.rows
+            rows[0] += event.report.rows
 
-    request = request_for(job.model, job.source, job.destination, job.cache, job.cores, rows=job.rows)
-    with memory:
-        score_data_set(replace(request, workers=job.workers), note)
-        ended = time.monotonic()
-    stages = asdict(reduce(add, times, StageTimes()))
-    return RunReport(
-        rows=memory.rows,
-        seconds=ended - min(starts),
-        stages=stages,
-        readings=memory.readings,
+    request = request_for(
+        model,
+        source,
+        destination,
+        cache=Path(cache),
+        workers=workers,
+        cores_per_worker=cores,
+        rows_per_unit=rows_per_unit,
     )
+    with _memory_sampled(lambda: rows[0]) as readings:
+        score_data_set(request, note)
+        seconds = time.monotonic() - min(starts)
+    stages = asdict(reduce(add, times, StageTimes()))
+    return {"rows": rows[0], "seconds": seconds, "stages": stages, "readings": readings}
 
 
-def run_ray_data(job: Job) -> RunReport:
-    """The same with what Ray Data's manual shows: read, map, map batches with a class, write."""
+@contextmanager
+def _memory_sampled(rows: Callable[[], int]) -> Iterator[list[dict[str, float]]]:
+    """Read the memory of this process and of Ray's workers while the block runs."""
+    readings: list[dict[str, float]] = []
+    ended = threading.Event()
+    own = psutil.Process()
+
+    def watch() -> None:
+        while not ended.wait(_SAMPLE_S):
+            try:
+                workers = [each for each in own.children(recursive=True) if _WORKER in " ".join(each.cmdline())]
+                largest = max((each.memory_info().rss for each in workers), default=0)
+            except psutil.Error:
+                continue  # a process has just ended
+            if largest:
+                mb = {"worker_mb": largest / 2**20, "driver_mb": own.memory_info().rss / 2**20}
+                readings.append({"rows": rows(), **mb})
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield readings
+    finally:
+        ended.set()
+        thread.join()
+
+
+def score_for_faults(source: str, model: str, destination: str, address: str, rows_per_unit: int) -> dict[str, Any]:
+    """Score on a running cluster, and print a line for each unit that is committed."""
+    from graphkiln_backend.scoring.driver import score_data_set
+
+    options = {"cores_per_worker": 1, "address": address, "rows_per_unit": rows_per_unit}
+    score_data_set(
+        request_for(model, source, destination, **options),
+        lambda event: print("committed", flush=True) if isinstance(event, UnitCommitted) else None,
+    )
+    return {}
+
+
+def ray_data(graph: str, source: str, destination: str, cores: int) -> dict[str, Any]:
+    """Score as Ray Data's manual shows: read, map, map batches with a class, write."""
     import ray
     import ray.data
 
     with tempfile.TemporaryDirectory(prefix="graphkiln-ray-") as scratch:
         first = Path(scratch) / "first"
-        ray.init(
-            num_cpus=job.workers * job.cores, include_dashboard=False, log_to_driver=False, configure_logging=False
-        )
+        ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
         try:
             ray.data.DataContext.get_current().enable_progress_bars = False
-            images = ray.data.read_images(str(job.source), mode="RGB", include_paths=True)
+            images = ray.data.read_images(source, mode="RGB", include_paths=True)
             answers = images.map(_preprocess).map_batches(
                 _Classifier,
-                fn_constructor_args=(str(job.model), job.cores, str(first)),
+                fn_constructor_args=(graph, cores, str(first)),
                 batch_size=_BATCH,
-                concurrency=job.workers,
+                concurrency=1,
                 num_cpus=1,
             )
-            answers.write_parquet(str(job.destination))
+            answers.write_parquet(destination)
             ended = time.time()
         finally:
             ray.shutdown()
-        return RunReport(rows=_count_rows(job.destination), seconds=ended - first.stat().st_mtime)
-
-
-def _count_rows(folder: Path) -> int:
-    import pyarrow.parquet as pq
-
-    return sum(pq.read_metadata(path).num_rows for path in folder.glob("*.parquet"))
+        rows = sum(pq.read_metadata(path).num_rows for path in Path(destination).glob("*.parquet"))
+        return {"rows": rows, "seconds": ended - first.stat().st_mtime}
 
 
 def _preprocess(row: dict[str, Any]) -> dict[str, Any]:
@@ -194,7 +189,7 @@ def _preprocess(row: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Classifier:
-    """A session of ONNX Runtime, as a user of Ray Data writes it, who wants right answers in int8, too."""
+    """A session of ONNX Runtime, as a user of Ray Data writes it who wants correct results in int8, too."""
 
     def __init__(self, graph: str, threads: int, first: str) -> None:
         import onnxruntime
@@ -215,65 +210,120 @@ class _Classifier:
         return {"path": batch["path"], "indices": best, "scores": np.take_along_axis(scores, best, axis=1)}
 
 
-class _Memory:
-    """Reads the memory of this process and of Ray's workers while a block runs."""
-
-    def __init__(self) -> None:
-        self.rows = 0
-        self.readings: list[Reading] = []
-        self._done = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> None:
-        self._thread.start()
-
-    def __exit__(self, *_: object) -> None:
-        self._done.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        own = psutil.Process()
-        while not self._done.wait(_SAMPLE_S):
-            workers = [resident_mb(child) for child in own.children(recursive=True) if is_worker(child)]
-            if workers:
-                reading = Reading(rows=self.rows, worker_mb=max(workers), driver_mb=resident_mb(own))
-                self.readings.append(reading)
+def plan_listing(rows: int) -> dict[str, Any]:
+    """Plan a listing of files; return `units`, `rows` and `seconds`."""
+    with tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
+        listing = Path(folder) / "listing.txt"
+        with listing.open("w") as file:
+            file.writelines(f"s3://bucket/photos/2026/{index % 997:03}/{index:012}.jpg\n" for index in range(rows))
+        begun = time.monotonic()
+        ranges = FileSource(str(listing), Columns()).ranges(_ROWS_PER_UNIT)
+        totals = write_plan(Path(folder) / "plan.parquet", ranges, "configuration")
+        return {"units": totals.units, "rows": totals.rows, "seconds": time.monotonic() - begun}
 
 
-def is_worker(process: psutil.Process) -> bool:
-    """Return true if a process is one of Ray's actors that compute."""
-    try:
-        return any(_WORKER in word for word in process.cmdline())
-    except psutil.Error:
-        return False
+def plan_simulated(rows: int) -> dict[str, Any]:
+    """Write and read a plan of ranges without a listing; return `units`, `rows` and `seconds`."""
+    with tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
+        plan = Path(folder) / "plan.parquet"
+        begun = time.monotonic()
+        totals = write_plan(plan, _simulated_ranges(rows), "configuration")
+        if sum(unit.rows for unit in read_plan(plan)) != rows:
+            raise MeasurementError(f"the plan does not have the {rows} rows that were written")
+        return {"units": totals.units, "rows": totals.rows, "seconds": time.monotonic() - begun}
 
 
-def resident_mb(process: psutil.Process) -> float:
-    """Memory of a process; 0 where it has ended."""
-    try:
-        return float(process.memory_info().rss) / 2**20
-    except psutil.Error:
-        return 0.0
+def resume(units: int) -> dict[str, Any]:
+    """List finished units, a file each, and leave them out of a plan; return `units`, `open` and `seconds`."""
+    with tempfile.TemporaryDirectory(prefix="graphkiln-plan-") as folder:
+        plan, results = Path(folder) / "plan.parquet", Path(folder) / "results"
+        results.mkdir()
+        write_plan(plan, _simulated_ranges(units * _ROWS_PER_UNIT), "configuration")
+        for unit in read_plan(plan):
+            (results / f"{unit.id}.parquet").touch()
+        begun = time.monotonic()
+        destination = open_destination(ScoreRequest(source="", model="", destination=str(results)))
+        committed = set(destination.committed_ids())
+        left = sum(unit.id not in committed for unit in read_plan(plan))
+        return {"units": len(committed), "open": left, "seconds": time.monotonic() - begun}
 
 
-RUNS: dict[str, Callable[[Job], RunReport]] = {"graphkiln": run_graphkiln, "ray-data": run_ray_data}
+def _simulated_ranges(rows: int) -> Iterator[InputRange]:
+    """Ranges whose parts are as long as those of a folder's files, and as different."""
+    for index in range(rows // _ROWS_PER_UNIT):
+        part = "".join(f"{index * _ROWS_PER_UNIT + row:0{_BYTES_PER_FILE}x}" for row in range(_ROWS_PER_UNIT))
+        yield InputRange(path="photos", part=part, identity=str(index), rows=_ROWS_PER_UNIT, size_bytes=100_000_000)
 
 
-def main() -> None:
-    """Run what the command line names."""
-    name, model, source, destination, cache, workers, cores, rows = sys.argv[1:]
-    job = Job(
-        model=Path(model),
-        source=Path(source),
-        destination=Path(destination),
-        cache=Path(cache),
-        workers=int(workers),
-        cores=int(cores),
-        rows=int(rows),
+def verification(units: int) -> dict[str, Any]:
+    """List a destination, as a resumed run does, and verify it by reading all of it.
+
+    The files have the shape of a classifier's results and are in memory, so that no disk is measured.
+
+    Returns:
+        `units`, `rows`, `list_s`, `verify_s`, `verify_cpu_s` (processor time), and `grown_mb`, the growth of this
+        process's largest memory.
+    """
+    with tempfile.TemporaryDirectory(dir=_SHARED_MEMORY if _SHARED_MEMORY.is_dir() else None) as folder:
+        destination = ParquetDestination(FolderStore(Path(folder)))
+        planned = list(_write_results(Path(folder), units))
+        begun = time.perf_counter()
+        committed = set(destination.committed_ids())
+        listed, cpu, before_mb = time.perf_counter(), time.process_time(), _peak_mb()
+        found = verify(destination, planned)
+        ended, cpu = time.perf_counter(), time.process_time() - cpu
+    if len(committed) != units or not found.ok:
+        raise MeasurementError(f"{units} units were written, {len(committed)} were found: {found.findings[:3]}")
+    return {
+        "units": units,
+        "rows": found.inputs,
+        "list_s": listed - begun,
+        "verify_s": ended - listed,
+        "verify_cpu_s": cpu,
+        "grown_mb": _peak_mb() - before_mb,
+    }
+
+
+def _write_results(folder: Path, units: int) -> Iterator[Unit]:
+    """Write results as they are committed; they differ in their ids."""
+    rows, random = _ROWS_PER_UNIT, np.random.default_rng(0)
+    ends = pa.array(np.arange(rows + 1, dtype=np.int32) * _CLASSES)
+    classes = random.integers(0, 1000, rows * _CLASSES, np.int32)
+    labels = pa.array(np.char.add("class ", classes.astype(str)))
+    scores = random.random(rows * _CLASSES, np.float32)
+    answers = pa.table(
+        {
+            "indices": pa.ListArray.from_arrays(ends, pa.array(classes)),
+            "labels": pa.ListArray.from_arrays(ends, labels),
+            "scores": pa.ListArray.from_arrays(ends, pa.array(scores)),
+            "error": pa.array(["not an image" if index == 7 else None for index in range(rows)], pa.string()),
+        }
     )
-    report = RUNS[name](job)
-    print(f"\n{json.dumps(asdict(report))}", flush=True)
+    for number in range(units):
+        path = f"photos/{number:08}"
+        unit = InputRange(path=path, part="", identity=str(number), rows=rows).unit("model")
+        table = answers.add_column(0, "id", pa.array([f"{path}/{index:06}.jpg" for index in range(rows)]))
+        result = Result(unit_id=unit.id, configuration="model", table=table)
+        (folder / object_name(unit.id)).write_bytes(encode_result(result, str(number)))
+        yield unit
 
+
+def _peak_mb() -> float:
+    """Largest resident memory of this process; `ru_maxrss` would include that of its parent."""
+    status = Path("/proc/self/status").read_text()
+    return next(int(line.split()[1]) for line in status.splitlines() if line.startswith("VmHWM:")) / 1024
+
+
+PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
+    "score": score,
+    "score-for-faults": score_for_faults,
+    "ray-data": ray_data,
+    "plan-listing": plan_listing,
+    "plan-simulated": plan_simulated,
+    "resume": resume,
+    "verification": verification,
+}
 
 if __name__ == "__main__":
-    main()
+    result = PROGRAMS[sys.argv[1]](**json.loads(sys.argv[2]))
+    print(f"\n{json.dumps({**result, 'peak_mb': _peak_mb()})}", flush=True)

@@ -1,8 +1,7 @@
-"""A server that is simulated: requests, queue, batches and instances as Triton has them, in no time at all.
+"""Simulated server in virtual time: requests, queue, batches and instances like Triton's.
 
-What a run costs is known (a fixed part and one for each sample, shared among threads by Amdahl's law), so that the best
-configuration is known, too. Noise, a machine that becomes slower, and candidates that fail can be switched on. Time is
-virtual: `SimulatedServer.clock` says how long a real server would have taken.
+The cost of a run is known (a fixed part and one for each sample, shared among threads by Amdahl's law), and so is the
+best configuration. Noise, a machine that becomes slower, and candidates that fail can be switched on.
 
 Source: G. M. Amdahl, AFIPS 30 (1967); Triton's documentation, "Dynamic Batcher" (when a batch is formed).
 """
@@ -31,13 +30,13 @@ from graphkiln.tuning.statistics import Latency, Seconds, throughput
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
 
 _LOAD_S, _WARMUP_S, _HANG_S = 2.0, 0.5, 20.0
-_MOST = 50_000  # requests of one measurement: what is offered beyond waits outside
+_MOST = 50_000  # requests of one measurement
 
-Standstills = Sequence[tuple[float, float]]  # from when to when, in ascending order
+Standstills = Sequence[tuple[float, float]]  # begin and end of each, in ascending order
 
 
 def steady(_now_s: float) -> float:
-    """The speed of a machine that nothing else uses."""
+    """Constant speed of the machine."""
     return 1.0
 
 
@@ -46,11 +45,11 @@ class SimulatedModel:
     """Cost of a run.
 
     Attributes:
-        fixed_s: Seconds of each run on one thread, whatever its batch.
+        fixed_s: Seconds of each run on one thread, independent of its batch.
         sample_s: Seconds of each sample on one thread.
-        parallel: Share of the work that threads divide among them.
-        speed: Engine -> how many times faster than the first; precision likewise.
-        wrong: Values whose outputs the policy rejects.
+        parallel: Share of the work that threads divide.
+        speed: Factor of the speed by engine and by precision.
+        wrong: Engines and precisions whose outputs the policy rejects.
         instance_bytes: Memory of one instance.
     """
 
@@ -62,7 +61,7 @@ class SimulatedModel:
     instance_bytes: int = 200 << 20
 
     def run_s(self, candidate: Candidate, batch: int) -> float:
-        """Seconds of one run of a session that has its cores to itself."""
+        """Seconds of one run of a session without others on its cores."""
         serial_s = self.fixed_s + batch * self.sample_s
         speed = self.speed.get(str(candidate[ENGINE]), 1.0) * self.speed.get(str(candidate[PRECISION]), 1.0)
         return serial_s / speed * (1 - self.parallel + self.parallel / candidate.number(THREADS))
@@ -73,18 +72,18 @@ class SimulatedServer:
     """Implements `Trials`.
 
     Attributes:
-        model: What runs cost.
-        cores: Of the machine.
-        noise: Standard deviation of a run's time, as a share of it; a measurement as a whole has a third of that.
-        speed: Moment of virtual time -> speed of the machine.
-        fault: Candidate -> `load`, `hang`, `crash`, or nothing.
-        stalls: Moments of virtual time at which the whole machine pauses, each with its duration.
-        pauses: Candidate -> period and duration in seconds of its own pauses; 0 for none.
-        inputs: What runs take in turn, by what requests hold, as multiples of what a run costs.
-        arriving: How the requests of a rate come.
+        model: Cost of runs.
+        cores: Cores of the machine.
+        noise: Relative standard deviation of the time of a run; that of a whole measurement is a third.
+        speed: Speed of the machine at a virtual time.
+        fault: `load`, `hang`, `crash` or "" for a candidate.
+        stalls: Virtual times at which the whole machine pauses, with durations.
+        pauses: Period and duration in seconds of the pauses of a candidate; 0 for none.
+        inputs: Factors of the cost of a run by the content of its requests, in turn.
+        arriving: Arrival process of an open loop.
         now_s: Virtual time.
-        measured: Every call of `measure`, in order.
-        served: The candidate whose server runs.
+        measured: All calls of `measure`, in order.
+        served: The running candidate.
     """
 
     model: SimulatedModel = field(default_factory=SimulatedModel)
@@ -105,7 +104,7 @@ class SimulatedServer:
         return self.now_s
 
     def probe(self, session: Candidate) -> Bare | Failed:
-        """The bare session's times, and whether its outputs are right."""
+        """Measure the bare session, and compare its outputs."""
         self.now_s += 1.0
         wrong = [str(value) for value in session.values.values() if value in self.model.wrong]
         self.served, fastest = None, min(self.inputs) / self.speed(self.now_s)
@@ -137,7 +136,7 @@ class SimulatedServer:
         )
 
     def _standstills(self, candidate: Candidate, begin_s: float, seconds: float) -> Standstills:
-        """Those of a measurement, in seconds after its begin: the machine's, and the candidate's own."""
+        """Pauses of the machine and the candidate during a measurement, in seconds after its start."""
         every_s, own_s = self.pauses(candidate)
         times = range(int(begin_s / every_s), int((begin_s + seconds) / every_s) + 1) if every_s else ()
         found = [*self.stalls, *((number * every_s, own_s) for number in times)]
@@ -203,12 +202,12 @@ def _queue(
     """Form batches and run them: as soon as an instance is free, or when the oldest request has waited long enough.
 
     Args:
-        arrivals: When requests are due, in ascending order.
-        run_s: Batch size -> seconds of a run.
-        jitter: What the runs' times are multiplied with, in turn.
-        still: When nothing goes on.
-        delay_s: How long the oldest request waits for a full batch.
-        instances: How many run batches.
+        arrivals: Due times of requests, in ascending order.
+        run_s: Seconds of a run by batch size.
+        jitter: Factors of the times of runs, in turn.
+        still: Pauses.
+        delay_s: Longest wait of the oldest request for a full batch.
+        instances: Number of instances.
         closed_s: Time until which callers send the next request after a response; 0 in an open loop.
     """
     free, due, done = [0.0] * instances, [], []
@@ -241,7 +240,7 @@ def _end_of(begin: float, seconds: float, still: Standstills) -> float:
 
 
 def simulated_space(cores: int = 4) -> Space:
-    """A space of a few hundred points, with what makes points illegal."""
+    """A space of a few hundred points with constraints."""
 
     def threads_of_one(candidate: Candidate) -> str:
         most = candidate.number(INSTANCES) * candidate.number(THREADS)
@@ -249,7 +248,7 @@ def simulated_space(cores: int = 4) -> Space:
 
     def batches_to_wait_for(candidate: Candidate) -> str:
         waits = candidate.number(QUEUE_DELAY_US) > 0
-        return "batches of 1 wait for nothing" if waits and candidate.number(MAX_BATCH_SIZE) == 1 else ""
+        return "a queue delay has no effect on batches of 1" if waits and candidate.number(MAX_BATCH_SIZE) == 1 else ""
 
     def precision_of_engine(candidate: Candidate) -> str:
         is_bf16 = candidate[PRECISION] == "bf16" and candidate[ENGINE] == "onnxruntime"
@@ -269,13 +268,13 @@ def simulated_space(cores: int = 4) -> Space:
 
 
 def true_rate(server: SimulatedServer, candidate: Candidate, p99_s: float, *, more_than: float = 0.0) -> float:
-    """The highest rate at which a candidate without noise meets the target, within 1%; 0 where it is below another.
+    """Find the highest rate at which a candidate meets the target, within 1%.
 
     Args:
         server: Without noise, drift and faults.
-        candidate: Which.
-        p99_s: The target.
-        more_than: A rate that it must meet to be of interest.
+        candidate: The candidate.
+        p99_s: Target.
+        more_than: The result is 0 if it does not meet this rate.
     """
 
     def meets(rate: float) -> bool:

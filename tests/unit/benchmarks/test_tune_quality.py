@@ -1,4 +1,4 @@
-"""The comparison of searches: its rows, and what is compared with what."""
+"""The comparison of searches: rows, parts, and each search of a simulated server."""
 
 from __future__ import annotations
 
@@ -22,16 +22,13 @@ from tune_quality import (
     Choice,
     Course,
     Model,
-    as_row,
-    at_random,
     benchmark_tune,
-    dated,
-    exhaustive,
-    found_without_proof,
-    judged,
+    best_without_proof,
+    measure_again,
     real_rows,
     row_of,
-    rows_by_part,
+    search_at_random,
+    search_exhaustively,
 )
 
 from graphkiln.tuning.candidate import ENGINE, INSTANCES, MAX_BATCH_SIZE, PRECISION, QUEUE_DELAY_US, Candidate
@@ -54,25 +51,13 @@ def test_rates_are_compared_with_the_best_of_all() -> None:
     assert rows[0]["requests/s"] == "97.0"
 
 
-def test_runs_of_the_same_way_are_one_row() -> None:
+def test_runs_of_the_same_search_are_one_row() -> None:
     row = row_of("m", [(FOUND[0], 1.0), (FOUND[0], 0.94), (FOUND[0], 0.95)])
     assert (row["runs"], row["ratio"], row["least"], row["runs of 0.95"]) == (3, 0.95, 0.94, 2)
 
 
-def test_a_table_keeps_the_rows_of_parts_that_were_measured_elsewhere(tmp_path: Path) -> None:
-    path = tmp_path / "tune.json"
-    assert rows_by_part(path) == {}
-    rows = [{"model": "simulated", "ratio": 1.0}, {"model": "vit, held out", "ratio": 0.9}, {"model": "vit, held out"}]
-    path.write_text(json.dumps({"rows": rows}))
-    kept = rows_by_part(path)
-    assert {name: len(found) for name, found in kept.items()} == {"simulated": 1, "vit": 2}
-    assert tuple(as_row(rows[0])) == COLUMNS
-    assert as_row(rows[0])["budget s"] == "-"
-    assert set(dated(row_of("m", [(FOUND[0], 1.0)]))) == set(COLUMNS)
-
-
 def measure_nothing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple[str, float]]:
-    """Parts that are asked for are noted, and have one row each."""
+    """Record the requested parts; each has one row."""
     asked: list[tuple[str, float]] = []
 
     def real(name: str, model: Model, _journals: Path, _seconds: float) -> list[dict[str, object]]:
@@ -81,28 +66,29 @@ def measure_nothing(monkeypatch: pytest.MonkeyPatch, folder: Path) -> list[tuple
 
     monkeypatch.setattr(tune_quality, "PARTS", folder / "parts")
     monkeypatch.setattr(tune_quality, "KEPT", folder / "tune.json")
-    monkeypatch.setattr(tune_quality, "_real", real)
+    monkeypatch.setattr(tune_quality, "_measure_real", real)
     (folder / "tune.json").write_text(json.dumps({"rows": [{"model": "simulated", "ratio": 1.0}]}))
     return asked
 
 
-def test_one_part_is_measured_with_the_budget_that_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_one_part_is_measured_with_the_given_budget(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = measure_nothing(monkeypatch, tmp_path)
     rows = benchmark_tune(1, 1.5, "vit_tiny", 30.0)
     assert asked == [("vit_tiny", 30.0)]
     assert [(row["model"], row["ratio"]) for row in rows] == [("simulated", 1.0), ("vit_tiny, held out", 0.5)]
+    assert all(tuple(row) == COLUMNS for row in rows)
     benchmark_tune(1, 1.5, "vit_tiny")
     assert asked[1] == ("vit_tiny", MODELS["vit_tiny"].budget_s)
 
 
-def test_a_part_that_there_is_not_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_an_unknown_part_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     asked = measure_nothing(monkeypatch, tmp_path)
     with pytest.raises(SystemExit, match="--only vit: there is no such part; one of simulated, mobilenet_v3_small"):
         benchmark_tune(1, 1.5, "vit")
     assert asked == []
 
 
-# Ways to search a simulated server: what each is given, and what it says of itself.
+# Searches of a simulated server.
 
 FIXED = {ENGINE: "openvino", PRECISION: "bf16", QUEUE_DELAY_US: 0, MAX_BATCH_SIZE: 4, INSTANCES: 1}
 
@@ -121,26 +107,26 @@ def course(tmp_path: Path) -> Course:
     )  # fmt: skip
 
 
-def test_an_exhaustive_search_that_was_cut_says_of_how_many(course: Course) -> None:
-    whole = exhaustive(course)
+def test_the_name_of_an_incomplete_exhaustive_search_has_its_share(course: Course) -> None:
+    whole = search_exhaustively(course)
     assert whole.name == EXHAUSTIVE
     assert whole.budget_s is None
     assert whole.candidate is not None
-    cut = exhaustive(replace(course, journals=course.journals / "cut"), 3.0)
+    cut = search_exhaustively(replace(course, journals=course.journals / "cut"), 3.0)
     assert cut.name.startswith(f"{EXHAUSTIVE}, 1 of ")
     assert cut.budget_s == 3.0
-    assert at_random(course).budget_s == course.budget_s
+    assert search_at_random(course).budget_s == course.budget_s
 
 
-def test_all_choices_are_judged_however_long_that_takes(course: Course) -> None:
+def test_all_choices_are_measured_again_whatever_the_budget(course: Course) -> None:
     short = replace(course, budget_s=1e-6)
     candidates = short.space.candidates[:2]
     assert len(candidates) == 2
-    assert set(judged(short, candidates)) == set(candidates)
+    assert set(measure_again(short, candidates)) == set(candidates)
 
 
-def test_what_was_found_but_not_proven_is_named_without_a_promise(course: Course) -> None:
+def test_a_candidate_found_without_a_proof_is_chosen(course: Course) -> None:
     rows = tuple(tuned.row(each, rate, 0.03) for each, rate in zip(course.space.candidates, (40.0, 90.0), strict=False))
     found = tuned.finished(course.space, course.target, met=False)
-    assert found_without_proof(replace(found, rows=rows)) == course.space.candidates[1]
-    assert found_without_proof(replace(found, rows=())) is None
+    assert best_without_proof(replace(found, rows=rows)) == course.space.candidates[1]
+    assert best_without_proof(replace(found, rows=())) is None
