@@ -3,7 +3,6 @@
     scripts/soak --minutes 5               print a report
     scripts/soak --minutes 30 --json FILE  also write all results as JSON
     scripts/soak --fuzz 20000              send generated requests instead of injecting faults
-    scripts/soak --stops 20                stop servers under 100 requests a second: no connection may be reset
     scripts/soak --tables                  write the tables of docs/operations.md from docs/soak/*.json
 
 The exit code is 1 if an answer was wrong, a request got neither an answer nor an error in time, the service did not
@@ -20,13 +19,11 @@ import random
 import signal
 import sys
 from pathlib import Path
-from typing import Any
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from soaking.fuzz import fuzz, fuzz_to_json, fuzz_to_text
 from soaking.report import to_json, to_text, write_tables
 from soaking.soak import soak
-from soaking.stops import check_stops
 
 
 def main() -> int:
@@ -42,7 +39,6 @@ def main() -> int:
         help="control run: traffic without faults, or faults without traffic",
     )
     parser.add_argument("--fuzz", type=int, metavar="N", help="send N generated requests instead")
-    parser.add_argument("--stops", type=int, metavar="N", help="stop N servers under load instead")
     parser.add_argument("--seed", type=int, help="random seed (default: random; it is printed)")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
     parser.add_argument("--log", type=Path, help="write the service's log to this file")
@@ -58,9 +54,12 @@ def main() -> int:
     logging.getLogger("graphkiln.soak").setLevel(logging.INFO)
     print(f"seed {seed}", file=sys.stderr)
     try:
-        if options.stops:
-            return min(1, check_stops(options.stops))
-        text, document = _run(options, seed)
+        if options.fuzz:
+            fuzzed = fuzz(options.fuzz, seed, options.log)
+            text, document = fuzz_to_text(fuzzed), fuzz_to_json(fuzzed)
+        else:
+            results = soak(options.minutes, seed, keep_log=options.log, only=options.only)
+            text, document = to_text(results), to_json(results)
     except GraphkilnError as error:
         print(f"the soak cannot start: {error}", file=sys.stderr)
         return 2
@@ -68,15 +67,6 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(document, indent=2))
     return 1 if document["failures"] else 0
-
-
-def _run(options: argparse.Namespace, seed: int) -> tuple[str, dict[str, Any]]:
-    """Run the soak or the fuzzer; return the report as text and as data."""
-    if options.fuzz:
-        fuzzed = fuzz(options.fuzz, seed, options.log)
-        return fuzz_to_text(fuzzed), fuzz_to_json(fuzzed)
-    results = soak(options.minutes, seed, keep_log=options.log, only=options.only)
-    return to_text(results), to_json(results)
 
 
 if __name__ == "__main__":

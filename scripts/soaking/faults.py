@@ -115,39 +115,15 @@ _PAUSE_S = 8.0
 _EXPIRED_S = 10.0  # the edge takes up changed files within five seconds
 
 
-def signal_instance(signum: signal.Signals) -> Inject:
-    """Send a signal to a random instance."""
+def signal_one(find: Callable[[Service], list[psutil.Process]], signum: signal.Signals) -> Inject:
+    """Send a signal to a random one of some processes, each of which must be replaced."""
 
     @contextmanager
     def inject(field: Field) -> Iterator[Over]:
-        stubs = field.service.stubs()
-        victim = field.chance.choice(stubs)
+        found = find(field.service)
+        victim = field.chance.choice(found)
         victim.send_signal(signum)
-        yield lambda: is_gone(victim) and len(field.service.stubs()) >= len(stubs)
-
-    return inject
-
-
-def signal_server(signum: signal.Signals) -> Inject:
-    """Send a signal to tritonserver."""
-
-    @contextmanager
-    def inject(field: Field) -> Iterator[Over]:
-        (victim,) = field.service.servers()
-        victim.send_signal(signum)
-        yield lambda: is_gone(victim) and bool(field.service.servers())
-
-    return inject
-
-
-def signal_edge(signum: signal.Signals) -> Inject:
-    """Send a signal to HAProxy."""
-
-    @contextmanager
-    def inject(field: Field) -> Iterator[Over]:
-        (victim,) = field.service.edges()
-        victim.send_signal(signum)
-        yield lambda: is_gone(victim) and bool(field.service.edges())
+        yield lambda: is_gone(victim) and len(find(field.service)) >= len(found)
 
     return inject
 
@@ -198,19 +174,18 @@ def process_faults() -> list[Fault]:
     """One of each."""
     instance = dict.fromkeys((signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT), "instance_died")
     server = dict.fromkeys((signal.SIGKILL, signal.SIGSEGV), "server_died")
+    edge = dict.fromkeys((signal.SIGKILL, signal.SIGSTOP) if find_haproxy() else (), "")
     instance[signal.SIGSTOP], server[signal.SIGSTOP] = "instance_hung", "server_hung"
+    targets = (
+        ("an instance", Service.stubs, instance),
+        ("tritonserver", Service.servers, server),
+        ("the edge", Service.edges, edge),
+    )
     return [
         *(
-            Fault(name=f"{signum.name} to an instance", inject=signal_instance(signum), cause=cause)
-            for signum, cause in instance.items()
-        ),
-        *(
-            Fault(name=f"{signum.name} to tritonserver", inject=signal_server(signum), cause=cause)
-            for signum, cause in server.items()
-        ),
-        *(
-            Fault(name=f"{signum.name} to the edge", inject=signal_edge(signum))
-            for signum in ((signal.SIGKILL, signal.SIGSTOP) if find_haproxy() else ())
+            Fault(name=f"{signum.name} to {name}", inject=signal_one(find, signum), cause=cause)
+            for name, find, causes in targets
+            for signum, cause in causes.items()
         ),
         Fault(name="SIGKILL to the supervisor, start", inject=kill_supervisor, begins_anew=True),
         Fault(name="SIGTERM, start", inject=terminate, begins_anew=True),
@@ -234,7 +209,7 @@ def bad_version(model: str, put: Callable[[Path], None]) -> Inject:
         try:
             put(folder)
             if not field.publish(model) and field.explicit:
-                raise MeasurementError("the server says that it is loaded")
+                raise MeasurementError(f"the server loaded a bad version of {model}; expected an error")
             yield at_once
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -452,13 +427,13 @@ def full_temporary(inject: Inject) -> Inject:
 FULL_CACHE = Fault(name="cache's disk full, good version", inject=full_cache, heavy=False, hold_s=_HOLD_S)
 FULL_TEMPORARY = Fault(
     name="temporary files' disk full, SIGKILL to tritonserver",
-    inject=full_temporary(signal_server(signal.SIGKILL)),
+    inject=full_temporary(signal_one(Service.servers, signal.SIGKILL)),
     cause="server_died",
     hold_s=4.0,
 )
 FULL_EDGE = Fault(
     name="temporary files' disk full, SIGKILL to the edge",
-    inject=full_temporary(signal_edge(signal.SIGKILL)),
+    inject=full_temporary(signal_one(Service.edges, signal.SIGKILL)),
     hold_s=4.0,
 )
 
@@ -497,7 +472,7 @@ def small_disk(mount: Path, size_bytes: int) -> Iterator[bool]:
 
 _JSON = {"Content-Type": "application/json"}
 _INFER = "/v2/models/scaled/infer"
-_SETTLE_S = 0.5  # after which a crashed server is seen to be dead
+_SETTLE_S = 0.5  # until a crashed server has exited
 
 
 def hostile_request(send: Callable[[Service], None]) -> Inject:

@@ -22,6 +22,7 @@ import hypothesis
 import numpy as np
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
+from tritonclient.utils import serialize_byte_tensor
 
 from soaking.faults import LIMIT_FLAGS, STORE, is_gone
 from soaking.guard import guarded_folder
@@ -30,14 +31,13 @@ from soaking.service import Service, every_model_answers
 from soaking.soak import start_service
 from soaking.traffic import (
     DEADLINE_S,
+    HEADER_LENGTH,
     Ledger,
     Outcome,
     Traffic,
     WrongAnswer,
-    binary_request,
-    json_request,
+    http_request,
     read_response,
-    to_bytes,
 )
 
 _NEIGHBORS = 2
@@ -45,7 +45,6 @@ _RECOVERY_LIMIT_S = 90.0
 _AFTERMATH_S = 3.0  # errors of neighbors so soon after a restart belong to it
 _SERVICE_S = 6.0  # pause after each restart, so that the supervisor does not give up
 _INFER = "/inference.GRPCInferenceService/ModelInfer"
-_HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,15 +114,15 @@ _json_values = _flat | st.lists(_flat, max_size=4) | st.dictionaries(st.text(max
 def http_cases(draw: st.DrawFn) -> Case:
     """HTTP requests: valid, with one to three changed JSON values, or with changed bytes."""
     model, feeds = draw(requests())
-    body, headers = (binary_request if draw(st.booleans()) else json_request)(model, feeds)
+    body, headers = http_request(model, feeds, binary=draw(st.booleans()))
     kind = draw(st.sampled_from(("valid", "changed JSON", "changed bytes")))
     if kind == "valid":
         return Case(kind="HTTP valid", model=model, body=body, headers=headers, feeds=feeds)
     if kind == "changed bytes":
         return Case(kind=f"HTTP {kind}", model=model, body=draw(damaged(body)), headers=headers)
-    length = int(headers.get(_HEADER_LENGTH, len(body)))
+    length = int(headers.get(HEADER_LENGTH, len(body)))
     header = json.dumps(draw(mutated(json.loads(body[:length])))).encode()
-    headers = headers | ({_HEADER_LENGTH: str(len(header))} if _HEADER_LENGTH in headers else {})
+    headers = headers | ({HEADER_LENGTH: str(len(header))} if HEADER_LENGTH in headers else {})
     return Case(kind=f"HTTP {kind}", model=model, body=header + body[length:], headers=headers)
 
 
@@ -134,7 +133,8 @@ def grpc_cases(draw: st.DrawFn) -> Case:
     request = service_pb2.ModelInferRequest(model_name=model.name)
     for name, array in feeds.items():
         request.inputs.add(name=name, datatype=model.inputs[name][0], shape=array.shape)
-        request.raw_input_contents.append(to_bytes(array))
+        content = serialize_byte_tensor(array).item() if array.dtype.kind == "O" else array.tobytes()
+        request.raw_input_contents.append(content)
     kind = draw(st.sampled_from(("valid", "changed fields", "changed bytes")))
     if kind == "changed fields":
         tensor = draw(st.sampled_from(list(request.inputs)))

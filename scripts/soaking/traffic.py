@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import random
 import threading
 import time
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import tritonclient.grpc as triton_grpc
@@ -24,7 +22,6 @@ from PIL import Image
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ClientError, DeadlineExceeded
-from graphkiln_backend.system.closing import Closeable
 from graphkiln_client import AsyncClient, Client
 from graphkiln_client.tasks import Result
 from graphkiln_client.transports.endpoint import Security
@@ -46,6 +43,7 @@ Verdict = Literal["right", "wrong", "refused", "lost"]
 
 DEADLINE_S = 30.0  # for every request; one without answer or error by then is lost
 GRACE_S = 15.0  # allowed delay of a call beyond its deadline on a busy machine
+HEADER_LENGTH = "Inference-Header-Content-Length"
 
 
 class WrongAnswer(Exception):
@@ -162,12 +160,8 @@ def judge(error: Exception) -> tuple[Verdict, str]:
         return "lost", f"{type(error).__name__}: {error}"[:200]
     if isinstance(error, ClientError):
         return "refused", " ".join(filter(None, (type(error).__name__, str(error.status or ""))))
-    return _judge_foreign(error)
-
-
-def _judge_foreign(error: Exception) -> tuple[Verdict, str]:
-    """Verdict on errors of tritonclient and http.client."""
-    status = getattr(error, "status", getattr(error, "code", None))  # of tritonclient, of grpc
+    # Errors of tritonclient, of grpc and of http.client.
+    status = getattr(error, "status", getattr(error, "code", None))
     code = str(status() if callable(status) else "")
     if "DEADLINE_EXCEEDED" in code:
         return "lost", f"gRPC {code}"
@@ -177,123 +171,127 @@ def _judge_foreign(error: Exception) -> tuple[Verdict, str]:
     return "refused", text if text.startswith("HTTP ") else type(error).__name__
 
 
-# Senders: our clients, Triton's clients, and http.client, over both protocols.
+# Senders: each has a client, and asks a model for the outputs of some inputs.
 
 # By default gRPC waits up to two minutes before it reconnects.
 _RECONNECT = [("grpc.initial_reconnect_backoff_ms", 100), ("grpc.max_reconnect_backoff_ms", 1000)]
 
+ClosedClient = TypeVar("ClosedClient", bound=Any)
 # Outputs by name, and the version, if the client reports it.
 Answer = tuple[dict[str, AnyArray], int | None]
+# Sends a request to a version of a model (any, if empty) and waits for the answer; raises what its client raises.
+Ask = Callable[[SoakModel, str, Arrays], Answer]
 
 
-class Sender(ABC):
-    """Send requests with one kind of client, from one thread."""
-
-    name: str
-
-    @abstractmethod
-    def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        """Send a request and wait for the answer; exceptions are those of the client."""
-
-    def close(self) -> None:  # noqa: B027 - not all keep one
-        """Close the connections."""
+@contextmanager
+def our_client(url: str, reach: Reach, *, retries: int = 0, admin_key: str = "") -> Iterator[Ask]:
+    """The blocking client of graphkiln; with an admin key it uses shared memory."""
+    security: Security = {**reach.security, "admin_key": admin_key}
+    with _closed_quietly(ExitStack()) as stack:
+        client = stack.enter_context(Client(url, timeout_s=DEADLINE_S, max_retries=retries, **security))
+        used = stack.enter_context(client.shared_memory()) if admin_key else client
+        yield lambda model, version, feeds: (used.model(model.name, version).infer(feeds), None)
 
 
-class OurClient(Sender):
-    """graphkiln's blocking client; with an admin key it uses shared memory."""
-
-    def __init__(self, url: str, reach: Reach, *, retries: int = 0, admin_key: str = "") -> None:
-        self.name = f"client {protocol(url)}{', retrying' if retries else ''}"
-        if admin_key:
-            self.name = f"shared memory {protocol(url)}"
-        self._stack = ExitStack()
-        security: Security = {**reach.security, "admin_key": admin_key}
-        client = self._stack.enter_context(Client(url, timeout_s=DEADLINE_S, max_retries=retries, **security))
-        self._client = self._stack.enter_context(client.shared_memory()) if admin_key else client
-
-    def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        return self._client.model(model.name, version).infer(feeds), None
-
-    def close(self) -> None:
-        self._stack.close()
-
-
-class TritonGrpc(Sender):
+@contextmanager
+def tritonclient_grpc(reach: Reach) -> Iterator[Ask]:
     """Triton's gRPC client."""
+    client = triton_grpc.InferenceServerClient(**reach.triton_grpc(), channel_args=_RECONNECT)
 
-    name = "tritonclient grpc"
-
-    def __init__(self, reach: Reach) -> None:
-        self._client = triton_grpc.InferenceServerClient(**reach.triton_grpc(), channel_args=_RECONNECT)
-
-    def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        inputs = _triton_inputs(triton_grpc, model, feeds)
-        result = self._client.infer(model.name, inputs, model_version=version, client_timeout=DEADLINE_S)
+    def ask(model: SoakModel, version: str, feeds: Arrays) -> Answer:
+        inputs = [
+            triton_grpc.InferInput(name, array.shape, model.inputs[name][0]).set_data_from_numpy(array)
+            for name, array in feeds.items()
+        ]
+        result = client.infer(model.name, inputs, model_version=version, client_timeout=DEADLINE_S)
         response = result.get_response()
         return {each.name: result.as_numpy(each.name) for each in response.outputs}, int(response.model_version)
 
-    def close(self) -> None:
-        self._client.close()
+    with _closed_quietly(client):
+        yield ask
 
 
-class TritonHttp(Sender):
-    """Triton's HTTP client."""
+@contextmanager
+def tritonclient_http(reach: Reach) -> Iterator[Ask]:
+    """Triton's HTTP client, whose sockets belong to the thread that made it."""
+    client = triton_http.InferenceServerClient(
+        **reach.triton_http(), connection_timeout=DEADLINE_S, network_timeout=DEADLINE_S
+    )
 
-    name = "tritonclient http"
+    def ask(model: SoakModel, version: str, feeds: Arrays) -> Answer:
+        return read_result(client.infer(model.name, http_inputs(model, feeds), model_version=version))
 
-    def __init__(self, reach: Reach) -> None:
-        self._reach = reach
-        self._client: Any = None
-
-    def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        if self._client is None:  # created in its thread, whose event loop owns the sockets
-            self._client = triton_http.InferenceServerClient(
-                **self._reach.triton_http(), connection_timeout=DEADLINE_S, network_timeout=DEADLINE_S
-            )
-        result = self._client.infer(model.name, _triton_inputs(triton_http, model, feeds), model_version=version)
-        response = result.get_response()
-        names = [each["name"] for each in response["outputs"]]
-        return {name: result.as_numpy(name) for name in names}, int(response["model_version"])
+    with _closed_quietly(client):
+        yield ask
 
 
-class BareHttp(Sender):
-    """`http.client` with one persistent connection; tensors in JSON or binary."""
+@contextmanager
+def bare_http(reach: Reach, *, binary: bool) -> Iterator[Ask]:
+    """`http.client` with one persistent connection, and tensors in JSON or binary."""
+    connection = reach.connect_http(DEADLINE_S)
 
-    def __init__(self, reach: Reach, *, binary: bool) -> None:
-        self.name = "http.client binary" if binary else "http.client JSON"
-        self._reach = reach
-        self._binary = binary
-        self._connection: http.client.HTTPConnection | None = None
-
-    def ask(self, model: SoakModel, version: str, feeds: Arrays) -> Answer:
-        body, headers = binary_request(model, feeds) if self._binary else json_request(model, feeds)
+    def ask(model: SoakModel, version: str, feeds: Arrays) -> Answer:
         path = f"/v2/models/{model.name}{'/versions/' + version if version else ''}/infer"
-        response, content = self._send(path, body, headers)
+        try:
+            connection.request("POST", path, *http_request(model, feeds, binary=binary))
+            response = connection.getresponse()
+            content = response.read()
+        except BaseException as error:
+            connection.close()  # the next request opens it again
+            if isinstance(error, TimeoutError):
+                raise NoAnswer(f"within {DEADLINE_S:.0f} s") from error
+            raise
         if response.status != http.HTTPStatus.OK:
             raise http.client.HTTPException(f"HTTP {response.status}")
         return read_response(response, content)
 
-    def _send(self, path: str, body: bytes, headers: dict[str, str]) -> tuple[http.client.HTTPResponse, bytes]:
-        if self._connection is None:
-            self._connection = self._reach.connect_http(DEADLINE_S)
-        try:
-            self._connection.request("POST", path, body, headers)
-            response = self._connection.getresponse()
-            content = response.read()
-        except TimeoutError as error:
-            self.close()
-            raise NoAnswer(f"within {DEADLINE_S:.0f} s") from error
-        except BaseException:
-            self.close()
-            raise
-        if response.will_close:
-            self.close()
-        return response, content
+    with closing(connection):
+        yield ask
 
-    def close(self) -> None:
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+
+@contextmanager
+def _closed_quietly(client: ClosedClient) -> Iterator[ClosedClient]:
+    """Close a client whose server may be gone."""
+    try:
+        yield client
+    finally:
+        with suppress(Exception):
+            client.close()
+
+
+def http_inputs(model: SoakModel, feeds: Arrays, *, binary: bool = True) -> list[Any]:
+    """Inputs of Triton's HTTP client, as binary tensors or in JSON."""
+    return [
+        triton_http.InferInput(name, list(array.shape), model.inputs[name][0]).set_data_from_numpy(array, binary)
+        for name, array in feeds.items()
+    ]
+
+
+def http_request(model: SoakModel, feeds: Arrays, *, binary: bool) -> tuple[bytes, dict[str, str]]:
+    """Encode body and headers of an HTTP request; outputs are requested in the same form as the inputs."""
+    outputs = [triton_http.InferRequestedOutput(name, binary) for name in model.reference(1, feeds)]
+    inputs = http_inputs(model, feeds, binary=binary)
+    body, header_length = triton_http.InferenceServerClient.generate_request_body(inputs, outputs)
+    return body, {"Content-Type": "application/json"} if header_length is None else {HEADER_LENGTH: str(header_length)}
+
+
+def read_response(response: http.client.HTTPResponse, content: bytes) -> Answer:
+    """Decode an HTTP response."""
+    length = response.headers.get(HEADER_LENGTH)
+    parse = triton_http.InferenceServerClient.parse_response_body
+    return read_result(parse(content, header_length=None if length is None else int(length)))
+
+
+def read_result(result: Any) -> Answer:
+    """Outputs and version of a result of Triton's HTTP client."""
+    response = result.get_response()
+    outputs = {each["name"]: result.as_numpy(each["name"]) for each in response["outputs"]}
+    # Strings in JSON are decoded as `str`, in binary tensors as `bytes`.
+    texts = {name: array for name, array in outputs.items() if array.dtype.kind == "O" and array.size}
+    for name, array in texts.items():
+        encoded = [text.encode() if isinstance(text, str) else text for text in array.ravel()]
+        outputs[name] = np.array(encoded, dtype=object).reshape(array.shape)
+    return outputs, int(response["model_version"])
 
 
 def protocol(url: str) -> str:
@@ -301,120 +299,28 @@ def protocol(url: str) -> str:
     return url.partition(":")[0].removesuffix("s")
 
 
-def json_request(model: SoakModel, feeds: Arrays) -> tuple[bytes, dict[str, str]]:
-    """Encode a request with tensors in JSON."""
-    inputs = [{**_tensor(model, name, array), "data": _plain(array)} for name, array in feeds.items()]
-    return json.dumps({"inputs": inputs}).encode(), {"Content-Type": "application/json"}
-
-
-def binary_request(model: SoakModel, feeds: Arrays) -> tuple[bytes, dict[str, str]]:
-    """Encode a request with binary tensors. Source: Triton's binary tensor extension."""
-    inputs, parts = [], []
-    for name, array in feeds.items():
-        parts.append(to_bytes(array))
-        inputs.append({**_tensor(model, name, array), "parameters": {"binary_data_size": len(parts[-1])}})
-    header = json.dumps({"inputs": inputs, "parameters": {"binary_data_output": True}}).encode()
-    return header + b"".join(parts), {"Inference-Header-Content-Length": str(len(header))}
-
-
-def to_bytes(array: AnyArray) -> bytes:
-    """Serialize a tensor for Triton: strings are prefixed with their length."""
-    if array.dtype.kind != "O":
-        return array.tobytes()
-    return b"".join(len(text).to_bytes(4, "little") + text for text in array.ravel())
-
-
-def read_response(response: http.client.HTTPResponse, content: bytes) -> Answer:
-    """Decode the outputs of a response, in JSON or binary."""
-    length = int(response.headers.get("Inference-Header-Content-Length", len(content)))
-    header, rest = json.loads(content[:length]), content[length:]
-    outputs = {}
-    for output in header["outputs"]:
-        size = output.get("parameters", {}).get("binary_data_size")
-        raw = output.get("data") if size is None else None
-        if size is not None:
-            raw, rest = rest[:size], rest[size:]
-        outputs[output["name"]] = from_bytes(output["datatype"], output["shape"], raw)
-    return outputs, int(header["model_version"])
-
-
-def from_bytes(datatype: str, shape: list[int], raw: Any) -> AnyArray:
-    """Decode a tensor of a response: bytes as made by `to_bytes`, or a JSON list."""
-    if datatype == "BYTES":
-        texts = [text.encode() for text in raw] if isinstance(raw, list) else _split_texts(raw)
-        return np.array(texts, dtype=object).reshape(shape)
-    dtype = {"FP32": np.float32, "INT64": np.int64}[datatype]
-    array: AnyArray = np.array(raw, dtype) if isinstance(raw, list) else np.frombuffer(raw, dtype)
-    return array.reshape(shape)
-
-
-def _split_texts(raw: bytes) -> list[bytes]:
-    texts = []
-    while raw:
-        end = 4 + int.from_bytes(raw[:4], "little")
-        texts.append(raw[4:end])
-        raw = raw[end:]
-    return texts
-
-
-def _plain(array: AnyArray) -> Iterable[Any]:
-    if array.dtype.kind == "O":
-        return [text.decode() for text in array.ravel()]
-    values: list[Any] = array.ravel().tolist()
-    return values
-
-
-def _tensor(model: SoakModel, name: str, array: AnyArray) -> dict[str, Any]:
-    return {"name": name, "datatype": model.inputs[name][0], "shape": list(array.shape)}
-
-
-def _triton_inputs(module: Any, model: SoakModel, feeds: Arrays) -> list[Any]:
-    inputs = []
-    for name, array in feeds.items():
-        tensor = module.InferInput(name, list(array.shape), model.inputs[name][0])
-        tensor.set_data_from_numpy(array)
-        inputs.append(tensor)
-    return inputs
-
-
-def close_quietly(sender: Sender) -> None:
-    """Close a sender whose server may be gone."""
-    with suppress(Exception):
-        sender.close()
-
-
 # Classification of images, compared with labels and scores computed in this process.
 
 IMAGES = tuple(sorted(DIGIT_IMAGES.glob("*.png")))
 
 
-class Classifying(Closeable):
-    """Classify images, one or many at a time."""
+def classify(client: Client, chance: random.Random) -> None:
+    """Classify one image, or all.
 
-    def __init__(self, url: str, reach: Reach) -> None:
-        self.name = f"classify {protocol(url)}"
-        self._client = Client(url, timeout_s=DEADLINE_S, max_retries=0, **reach.security)
-
-    def ask(self, chance: random.Random) -> None:
-        """Classify one image, or all.
-
-        Raises:
-            WrongAnswer: A label or score differs from the reference.
-            ClientError: The request failed.
-        """
-        digits = self._client.model("digits")  # fetches metadata, labels and preprocessing again
-        top_k = chance.randint(1, 10)
-        if chance.random() < 0.7:
-            image = chance.choice(IMAGES)
-            check(image, digits.classify(image, top_k=top_k), top_k)
-            return
-        for image, result in zip(IMAGES, digits.classify_many(IMAGES, top_k=top_k), strict=True):
-            if isinstance(result, ClientError):
-                raise result
-            check(image, result, top_k)
-
-    def close(self) -> None:
-        self._client.close()
+    Raises:
+        WrongAnswer: A label or score differs from the reference.
+        ClientError: The request failed.
+    """
+    digits = client.model("digits")  # fetches metadata, labels and preprocessing again
+    top_k = chance.randint(1, 10)
+    if chance.random() < 0.7:
+        image = chance.choice(IMAGES)
+        check(image, digits.classify(image, top_k=top_k), top_k)
+        return
+    for image, result in zip(IMAGES, digits.classify_many(IMAGES, top_k=top_k), strict=True):
+        if isinstance(result, ClientError):
+            raise result
+        check(image, result, top_k)
 
 
 def check(image: Path, result: Result, top_k: int) -> None:
@@ -511,22 +417,25 @@ class Traffic:
 
     def _jobs(self) -> list[Callable[[], None]]:
         reach, key = self._service.reach, self._service.admin_key
-        make: list[Callable[[], Sender]] = [
-            partial(OurClient, reach.http_url, reach),
-            partial(OurClient, reach.grpc_url, reach),
-            partial(OurClient, reach.http_url, reach, retries=4),
-            partial(OurClient, reach.grpc_url, reach, retries=4),
-            partial(OurClient, reach.http_url, reach, retries=2, admin_key=key),
-            partial(OurClient, reach.grpc_url, reach, retries=2, admin_key=key),
-            partial(TritonGrpc, reach),
-            partial(TritonHttp, reach),
-            partial(BareHttp, reach, binary=False),
-            partial(BareHttp, reach, binary=True),
-        ]
-        jobs: list[Callable[[], None]] = [partial(self._send, each, n) for n, each in enumerate(make)]
         urls = (reach.http_url, reach.grpc_url)
-        jobs += [partial(self._classify, url, 100 + n) for n, url in enumerate(urls)]
-        return jobs + [partial(self._send_async, url, 200 + n) for n, url in enumerate(urls)]
+        senders: dict[str, Callable[[], AbstractContextManager[Ask]]] = {
+            **{f"client {protocol(url)}": partial(our_client, url, reach) for url in urls},
+            **{f"client {protocol(url)}, retrying": partial(our_client, url, reach, retries=4) for url in urls},
+            **{
+                f"shared memory {protocol(url)}": partial(our_client, url, reach, retries=2, admin_key=key)
+                for url in urls
+            },
+            "tritonclient grpc": partial(tritonclient_grpc, reach),
+            "tritonclient http": partial(tritonclient_http, reach),
+            "http.client JSON": partial(bare_http, reach, binary=False),
+            "http.client binary": partial(bare_http, reach, binary=True),
+        }
+        jobs: list[Callable[[], None]] = [
+            partial(self._send, name, sender, number) for number, (name, sender) in enumerate(senders.items())
+        ]
+        jobs += [partial(self._classify, url, 100 + number) for number, url in enumerate(urls)]
+        jobs += [partial(self._send_async, url, 200 + number) for number, url in enumerate(urls)]
+        return jobs
 
     def start(self) -> None:
         """Start all senders."""
@@ -541,10 +450,6 @@ class Traffic:
         self._ledger.give_up_on_overdue()
         return sum(thread.is_alive() for thread in self._threads)
 
-    def _pause(self, chance: random.Random, last: Ticket) -> bool:
-        """Wait between two requests; return false to stop."""
-        return not self._stopping.wait(_pause_s(chance, last))
-
     def _request(self, chance: random.Random) -> tuple[SoakModel, str, Arrays]:
         model = chance.choice(MODELS)
         large = chance.random() < _LARGE_SHARE
@@ -552,43 +457,39 @@ class Traffic:
         feeds = model.feeds(np.random.default_rng(chance.getrandbits(32)), rows)
         return model, self.versions.to_ask(model.name, chance), feeds
 
-    def _send(self, make: Callable[[], Sender], number: int) -> None:
-        chance = random.Random(self._seed * 1000 + number)
-        sender, last = make(), Ticket()
-        while self._pause(chance, last):
-            model, version, feeds = self._request(chance)
-            with self._ledger.request(sender.name) as last:
-                self.versions.check(model, version, feeds, sender.ask(model, version, feeds))
-        close_quietly(sender)
+    def _send(self, name: str, sender: Callable[[], AbstractContextManager[Ask]], number: int) -> None:
+        chance, last = random.Random(self._seed * 1000 + number), Ticket()
+        with sender() as ask:
+            while not self._stopping.wait(_pause_s(chance, last)):
+                model, version, feeds = self._request(chance)
+                with self._ledger.request(name) as last:
+                    self.versions.check(model, version, feeds, ask(model, version, feeds))
 
     def _classify(self, url: str, number: int) -> None:
-        chance = random.Random(self._seed * 1000 + number)
-        last = Ticket()
-        with Classifying(url, self._service.reach) as classifying:
-            while self._pause(chance, last):
-                with self._ledger.request(classifying.name) as last:
-                    classifying.ask(chance)
+        chance, last = random.Random(self._seed * 1000 + number), Ticket()
+        with Client(url, timeout_s=DEADLINE_S, max_retries=0, **self._service.reach.security) as client:
+            while not self._stopping.wait(_pause_s(chance, last)):
+                with self._ledger.request(f"classify {protocol(url)}") as last:
+                    classify(client, chance)
 
     def _send_async(self, url: str, number: int) -> None:
-        asyncio.run(self._send_in_loop(url, number))
+        asyncio.run(self._run_tasks(url, number))
 
-    async def _send_in_loop(self, url: str, number: int) -> None:
-        """Run some tasks that share a client."""
-        async with AsyncExitStack() as stack:
-            security = self._service.reach.security
-            client = await stack.enter_async_context(AsyncClient(url, timeout_s=DEADLINE_S, max_retries=0, **security))
-            name = f"async client {protocol(url)}"
-            await asyncio.gather(*(self._task(client, name, number * 10 + task) for task in range(_TASKS)))
+    async def _run_tasks(self, url: str, number: int) -> None:
+        """Send from some tasks that share a client."""
+        security = self._service.reach.security
+        async with AsyncClient(url, timeout_s=DEADLINE_S, max_retries=0, **security) as client:
 
-    async def _task(self, client: AsyncClient, name: str, number: int) -> None:
-        chance = random.Random(self._seed * 1000 + number)
-        last = Ticket()
-        while not self._stopping.is_set():
-            await asyncio.sleep(_TASKS * _pause_s(chance, last))
-            model, version, feeds = self._request(chance)
-            with self._ledger.request(name) as last:
-                answer = await client.model(model.name, version).infer(feeds)
-                self.versions.check(model, version, feeds, (answer, None))
+            async def send(task: int) -> None:
+                chance, last = random.Random(self._seed * 1000 + number * 10 + task), Ticket()
+                while not self._stopping.is_set():
+                    await asyncio.sleep(_TASKS * _pause_s(chance, last))
+                    model, version, feeds = self._request(chance)
+                    with self._ledger.request(f"async client {protocol(url)}") as last:
+                        answer = await client.model(model.name, version).infer(feeds)
+                        self.versions.check(model, version, feeds, (answer, None))
+
+            await asyncio.gather(*map(send, range(_TASKS)))
 
 
 def _pause_s(chance: random.Random, last: Ticket) -> float:

@@ -129,7 +129,7 @@ def test_a_bad_version_must_be_refused_when_it_is_loaded(store: Path) -> None:
     assert not (store / "scaled" / "9").exists()
     assert service.told == ["scaled", "scaled"], "what the store holds again must be loaded again"
     with (
-        pytest.raises(MeasurementError, match="says that it is loaded"),
+        pytest.raises(MeasurementError, match="loaded a bad version"),
         inject(field(store, FakeService(), explicit=True)),
     ):
         pass
