@@ -255,7 +255,7 @@ UNARY = sorted(ELEMENTWISE - {"Where", "Clip", "Add"})
 
 
 @pytest.mark.parametrize("operator", UNARY)
-def test_elementwise_operators_are(operator: str) -> None:
+def test_elementwise_operators(operator: str) -> None:
     """With as many inputs as they need, each broadcast in another way."""
     schema = onnx.defs.get_schema(operator)
     count = max(schema.min_input, min(2, schema.max_input))
@@ -290,15 +290,13 @@ _DTYPES = {"float": np.float32, "bool": np.bool_, "uint8": np.uint8}
          read_constant=lambda _: None),
     Node(operator="NonZero", opset=18, attributes={}, inputs=[(1, 2)], outputs=[None], read_constant=lambda _: None),
 ])  # fmt: skip
-def test_nothing_is_known_of_odd_attributes_and_computed_axes(node: Node) -> None:
+def test_unknown_relations(node: Node) -> None:
     assert relate(node) is None
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.integers(2, 4), st.lists(st.integers(1, 4), max_size=3), st.lists(st.integers(1, 4), max_size=3), st.data())
-def test_a_factor_is_found_after_a_reshape(
-    extent: int, ahead: list[int], behind: list[int], data: st.DataObject
-) -> None:
+def test_factor_after_a_reshape(extent: int, ahead: list[int], behind: list[int], data: st.DataObject) -> None:
     """Numbers of the factor in all elements: the same before and after."""
     factors = [*ahead, extent, *behind]
 
@@ -321,7 +319,7 @@ def test_a_factor_is_found_after_a_reshape(
     np.testing.assert_array_equal(found, np.broadcast_to(index, found.shape))
 
 
-def test_a_factor_that_is_torn_apart_has_no_place() -> None:
+def test_factor_split_by_a_reshape() -> None:
     assert reshape_places((4, 3), (2, 6), 0, 1, 4) == []
     assert reshape_places((1, 6), (1, 6), 0, 1, 1) == [(1, 6), (0, 1)], "a batch of 1 is on both"
     assert reshape_places(("b", 8, 3), ("b", 24), 1, 4, 2) == [(1, 12)]
@@ -329,7 +327,7 @@ def test_a_factor_that_is_torn_apart_has_no_place() -> None:
     assert reshape_places(("b", 8, "c"), ("b", 8, "c"), 1, 4, 2) == []
 
 
-def test_a_false_claim_is_found() -> None:
+def test_negative_control() -> None:
     false = Relation([(0, 1)], [(0, 1)])
     for text in ("y = Softmax(x)", "y = LpNormalization(x)"):
         with pytest.raises(AssertionError):

@@ -1,4 +1,4 @@
-"""The loop that runs passes: reports, checks, and whose fault a broken graph is."""
+"""Running passes: reports, checks, and errors that name the pass."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from graphkiln_backend.passes.edge import Edge
 
 @dataclass(frozen=True)
 class Planted:
-    """A pass that does what a test says."""
+    """A pass that a test defines."""
 
     act: Callable[[onnx_ir.Model], object] = field(default=lambda _: None)
     name: str = "planted"
-    summary: str = "what a test says"
+    summary: str = "planted by a test"
     reason: str = ""
     said: str = ""
     edge: Edge = field(default_factory=Edge)
@@ -58,28 +58,28 @@ def unplug(model: onnx_ir.Model) -> None:
     model.graph[-1].replace_input_with(0, model.graph.inputs[0])
 
 
-def test_a_report_counts_nodes_before_and_after() -> None:
-    (report,) = run_passes(model(), [Planted(unplug)]).reports
-    assert (report.name, report.nodes_before, report.nodes_after, report.ran) == ("planted", 3, 2, True)
-    assert report.seconds > 0
-    assert report.note == ""
-
-
-def test_what_nobody_reads_any_more_goes_with_its_weights() -> None:
+def test_unused_nodes_and_weights_are_removed() -> None:
     rewritten = model()
-    run_passes(rewritten, [Planted(unplug)])
+    (report,) = run_passes(rewritten, [Planted(unplug)]).reports
+    assert (report.name, report.nodes_before, report.nodes_after, report.ran, report.note) == (
+        "planted",
+        3,
+        2,
+        True,
+        "",
+    )
     assert operators(rewritten) == ["Relu", "Add"]
     assert not rewritten.graph.initializers
 
 
-def test_nodes_are_put_in_order_again() -> None:
+def test_nodes_are_sorted() -> None:
     rewritten, x = model(), draw(2, 3)
     expected = compute(rewritten, x=x)["y"]
     run_passes(rewritten, [Planted(reverse)])
     np.testing.assert_allclose(compute(rewritten, x=x)["y"], expected)
 
 
-def test_a_pass_with_nothing_to_do_is_not_called() -> None:
+def test_skipped_pass() -> None:
     edge = Edge(inputs={"x": "z"})
     rewritten = run_passes(model(), [Planted(retype, reason="nothing here", said="left", edge=edge)])
     (report,) = rewritten.reports
@@ -87,7 +87,7 @@ def test_a_pass_with_nothing_to_do_is_not_called() -> None:
     assert rewritten.edge.inputs == {}
 
 
-def test_edges_are_joined_in_order() -> None:
+def test_edges_are_composed() -> None:
     first, second = Planted(edge=Edge(outputs={"y": "z"})), Planted(edge=Edge(outputs={"z": "OUTPUT_0"}))
     assert run_passes(model(), [first, second]).edge.outputs == {"y": "OUTPUT_0"}
     joined = run_passes(model(), [first]).then(run_passes(model(), [second]))
@@ -95,7 +95,7 @@ def test_edges_are_joined_in_order() -> None:
     assert len(joined.reports) == 2
 
 
-def test_an_output_whose_rank_is_not_known_is_valid() -> None:
+def test_output_of_unknown_rank() -> None:
     """As that of an `If` whose branches return different ones: runtimes take it, ONNX's checker does not."""
 
     def forget(model: onnx_ir.Model) -> None:
@@ -105,12 +105,12 @@ def test_an_output_whose_rank_is_not_known_is_valid() -> None:
 
 
 class TestFaults:
-    def test_invalid_graph_names_the_pass_that_produced_it(self) -> None:
+    def test_invalid_graph(self) -> None:
         with pytest.raises(ConversionError, match="'second' produced") as caught:
             run_passes(model(), [Planted(name="first"), Planted(retype, name="second"), Planted(name="third")])
         assert "--skip second" in caught.value.hint
 
-    def test_an_error_of_a_library_names_the_pass(self) -> None:
+    def test_error_of_a_library(self) -> None:
         def fail(_: onnx_ir.Model) -> None:
             raise KeyError("perm")
 
@@ -119,7 +119,7 @@ class TestFaults:
         assert "--skip planted" in caught.value.hint
         assert isinstance(caught.value.__cause__, KeyError)
 
-    def test_an_error_of_ours_stays_what_it_is(self) -> None:
+    def test_own_error(self) -> None:
         def refuse(_: onnx_ir.Model) -> None:
             raise ConversionError("the batch is torn", hint="mend it")
 
@@ -136,14 +136,14 @@ class TestFaults:
         with pytest.raises(ConversionError, match=r"invalid.*ghost"):
             run_passes(model(), [Planted(cut)])
 
-    def test_operators_of_onnx_runtime_in_the_domain_of_onnx_are_left_to_it(self) -> None:
+    def test_operators_of_onnx_runtime(self) -> None:
         def normalize(changed: onnx_ir.Model) -> None:
             changed.graph[0].op_type = "SimplifiedLayerNormalization"
 
         (report,) = run_passes(model(), [Planted(normalize)]).reports
         assert report.ran
 
-    def test_graphs_above_the_limit_of_a_message_are_left_to_the_runtime(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_graphs_above_the_size_limit_are_not_checked(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(base, "_PROTOBUF_LIMIT", 20)
         (report,) = run_passes(model(), [Planted(retype)]).reports
         assert report.ran

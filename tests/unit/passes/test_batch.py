@@ -1,24 +1,27 @@
-"""The batch that a graph was saved with is made to vary: followed through every kind of node, and mended."""
+"""The batch that a graph was saved with becomes dynamic."""
 
 from __future__ import annotations
+
+from typing import Any
 
 import numpy as np
 import onnx
 import onnx_ir
 import onnxruntime
 import pytest
+from graphs import compute, draw, graph, ints
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.base import run_passes
-from graphkiln_backend.passes.batch import VaryBatch
+from graphkiln_backend.passes.batch import VaryBatch, saved_batch
 
 OPSET = 18
 
 
-def graph(text: str, **weights: AnyArray) -> onnx_ir.Model:
+def fixed_graph(text: str, **weights: AnyArray) -> onnx_ir.Model:
     """A graph of fixed shapes from ONNX's own text form, shapes inferred."""
     model = onnx.parser.parse_model(f'<ir_version: 8, opset_import: ["": {OPSET}]> g {text}')
     for name, array in weights.items():
@@ -29,37 +32,33 @@ def graph(text: str, **weights: AnyArray) -> onnx_ir.Model:
     return onnx_ir.from_proto(inferred)
 
 
-def ints(*numbers: int) -> AnyArray:
-    return np.array(numbers, np.int64)
-
-
-def run(model: onnx_ir.Model, **feeds: AnyArray) -> list[AnyArray]:
+def run_onnxruntime(model: onnx_ir.Model, **feeds: AnyArray) -> list[AnyArray]:
     session = onnxruntime.InferenceSession(onnx_ir.to_proto(model).SerializeToString())
     found: list[AnyArray] = session.run(None, feeds)
     return found
 
 
 def check_varies(model: onnx_ir.Model, batch: int) -> None:
-    """The graph of any batch answers what the saved one answers to the same rows."""
+    """At any batch size the rewritten graph computes what the saved one computes for the same rows."""
     draw = np.random.default_rng(0)
     shapes = {str(value.name): [int(dim) for dim in value.shape.numpy()] for value in model.graph.inputs if value.shape}
     feeds = {name: draw.standard_normal((3 * batch, *shape[1:])).astype(np.float32) for name, shape in shapes.items()}
     parts = [
-        run(model, **{name: array[start : start + batch] for name, array in feeds.items()})
+        run_onnxruntime(model, **{name: array[start : start + batch] for name, array in feeds.items()})
         for start in range(0, 3 * batch, batch)
     ]
     expected = [np.concatenate(outputs) for outputs in zip(*parts, strict=True)]
     run_passes(model, (VaryBatch(),))
     for rows in (1, batch, 3 * batch):
-        found = run(model, **{name: array[:rows] for name, array in feeds.items()})
+        found = run_onnxruntime(model, **{name: array[:rows] for name, array in feeds.items()})
         for output, whole in zip(found, expected, strict=True):
             np.testing.assert_allclose(output, whole[:rows], rtol=1e-5, atol=1e-5)
 
 
 class TestReshapes:
     @pytest.mark.parametrize("batch", [1, 2, 4])
-    def test_windows_folded_into_the_batch_and_out_again(self, batch: int) -> None:
-        model = graph(
+    def test_windows_folded_into_the_batch(self, batch: int) -> None:
+        model = fixed_graph(
             f"""(float[{batch},8,8,6] x) => (float[{batch},8,8,6] y) {{
                 a = Reshape(x, split)
                 b = Transpose<perm=[0,1,3,2,4,5]>(a)
@@ -78,9 +77,9 @@ class TestReshapes:
         check_varies(model, batch)
 
     @pytest.mark.parametrize("batch", [1, 2, 3])
-    def test_the_batch_behind_other_axes(self, batch: int) -> None:
+    def test_batch_behind_other_axes(self, batch: int) -> None:
         """Attention: `[batch, places, 3 * heads * width]` -> `[3, batch, heads, places, width]`, then one of three."""
-        model = graph(
+        model = fixed_graph(
             f"""(float[{batch},5,24] x) => (float[{batch},5,8] y) {{
                 a = Reshape(x, parts)
                 b = Transpose<perm=[2,0,3,1,4]>(a)
@@ -97,8 +96,8 @@ class TestReshapes:
         )
         check_varies(model, batch)
 
-    def test_one_that_tears_the_batch_apart(self) -> None:
-        model = graph("(float[4,3] x) => (float[2,6] y) { y = Reshape(x, shape) }", shape=ints(2, 6))
+    def test_reshape_that_splits_the_batch(self) -> None:
+        model = fixed_graph("(float[4,3] x) => (float[2,6] y) { y = Reshape(x, shape) }", shape=ints(2, 6))
         with pytest.raises(ConversionError, match=r"Reshape 'node0': \[4, 3\] -> \[2, 6\] does not preserve"):
             run_passes(model, (VaryBatch(),))
 
@@ -109,9 +108,7 @@ class TestReshapes:
         st.permutations(range(5)),
         st.integers(0, 4),
     )
-    def test_any_transpose_between_two_reshapes(
-        self, batch: int, sizes: list[int], order: list[int], joined: int
-    ) -> None:
+    def test_transposes_between_reshapes(self, batch: int, sizes: list[int], order: list[int], joined: int) -> None:
         """Two neighboring axes are joined after a transpose, and taken apart again."""
         if batch == 1:  # which of several axes of size 1 it is, no shape can tell
             sizes = [max(size, 2) for size in sizes]
@@ -122,7 +119,7 @@ class TestReshapes:
         folded = [*turned[:at], turned[at] * turned[at + 1], *turned[at + 2 :]]
         dims = ",".join(map(str, shape))
         back = [perm.index(axis) for axis in range(len(shape))]
-        model = graph(
+        model = fixed_graph(
             f"""(float[{dims}] x) => (float[{dims}] y) {{
                 a = Transpose<perm={perm}>(x)
                 b = Reshape(a, folded)
@@ -138,8 +135,8 @@ class TestReshapes:
 
 class TestConstants:
     @pytest.mark.parametrize("batch", [1, 2, 3])
-    def test_a_token_that_was_expanded_and_joined(self, batch: int) -> None:
-        model = graph(
+    def test_expanded_token(self, batch: int) -> None:
+        model = fixed_graph(
             f"""(float[{batch},3,4] x) => (float[{batch},4,4] y) {{
                 t = Expand(token, shape)
                 y = Concat<axis=1>(t, x)
@@ -149,8 +146,8 @@ class TestConstants:
         )
         check_varies(model, batch)
 
-    def test_a_state_that_is_computed_from_an_expanded_zero(self) -> None:
-        model = graph(
+    def test_state_computed_from_an_expanded_constant(self) -> None:
+        model = fixed_graph(
             """(float[2,3] x) => (float[2,3] y) {
                 z = Expand(zero, shape)
                 a = Reshape(z, flat)
@@ -166,13 +163,13 @@ class TestConstants:
         )
         check_varies(model, 2)
 
-    def test_a_weight_that_holds_the_same_for_each_sample_is_taken_once(self) -> None:
+    def test_weight_repeated_for_each_sample(self) -> None:
         row = np.random.default_rng(0).standard_normal((1, 3)).astype(np.float32)
-        check_varies(graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=np.repeat(row, 2, axis=0)), 2)
+        check_varies(fixed_graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=np.repeat(row, 2, axis=0)), 2)
 
-    def test_weight_with_the_saved_batch_is_refused(self) -> None:
+    def test_weight_that_differs_between_samples(self) -> None:
         weight = np.arange(6, dtype=np.float32).reshape(2, 3)
-        model = graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=weight)
+        model = fixed_graph("(float[2,3] x) => (float[2,3] y) { y = Add(x, w) }", w=weight)
         with pytest.raises(ConversionError, match="Add 'node0': 'w' contains the saved batch"):
             run_passes(model, (VaryBatch(),))
 
@@ -198,22 +195,105 @@ class TestMixing:
             ("y = Tile(x, twos)", "reorders"),
         ],
     )  # fmt: skip
-    def test_a_node_that_mixes_samples(self, text: str, why: str) -> None:
-        model = graph(
+    def test_nodes_that_mix_samples(self, text: str, why: str) -> None:
+        model = fixed_graph(
             f"(float[4,3] x) => (float[n,m] y) {{ {text} }}", zero=ints(0), one=ints(1), index=ints(0, 2)[:, None],
-            twos=ints(2, 1),
-            axis=np.int64(0),
+            twos=ints(2, 1), axis=np.int64(0),
         )  # fmt: skip
         with pytest.raises(ConversionError, match=f"saved batch of 4 .*.*{why}"):
             run_passes(model, (VaryBatch(),))
 
     def test_inputs_without_a_common_batch(self) -> None:
-        model = graph("(float[2,3] x, float[4,3] y) => (float[2,3] z) { z = Identity(x) }")
+        model = fixed_graph("(float[2,3] x, float[4,3] y) => (float[2,3] z) { z = Identity(x) }")
         with pytest.raises(ConversionError, match=r"no common first dimension .* x \[2, 3\], y \[4, 3\]"):
             run_passes(model, (VaryBatch(),))
 
 
-def test_an_output_without_the_batch_is_told() -> None:
-    model = graph("(float[2,3] x) => (float[3,2] y) { y = Transpose<perm=[1,0]>(x) }")
+def test_output_without_the_batch_is_noted() -> None:
+    model = fixed_graph("(float[2,3] x) => (float[3,2] y) { y = Transpose<perm=[1,0]>(x) }")
     (report,) = run_passes(model, (VaryBatch(),)).reports
     assert report.note == "the batch is not the first dimension of y"
+
+
+BATCH = 3
+TURN = "Transpose<perm=[1,0]>"
+CASES: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "elementwise": ("y = Where(c, x, o)", "3,5", {"c": np.ones((1, 5), bool), "o": np.float32(2)}),
+    "sum without the axis": ("s = ReduceSum<keepdims=0>(x, one) y = Exp(s)", "3", {"one": ints(1)}),
+    "the largest": ("a = ArgMax<axis=1, keepdims=1>(x) y = Cast<to=1>(a)", "3,1", {}),
+    "expanded": ("u = Unsqueeze(x, o) y = Expand(u, s)", "3,4,5", {"o": ints(1), "s": ints(BATCH, 4, 5)}),
+    "columns before the batch": (f"t = {TURN}(x) g = Gather<axis=0>(t, i) y = {TURN}(g)", "3,2", {"i": ints(4, 1)}),
+    "a matrix before the batch": (
+        f"t = {TURN}(x) g = Gather<axis=0>(t, i) y = Transpose<perm=[2,0,1]>(g)",
+        "3,2,2",
+        {"i": np.array([[0, 1], [3, 4]])},
+    ),
+    "product from the left": (f"t = {TURN}(x) p = MatMul(w, t) y = {TURN}(p)", "3,4", {"w": draw(4, 5)}),
+    "padded along a named axis": ("y = Pad(x, widths, , last)", "3,8", {"widths": ints(1, 2), "last": ints(-1)}),
+    "a slice": ("y = Slice(x, one, four, one)", "3,3", {"one": ints(1), "four": ints(4)}),
+    "flattened": ("u = Unsqueeze(x, a) y = Flatten(u)", "3,5", {"a": ints(2)}),
+    "flattened behind it": ("f = Flatten<axis=0>(x) y = Reshape(f, s)", "3,5", {"s": ints(BATCH, 5)}),
+    "squeezed": ("u = Unsqueeze(x, a) y = Squeeze(u)", "3,5", {"a": ints(0, 2)}),
+    "squeezed by axes": ("u = Unsqueeze(x, a) y = Squeeze(u, a)", "3,5", {"a": ints(2)}),
+    "split": ("y, z = Split<axis=1>(x, sizes)", "3,2", {"sizes": ints(2, 3)}),
+    "all of the batch": ("y = Slice(x, zero, n, zero)", "3,5", {"zero": ints(0), "n": ints(BATCH)}),
+    "each sample": ("y = Gather(x, all)", "3,5", {"all": ints(*range(BATCH))}),
+    "each sample, by indices": ("y = GatherND(x, all)", "3,5", {"all": np.arange(BATCH)[:, None]}),
+    "repeated": ("y = Tile(x, r)", "3,10", {"r": ints(1, 2)}),
+    "a layer": ("y = Gemm<transB=1>(x, w, c)", "3,4", {"w": draw(4, 5), "c": np.repeat(draw(1, 4), BATCH, axis=0)}),
+    "resized": (
+        'u = Unsqueeze(x, a) r = Resize<mode="nearest">(u, , , s) y = Squeeze(r, a)',
+        "3,10",
+        {"a": ints(1), "s": ints(BATCH, 1, 10)},
+    ),
+    "a recurrent layer": (
+        "u = Unsqueeze(x, a) s, h = GRU<hidden_size=2>(u, w, r, , , first) y = Squeeze(h, a)",
+        "3,2",
+        {"a": ints(0), "w": draw(1, 6, 5), "r": draw(1, 6, 2), "first": np.zeros((1, BATCH, 2), "f4")},
+    ),
+}  # nodes on `x`, FP32 [3, 5]; shape of `y`; weights
+
+
+@pytest.mark.parametrize("kind", CASES)
+def test_rows_are_computed_alike_at_any_batch(kind: str) -> None:
+    body, dims, weights = CASES[kind]
+    model, x = graph(f"(float[{BATCH},5] x) => (float[{dims}] y) {{ {body} }}", **weights), draw(6, 5)
+    expected = np.concatenate([compute(model, x=x[start : start + BATCH])["y"] for start in (0, BATCH)])
+    (report,) = run_passes(model, [VaryBatch()]).reports
+    assert (report.ran, report.note) == (True, "")
+    for size in (1, 2, 6):
+        np.testing.assert_allclose(compute(model, x=x[:size])["y"], expected[:size], rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("body", "dims", "weights", "why"),
+    [
+        (f"t = {TURN}(x) y = LayerNormalization<axis=0>(t, w)", "5,4", {"w": draw(5, 4)}, "normalizes over"),
+        (f"t = {TURN}(x) y = Softmax<axis=-1>(t)", "5,4", {}, "works along the batch"),
+        ("y = Pad(x, widths)", "5,5", {"widths": ints(1, 0, 0, 0)}, "reorders"),
+        ("y = Pad(x, widths, , turned)", "6,5", {"widths": ints(0, 1, 0, 1), "turned": ints(1, 0)}, "reorders"),
+        (
+            "e = Slice(x, n, n, one) y = Reshape<allowzero=1>(e, s)",
+            "0,4",
+            {"n": ints(0), "one": ints(1), "s": ints(0, 4)},
+            "is empty",
+        ),
+        ("y = GatherElements<axis=0>(x, i)", "4,5", {"i": np.zeros((4, 5), np.int64)}, "reorders"),
+        ("v = Reshape(x, flat) y = MatMul(w, v)", "3", {"flat": ints(20), "w": draw(3, 20)}, "sums over"),
+    ],
+)
+def test_operators_that_mix_samples(body: str, dims: str, weights: dict[str, Any], why: str) -> None:
+    model = graph(f"(float[4,5] x) => (float[{dims}] y) {{ {body} }}", **weights)
+    with pytest.raises(ConversionError, match=why):
+        run_passes(model, [VaryBatch()])
+
+
+class TestSavedBatch:
+    def test_common_first_dimension(self) -> None:
+        assert saved_batch(graph("(float[4,3] x, float[4] z) => (float[4,3] y) { y = Relu(x) }")) == 4
+
+    @pytest.mark.parametrize("inputs", ["float[b,3] x", "float x", "float[4,3] x, float[3,4] z"])
+    def test_no_common_first_dimension(self, inputs: str) -> None:
+        shape = inputs.split(maxsplit=1)[0].removeprefix("float").rstrip(",")
+        with pytest.raises(ConversionError, match="no common first dimension"):
+            saved_batch(graph(f"({inputs}) => (float{shape} y) {{ y = Relu(x) }}"))

@@ -47,7 +47,7 @@ def names(passes: object) -> list[str]:
 
 
 class TestOptimizations:
-    def test_none_changes_a_number(self) -> None:
+    def test_optimizations_keep_the_numbers(self) -> None:
         model, image = network(), draw(3, 3, 6, 6, seed=5)
         expected = compute(model, image=image)
         rewritten = run_passes(model, OPTIMIZATIONS)
@@ -56,28 +56,20 @@ class TestOptimizations:
             np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
         assert rewritten.edge.to_graph_outputs(expected) == expected
 
-    def test_every_one_had_its_part(self) -> None:
+    def test_optimizations_apply(self) -> None:
         model = network()
         run_passes(model, OPTIMIZATIONS)
         assert operators(model) == ["Conv", "Relu", "GlobalAveragePool", "Flatten", "LayerNormalization", "Gemm"]
 
     @pytest.mark.parametrize("skipped", names(OPTIMIZATIONS))
-    def test_each_can_be_left_out(self, skipped: str) -> None:
+    def test_each_can_be_skipped(self, skipped: str) -> None:
         model, image = network(), draw(2, 3, 6, 6)
         expected = compute(model, image=image)["scores"]
         rewritten = run_passes(model, without(OPTIMIZATIONS, [skipped]))
         assert skipped not in [report.name for report in rewritten.reports]
         np.testing.assert_allclose(compute(model, image=image)["scores"], expected, rtol=1e-4, atol=1e-5)
 
-    def test_two_outputs_of_one_value_stay_two(self) -> None:
-        text = "(float[b,3] x) => (float[b,3] y, float[b,3] z) { y = Relu(x) z = Identity(y) }"
-        model, x = graph(text), draw(2, 3)
-        edge = run_passes(model, (*OPTIMIZATIONS, *edge_passes(model))).edge
-        found = compute(model, INPUT_0=x)
-        assert list(found) == ["OUTPUT_0", "OUTPUT_1"] == [edge.output_name(name) for name in ("y", "z")]
-        np.testing.assert_array_equal(found["OUTPUT_0"], found["OUTPUT_1"])
-
-    def test_the_second_time_there_is_nothing_left(self) -> None:
+    def test_optimizations_are_idempotent(self) -> None:
         model = network()
         run_passes(model, OPTIMIZATIONS)
         before = operators(model)
@@ -86,7 +78,7 @@ class TestOptimizations:
 
 
 class TestWithout:
-    def test_an_unknown_name_is_an_error_with_the_nearest(self) -> None:
+    def test_unknown_name(self) -> None:
         with pytest.raises(ConversionError, match="there is no pass 'cleanup' to skip") as caught:
             without(OPTIMIZATIONS, ["cleanup"])
         assert "'clean-up'" in caught.value.hint
@@ -104,17 +96,17 @@ class TestEdgePasses:
             ({"preprocess": Preprocess(), "nhwc": True}, ["rename", "input-uint8-nhwc", "nhwc"]),
         ],
     )
-    def test_are_those_that_were_requested(self, options: dict[str, object], expected: list[str]) -> None:
+    def test_requested_passes(self, options: dict[str, object], expected: list[str]) -> None:
         assert names(edge_passes(network(), **options)) == expected  # type: ignore[arg-type]
 
-    def test_outputs_that_are_left_are_counted_from_zero(self) -> None:
+    def test_names_of_kept_outputs(self) -> None:
         model = network()
         edge = run_passes(model, edge_passes(model, outputs=("features",))).edge
         assert [value.name for value in model.graph.outputs] == ["OUTPUT_0"]
         assert edge.output_name("features") == "OUTPUT_0"
         assert edge.input_name("image") == "INPUT_0"
 
-    def test_all_of_them_together(self) -> None:
+    def test_all_edge_passes(self) -> None:
         model, image = network(), np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), np.uint8)
         passes = edge_passes(model, softmax=True, top_k=2, preprocess=Preprocess(std=(2.0, 3.0, 4.0)), nhwc=True)
         edge = run_passes(model, passes).edge
@@ -124,7 +116,7 @@ class TestEdgePasses:
         for name, array in expected.items():
             np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
 
-    def test_bytes_are_turned_once(self) -> None:
+    def test_bytes_are_transposed_once(self) -> None:
         """With embedded preprocessing the input is `[batch, height, width, channels]` already."""
         model = network()
         run_passes(model, edge_passes(model, preprocess=Preprocess(), nhwc=True))
@@ -132,7 +124,7 @@ class TestEdgePasses:
 
 
 class TestCatalog:
-    def test_names_every_pass_once(self) -> None:
+    def test_catalog_lists_each_pass_once(self) -> None:
         listed = names(graph_pass for graph_pass, _ in catalog())
         assert len(set(listed)) == len(listed)
         assert listed[: len(OPTIMIZATIONS)] == names(OPTIMIZATIONS)

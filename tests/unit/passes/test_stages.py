@@ -30,7 +30,7 @@ def whole(tmp_path: Path) -> onnx_ir.Model:
 
 
 @pytest.mark.parametrize("cuts", [(), (1,), (2,), (3,), (1, 2, 3, 4)])
-def test_the_parts_compute_what_the_whole_does(whole: onnx_ir.Model, tmp_path: Path, cuts: tuple[int, ...]) -> None:
+def test_parts_equal_the_whole_graph(whole: onnx_ir.Model, tmp_path: Path, cuts: tuple[int, ...]) -> None:
     tensors = {"x": draw(3, 4, seed=2), "z": draw(3, 4, seed=3)}
     expected = compute(whole, **tensors)
     for number, part in enumerate(find_parts(whole, cuts)):
@@ -43,7 +43,7 @@ def test_the_parts_compute_what_the_whole_does(whole: onnx_ir.Model, tmp_path: P
         np.testing.assert_array_equal(tensors[name], array)
 
 
-def test_a_part_holds_the_weights_that_it_reads(whole: onnx_ir.Model, tmp_path: Path) -> None:
+def test_weights_of_parts(whole: onnx_ir.Model, tmp_path: Path) -> None:
     held = []
     for number, part in enumerate(find_parts(whole, (2, 4))):
         write_part(whole, part, tmp_path / f"{number}.onnx")
@@ -51,7 +51,7 @@ def test_a_part_holds_the_weights_that_it_reads(whole: onnx_ir.Model, tmp_path: 
     assert held == [["w"], ["w"], ["bias"]]
 
 
-def test_a_graph_inside_a_node_reads_what_an_earlier_part_computes(tmp_path: Path) -> None:
+def test_subgraph_that_reads_an_earlier_part(tmp_path: Path) -> None:
     model = graph(
         """(float[b,4] x, bool c) => (float[b,4] y) {
             h = Neg(x)
@@ -70,7 +70,7 @@ def test_a_graph_inside_a_node_reads_what_an_earlier_part_computes(tmp_path: Pat
     np.testing.assert_array_equal(found["y"], h + draw(4))
 
 
-def test_an_output_that_no_node_computes_is_refused() -> None:
+def test_output_that_no_node_computes() -> None:
     model = graph("(float[b,4] x) => (float[b,4] y) { y = Neg(x) }")
     model.graph.outputs.append(model.graph.inputs[0])
     with pytest.raises(LoweringError, match="its output 'x' is computed by no node"):
