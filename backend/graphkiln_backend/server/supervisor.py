@@ -39,7 +39,7 @@ from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.watchdog import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
 from graphkiln_backend.system.signals import Interrupted, StopSignals
-from graphkiln_backend.triton.restarts import write_restarts
+from graphkiln_backend.triton.instance_status import write_restarts
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
 if TYPE_CHECKING:

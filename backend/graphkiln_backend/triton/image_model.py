@@ -97,7 +97,7 @@ class TritonPythonModel:
             self._decoder.seconds,
         )
         if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
-            from graphkiln_backend.triton.text_shapes import protect_texts
+            from graphkiln_backend.triton.oversized_shapes import protect_texts
 
             pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
         gc.freeze()

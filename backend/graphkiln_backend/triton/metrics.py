@@ -18,9 +18,8 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import try_lock
 from graphkiln_backend.triton.environment import instances_folder
 from graphkiln_backend.triton.features import TritonFeatures
-from graphkiln_backend.triton.instance_status import InstanceStatus
+from graphkiln_backend.triton.instance_status import InstanceStatus, read_restarts
 from graphkiln_backend.triton.metric_catalog import describe
-from graphkiln_backend.triton.restarts import read_restarts
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISH_EVERY_S = 1.0

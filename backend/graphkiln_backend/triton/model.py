@@ -52,7 +52,7 @@ from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
-from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays
+from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
@@ -145,8 +145,6 @@ class TritonPythonModel:
         # Protect the stub before it creates its first array, when it looks numpy's functions up once and for all.
         if needs_protection(self._session.signature, batching=config.max_batch_size > 0):
             if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
-                from graphkiln_backend.triton.text_shapes import protect_texts
-
                 pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
             protect_arrays(partial(pb_utils.Tensor, "first", np.zeros(1, np.float32)))
 

@@ -6,8 +6,10 @@ it all requests of the server. So the stub gets a wrapper of numpy's function th
 it returns an empty array with one more dimension, which matches no input.
 
 The stub looks the function up in numpy's table of C functions once, when it creates its first array. The table is
-restored afterwards, so that numpy itself and other extensions use the original. String tensors take another path: see
-`text_shapes`.
+restored afterwards, so that numpy itself and other extensions use the original.
+
+String tensors take another path before 25.10: the stub reshapes the result of `pb_utils.deserialize_bytes_tensor`, and
+exits if that raises. So their arrays return an empty array for an impossible shape, too.
 
 Source: numpy C API, `PyArray_NewFromDescr`; pybind11, `npy_api::lookup`; Triton Python backend, `PbTensor`.
 """
@@ -17,11 +19,12 @@ from __future__ import annotations
 import ctypes
 import importlib
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.signature import Signature
 
 _MOST_ELEMENTS = 1 << 58  # more than any machine's memory; numpy counts bytes in 63 bits
@@ -84,3 +87,18 @@ def numpy_functions() -> Any:
     """Return numpy's table of C functions, a writable array of addresses."""
     capsule: object = vars(importlib.import_module(_MULTIARRAY))["_ARRAY_API"]
     return ctypes.cast(_get_pointer(capsule, None), ctypes.POINTER(ctypes.c_void_p))
+
+
+def protect_texts(deserialize: Callable[[AnyArray], AnyArray]) -> Callable[[AnyArray], AnyArray]:
+    """Wrap `deserialize_bytes_tensor`: reshaping its arrays to an impossible shape gives an empty array."""
+    return lambda encoded: deserialize(encoded).view(_Strings)
+
+
+class _Strings(np.ndarray[Any, Any]):
+    """Strings that the stub is about to reshape."""
+
+    def reshape(self, *shape: Any, **options: Any) -> AnyArray:
+        plain = self.view(np.ndarray)
+        sizes: Sequence[int] = shape[0] if len(shape) == 1 and isinstance(shape[0], Sequence) else shape
+        possible = math.prod(sizes) == plain.size
+        return plain.reshape(sizes, **options) if possible else np.empty([0] * (len(sizes) + 1), plain.dtype)

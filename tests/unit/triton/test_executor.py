@@ -111,13 +111,6 @@ class TestSingleRequest:
             raise result
         assert not session.shapes
 
-    def test_wrong_size_is_refused_every_time(self) -> None:
-        signature = Signature(inputs=(spec("x", "batch", 3),), outputs=(spec("y", "batch", 3),))
-        executor = Executor(FakeSession(signature), batching=True)
-        for _ in range(3):
-            assert isinstance(executor.execute(request(1, width=2)), SignatureError)
-        check_outputs(executor.execute(request(1, width=3)), y=rows(2, width=3))
-
     def test_engine_error_is_the_result(self) -> None:
         error = ExecutionError("out of memory")
 
@@ -140,14 +133,6 @@ class TestSingleRequest:
         result = Executor(FakeSession(compute=fail), batching=True).execute(request(1))
         assert isinstance(result, OutOfMemory)
         assert "9 EiB" in str(result)
-
-    def test_unreadable_tensor_is_an_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(_: object, __: object) -> np.ndarray:
-            raise TypeError("the tensor is on a device")
-
-        monkeypatch.setattr(module, "to_array", fail)
-        result = Executor(FakeSession(), batching=True).execute(request(1))
-        assert "the tensor is on a device" in str(result)
 
     def test_without_batching_the_first_dimension_is_validated(self) -> None:
         signature = Signature(inputs=(spec("x", 2, 2),), outputs=(spec("y", 2, 2),))
@@ -211,14 +196,6 @@ class TestInputs:
         result = Executor(FakeSession(signature), batching=True).execute(InferenceRequest({"x": array}))
         check_outputs(result, y=array * 2)
         assert result["y"].dtype == DType.BF16.numpy
-
-    def test_string_input(self) -> None:
-        signature = Signature(
-            inputs=(spec("x", "batch", dtype=DType.BYTES),), outputs=(spec("y", "batch", dtype=DType.BYTES),)
-        )
-        session = FakeSession(signature, lambda feeds: {"y": feeds["x"][::-1]})
-        words = np.array([b"a", b"bc"], np.object_)
-        check_outputs(Executor(session, batching=True).execute(InferenceRequest({"x": words})), y=words[::-1])
 
     def test_scalar_input_with_more_elements_is_refused(self) -> None:
         signature = Signature(inputs=(spec("scale"),), outputs=(spec("y"),))
@@ -402,13 +379,6 @@ class TestCancellation:
 
 
 class TestBatch:
-    def test_requests_of_one_shape_share_a_run(self) -> None:
-        session = FakeSession()
-        results = Executor(session, batching=True).execute_batch([request(1), request(2, 3), request(4)])
-        for result, expected in zip(results, (rows(2), rows(4, 6), rows(8)), strict=True):
-            check_outputs(result, y=expected)
-        assert session.shapes == [(4, 2)]
-
     def test_requests_are_grouped_by_shape_and_keep_their_order(self) -> None:
         session = FakeSession()
         requests = [request(1), request(2, width=3), request(3), request(4, width=3), request(5, width=1)]
@@ -425,11 +395,6 @@ class TestBatch:
         check_outputs(second, y=rows(4))
         check_outputs(third, y=rows(6), sum=np.array([6.0]))
         assert session.outputs == [("y", "sum")]
-
-    def test_unrequested_output_is_not_computed(self) -> None:
-        session = FakeSession()
-        Executor(session, batching=True).execute_batch([request(1, outputs=["sum"]), request(2, outputs=["sum"])])
-        assert session.outputs == [("sum",)]
 
     def test_failed_batch_is_computed_request_by_request(self) -> None:
         def refuse_thirteen(feeds: Arrays) -> dict[str, np.ndarray]:
@@ -456,19 +421,6 @@ class TestBatch:
                 check_outputs(result, y=rows(2))
         (line,) = logged
         assert "a batch of 1 is built into the graph" in line
-
-    def test_failed_group_does_not_affect_other_groups(self) -> None:
-        def refuse_wide(feeds: Arrays) -> dict[str, np.ndarray]:
-            if feeds["x"].shape[1] == 3:
-                raise ExecutionError("too wide")
-            return double(feeds)
-
-        requests = [request(1), request(2, width=3), request(3), request(4, width=3)]
-        results = Executor(FakeSession(compute=refuse_wide), batching=True).execute_batch(requests)
-        check_outputs(results[0], y=rows(2))
-        check_outputs(results[2], y=rows(6))
-        assert isinstance(results[1], ExecutionError)
-        assert isinstance(results[3], ExecutionError)
 
     def test_output_without_batch_is_computed_request_by_request(self) -> None:
         session = FakeSession(compute=lambda feeds: {"y": feeds["x"], "sum": feeds["x"].sum(axis=1)[:1]})
@@ -597,9 +549,6 @@ class TestContract:
         assert [isinstance(result, ContractChanged) for result in results] == [False, True, False]
         assert isinstance(self.executor("b").execute(requests[0]), ContractChanged)
 
-    def test_request_without_contract_is_computed(self) -> None:
-        assert isinstance(self.executor("a").execute(InferenceRequest({"x": rows(1)})), dict)
-
     def test_version_without_contract_accepts_all_requests(self) -> None:
         asked = InferenceRequest({"x": rows(1)}, parameters='{"contract":"b"}')
         assert isinstance(self.executor("").execute(asked), dict)
@@ -637,15 +586,6 @@ def test_grouped_requests_get_their_own_rows(sizes: list[tuple[int, int]]) -> No
         for name in sent:
             np.testing.assert_array_equal(results[number][name], sent[name] * 2)
             assert results[number][name].dtype == sent[name].dtype
-
-
-@given(shapes)
-def test_groups_have_equal_shapes_and_keep_the_order(sizes: list[tuple[int, int]]) -> None:
-    groups = group_by_shape([rows_of(0, *size) for size in sizes])
-    for group in groups:
-        assert len({sizes[i][1] for i in group}) == 1
-        assert group == sorted(group)
-    assert [group[0] for group in groups] == sorted(group[0] for group in groups)
 
 
 def test_single_request_is_not_copied() -> None:

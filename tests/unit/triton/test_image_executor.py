@@ -158,12 +158,6 @@ def test_batch_is_split_across_instances(decoder: Decoder, model: FakeModel) -> 
         assert [*third] == ["z"]
 
 
-def test_error_in_one_part_affects_its_request(decoder: Decoder, model: FakeModel) -> None:
-    with ImageExecutor(decoder, model, outputs=("y",), batching=True, parts=2) as spread:
-        results = spread.execute_batch([request(gray(each)) for each in (1, 13, 3, 4)])
-    assert values(results) == [[1], ModelNotReady, [3], [4]]
-
-
 def cancelled(image: bytes) -> InferenceRequest:
     return InferenceRequest({"IMAGE": np.array([[image]], dtype=object)}, cancelled=True)
 

@@ -12,8 +12,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec
-from graphkiln_backend.triton.oversized_shapes import needs_protection, numpy_functions, protect_arrays
-from graphkiln_backend.triton.text_shapes import protect_texts
+from graphkiln_backend.triton.oversized_shapes import needs_protection, numpy_functions, protect_arrays, protect_texts
 
 MakeArray = Callable[..., np.ndarray]
 FLOAT = np.dtype(np.float32)

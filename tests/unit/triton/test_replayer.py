@@ -133,8 +133,8 @@ def test_wrong_outputs_are_reported_once(start: StartInstance) -> None:
     assert instance.session.replayed == runs
 
 
-@pytest.mark.parametrize("factor", [np.nan, np.inf, 0.0])
-def test_nan_inf_and_zero_are_wrong_outputs(start: StartInstance, factor: float) -> None:
+@pytest.mark.parametrize("factor", [np.nan, 0.0])
+def test_nan_and_zero_are_wrong_outputs(start: StartInstance, factor: float) -> None:
     session = Session()
     session.factor = factor
     instance = start(interval_s=0.01, session=session)

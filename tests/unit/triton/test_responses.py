@@ -1,14 +1,15 @@
-"""Responses of Triton: outputs, scalars, bf16, errors and their codes; the log of failures."""
+"""Responses of Triton: outputs, scalars, bf16, errors and their codes; logs of failures and of graphkiln's loggers."""
 
 from __future__ import annotations
 
 import json
+import logging
+from collections.abc import Iterator
 
-import fake_triton
 import ml_dtypes
 import numpy as np
 import pytest
-from fake_triton import InferenceRequest, TritonError
+from fake_triton import InferenceRequest, Logger, TritonError
 
 from graphkiln_backend.graph.errors import (
     EngineUnavailable,
@@ -23,6 +24,7 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.text import request_prefix
 from graphkiln_backend.triton import responses, tensors
 from graphkiln_backend.triton.executor import Cancelled
+from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.responses import FailureLog, to_response, to_tensor
 
 
@@ -70,14 +72,6 @@ def test_error_codes_and_messages(error: GraphkilnError, code: int) -> None:
     assert response.error.code == code
     assert response.error.message == str(error)
     assert response.outputs == {}
-
-
-def test_every_error_class_has_a_code_of_triton() -> None:
-    kinds = [GraphkilnError]
-    for kind in kinds:
-        kinds += kind.__subclasses__()
-    unknown = {kind.__name__ for kind in kinds if not hasattr(fake_triton.TritonError, kind.triton_code)}
-    assert not unknown
 
 
 def test_long_error_is_truncated() -> None:
@@ -153,3 +147,54 @@ def test_omitted_failures_are_counted() -> None:
         log.record(None, ERROR)
     log.record(None, ExecutionError("the engine failed"))
     assert log.counts == {"INVALID_ARG": 60, "INTERNAL": 1}
+
+
+@pytest.fixture(autouse=True)
+def _restore_loggers() -> Iterator[None]:
+    logger = logging.getLogger("graphkiln")
+    level, handlers = logger.level, logger.handlers
+    yield
+    logger.setLevel(level)
+    logger.handlers = handlers
+
+
+def test_lines_have_the_model_and_the_level() -> None:
+    log_to_triton("digits")
+    logging.getLogger("graphkiln.lowering").info("%d candidates", 3)
+    logging.getLogger("graphkiln.triton").warning("padded")
+    logging.getLogger("graphkiln.cache").error("damaged")
+    assert Logger.lines == [
+        ("info", "graphkiln: digits: 3 candidates"),
+        ("warning", "graphkiln: digits: padded"),
+        ("warning", "graphkiln: digits: damaged"),
+    ]
+
+
+def test_other_loggers_are_unchanged() -> None:
+    root = logging.getLogger()
+    before = root.level, list(root.handlers)
+    log_to_triton("digits")
+    logging.getLogger("other").warning("not graphkiln's")
+    assert not Logger.lines
+    assert (root.level, root.handlers) == before
+
+
+def test_traceback_is_logged() -> None:
+    log_to_triton("digits")
+    try:
+        _ = 1 / 0
+    except ZeroDivisionError:
+        logging.getLogger("graphkiln.triton").exception("a request failed")
+    ((_, line),) = Logger.lines
+    assert line.startswith("graphkiln: digits: a request failed\nTraceback")
+    assert line.endswith("ZeroDivisionError: division by zero")
+
+
+def test_request_id_is_logged() -> None:
+    log_to_triton("digits")
+    logging.getLogger("graphkiln.triton").warning("refused", extra={"request_id": 'a"] b'})
+    logging.getLogger("graphkiln.triton").warning("refused", extra={"request_id": ""})
+    assert Logger.lines == [
+        ("warning", r'graphkiln: digits: [request id: "a\"] b"] refused'),
+        ("warning", "graphkiln: digits: refused"),
+    ]

@@ -108,15 +108,3 @@ def test_array_lives_until_its_consumer_is_done() -> None:
     gc.collect()
     assert sys.getrefcount(array) == references
     assert not tensors._exported
-
-
-def test_exports_are_released_separately() -> None:
-    first, second = read_bf16(to_dlpack(bf16(2))), read_bf16(to_dlpack(bf16(3)))
-    assert len(tensors._exported) == 2
-    del first
-    gc.collect()
-    assert len(tensors._exported) == 1
-    np.testing.assert_array_equal(second, [0, 1, 2])
-    del second
-    gc.collect()
-    assert not tensors._exported
