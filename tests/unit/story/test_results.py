@@ -23,7 +23,7 @@ from graphkiln.story.results import (
 from graphkiln.story.workloads import Predictions
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.proof.policy import BF16, INT8, OTHER_ENGINE
+from graphkiln_backend.proof.policy import BF16, OTHER_ENGINE
 
 
 def steps(**seen: Observation) -> list[Any]:
@@ -79,7 +79,7 @@ class TestRecord:
         assert Record.read(tmp_path / "record.json") == record
         assert [path.name for path in tmp_path.iterdir()] == ["record.json"]
 
-    @pytest.mark.parametrize("content", ["", "{", '{"facts": {}, "seen": {"eager": {"rounds": 5}}}', '{"other": 1}'])
+    @pytest.mark.parametrize("content", ["{", '{"facts": {}, "seen": {"eager": {"rounds": 5}}}'])
     def test_damaged_record(self, tmp_path: Path, content: str) -> None:
         (tmp_path / "record.json").write_text(content)
         with pytest.raises(MeasurementError, match=r"cannot resume"):
@@ -149,15 +149,6 @@ class TestJudgment:
         assert not found.passed
         assert "top-1 agreement 47/50" in found.verdict
 
-    def test_int8_judged_by_accuracy(self) -> None:
-        """The accuracy does not drop."""
-        wrong = self.targets.copy()
-        wrong[:2] = (self.targets[:2] + 1) % 10
-        limits, found = INT8, self.flipped(2)
-        assert not self.judged(found, limits=limits, noise=1e-6).passed
-        assert self.judged(found, limits=limits, noise=1e-6, targets=wrong).passed
-        assert not self.judged(found, limits=limits, noise=1e-6, targets=self.targets).passed
-
     def test_top_k_predictions(self) -> None:
         order = np.argsort(-self.reference, axis=1)[:, :5]
         scores = np.take_along_axis(self.reference, order, axis=1)
@@ -168,12 +159,6 @@ class TestJudgment:
         swapped = scores.copy()
         swapped[:, [3, 4]] = swapped[:, [4, 3]]
         assert self.judged(Predictions(scores=swapped, indices=near)).passed
-
-    def test_undecided_predictions(self) -> None:
-        flat = np.full((20, 10), 1.0) + np.random.default_rng(0).normal(0, 1e-3, (20, 10))
-        found = judge(Predictions(scores=flat), Predictions(scores=flat * 1.001), INT8, noise=1e-6, targets=None)
-        assert found.passed
-        assert "give samples and weights that decide" in found.undecided
 
     def test_gradient_limits(self) -> None:
         gradients = np.random.default_rng(1).normal(size=(50, 3, 4, 4))

@@ -204,9 +204,7 @@ def test_predictions_are_in_the_order_of_the_images(opened: list[FakeClient], he
     assert len(opened[0].threads) > 1
 
 
-@pytest.mark.parametrize(
-    ("top_k", "gradient", "labeled"), [(0, False, False), (5, False, True), (5, True, False), (0, True, False)]
-)
+@pytest.mark.parametrize(("top_k", "gradient", "labeled"), [(0, False, False), (5, False, True), (5, True, False)])
 def test_served_workload_method(
     opened: list[FakeClient], held_out: Digits, top_k: int, gradient: bool, labeled: bool
 ) -> None:
@@ -230,25 +228,12 @@ class TestPreprocess:
         with pytest.raises(ConversionError, match=r"no preprocess spec"):
             source_preprocess(model(None), story_request())
 
-    @pytest.mark.parametrize(
-        ("spec", "named"), [({"resise": 2}, r"preprocess\.resise"), ({"resize": "big"}, r"preprocess\.resize")]
-    )
-    def test_invalid_preprocess_key_is_named(self, spec: dict[str, Any], named: str) -> None:
-        with pytest.raises(ManifestError, match=named):
-            source_preprocess(model(None), story_request(preprocess=spec))
+    def test_invalid_preprocess_key_is_named(self) -> None:
+        with pytest.raises(ManifestError, match=r"preprocess\.resise"):
+            source_preprocess(model(None), story_request(preprocess={"resise": 2}))
 
 
 class TestOpen:
-    def write(self, folder: Path, body: str) -> str:
-        (folder / "made.py").write_text(f"import torch\nfrom torch import nn\n{body}\n")
-        return f"python:{folder / 'made.py'}:net"
-
-    def test_classifier(self, tmp_path: Path) -> None:
-        source = self.write(tmp_path, "def net():\n    return nn.Sequential(nn.Flatten(), nn.Linear(12, 2))")
-        model = open_source_model(story_request(source=source, image_size=2, preprocess=SPEC_OF_SOURCE))
-        assert [tuple(spec.shape) for spec in model.inputs] == [(3, 2, 2)]  # of one sample
-        model.close()
-
     def test_saved_graph_is_refused(self, digits: Path) -> None:
         source = str(digits / "1" / "model.onnx")
         with pytest.raises(ConversionError, match=r"needs a PyTorch model"):

@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
-import numpy as np
 import pytest
 import tuned
 from simulated_server import SimulatedServer, true_rate
@@ -144,13 +143,10 @@ def test_rate_that_is_met(reference_of: MakeReference, space: Space) -> None:
     assert settled.score.lower == -settled.points[-1].measured.latency.p99.upper
 
 
-@pytest.mark.parametrize(("rate", "reason"), [(500.0, "answers"), (95.0, "p99 of|answers")])
-def test_missed_rate_has_a_reason(reference_of: MakeReference, space: Space, rate: float, reason: str) -> None:
-    target = Target(p99_s=0.02, rate=rate, objective=Objective.LATENCY)
-    advanced = load_contest(reference_of, target).advance(
-        load_contest(reference_of, target).enter(space.default, 1000.0), 10.0, 0.0
-    )
-    assert any(each in advanced.lost for each in reason.split("|"))
+def test_missed_rate_has_a_reason(reference_of: MakeReference, space: Space) -> None:
+    contest = load_contest(reference_of, Target(p99_s=0.02, rate=500.0, objective=Objective.LATENCY))
+    advanced = contest.advance(contest.enter(space.default, 1000.0), 10.0, 0.0)
+    assert "answers" in advanced.lost
     assert math.isinf(advanced.score.lower)
 
 
@@ -217,7 +213,6 @@ AT_60 = Target(p99_s=0.08, rate=60.0, objective=Objective.LATENCY)
 ARRIVALS = {
     "Poisson": Arriving(),
     "bursts": Arriving(burst=2),
-    "trace": Arriving(trace=np.cumsum(np.tile([0.5, 1.0, 1.5, 0.2, 1.8], 40))),
 }
 
 

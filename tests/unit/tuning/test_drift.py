@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -51,18 +50,6 @@ def test_single_deviation_is_no_drift(reference_of: MakeReference, space: Space)
     assert [reading.level for reading in reference.readings] == pytest.approx([1, 0.8, 1], rel=0.02)
     assert (reference.level, reference.notes) == (1.0, [])
     assert len(server.measured) == 6
-
-
-class Noisy(SimulatedServer):
-    """Says of each measurement how far its mean may be off."""
-
-    margin = 0.0
-
-    def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
-        found = super().measure(candidate, load, seconds, seed)
-        assert isinstance(found, Measured)
-        latency = replace(found.latency, mean_margin_s=found.latency.mean_s * self.margin)
-        return replace(found, latency=latency)
 
 
 def test_noise_seldom_repeats_work(reference_of: MakeReference, space: Space) -> None:

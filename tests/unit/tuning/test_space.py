@@ -168,22 +168,9 @@ class TestNarrowing:
         assert {each["precision"] for each in space.candidates} == {"fp32", "bf16", "fp16"}
         assert {each["spin"] for each in space.candidates} == {False}
 
-    @pytest.mark.parametrize(
-        ("fixes", "known"),
-        [
-            ({"engine": "tensorrt"}, "one of onnxruntime, openvino"),
-            ({"precision": "fp8"}, "one of fp32, "),
-        ],
-    )
-    def test_unknown_values_are_refused(self, subject: Subject, fixes: dict[str, Value], known: str) -> None:
-        with pytest.raises(InvalidInput, match=known):
-            narrow(span(subject), [], fixes)
-
-    def test_empty_space_is_refused(self, subject: Subject) -> None:
-        with pytest.raises(InvalidInput, match="no candidate is left: threads x instances"):
-            narrow(span(subject), [], {"threads": 2, "instances": 2})
-        with pytest.raises(InvalidInput, match="'engin' is not tuned"):
-            narrow(span(subject), ["engin"], {})
+    def test_unknown_precision_is_refused(self, subject: Subject) -> None:
+        with pytest.raises(InvalidInput, match="one of fp32, "):
+            narrow(span(subject), [], {"precision": "fp8"})
 
 
 def test_preferred_batch_sizes(subject: Subject) -> None:
