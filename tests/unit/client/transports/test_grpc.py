@@ -41,8 +41,6 @@ class TestGrpc:
                 outputs=[{"name": "Y", "datatype": "FP32"}], raw_output_contents=[b"", b""]
             ).SerializeToString(),
             pb.ModelInferResponse(id="of another").SerializeToString(),
-            pb.ModelInferResponse(outputs=[{"name": "Y", "datatype": "FP99", "shape": [1]}]).SerializeToString(),
-            pb.ModelInferResponse(outputs=[{"name": "Y", "datatype": "FP32", "shape": [2]}]).SerializeToString(),
         ],
     )
     def test_garbage(self, infer: Infer, answer: bytes) -> None:

@@ -73,9 +73,7 @@ HTTP: dict[str, tuple[Callable[[], Answer], str]] = {
     "a huge number": (lambda: http(b"9" * 1_000_000), "is not JSON"),
     "a huge shape": (lambda: inferred(shape=[1 << 40], data=[1.0]), "are not a FP32 tensor"),
     "a wrong size": (lambda: inferred(shape=[1 << 62, 4], parameters={"binary_data_size": 4}), "ends after|not a"),
-    "a negative size": (lambda: inferred(parameters={"binary_data_size": -4}), "ends after"),
     "a shape of a thousand": (lambda: inferred(shape=[1] * 1000, data=[1.0]), "invalid shape"),
-    "a shape of words": (lambda: inferred(shape=["x"]), "malformed"),
     "a datatype of a megabyte": (lambda: inferred(datatype="x" * (1 << 20), data=[1]), "unknown datatype"),
     "a reason of a megabyte": (lambda: http(b"x" * (1 << 20), "500 Oops"), "the server returned 500"),
 }
@@ -153,7 +151,7 @@ class TestInferLimit:
         monkeypatch.setenv(limits.VARIABLE, "3")
         assert infer_limit() == 3 * MIB
 
-    @pytest.mark.parametrize("text", ["0", "-1", "x", "1.5", "9" * 30])
+    @pytest.mark.parametrize("text", ["0", "x", "9" * 30])
     def test_invalid_infer_limit(self, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         monkeypatch.setenv(limits.VARIABLE, text)
         with pytest.raises(InvalidInput, match=f"{limits.VARIABLE} must be a number of MiB"):
