@@ -2,6 +2,10 @@
 
 Example: `Client("http://localhost:8000").model("digits").classify("seven.png").top`.
 
+The way of an image to a labelled answer: `client` (blocking) or `async_client`; `image_requests`, which reads what the
+server has `published`, has the image prepared (`preparing`), sends it (`remote_model`, `connection`, `transports`) and
+has the outputs read (`tasks`).
+
 Public names are imported lazily (PEP 562), so that the command line can read the defaults without importing numpy.
 """
 

@@ -25,8 +25,10 @@ from graphkiln_backend.images.answers import SegmentedImage
 from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_client import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.connection import Connection
-from graphkiln_client.image_requests import Form, ImageRequests
-from graphkiln_client.remote_model import RemoteModel, check_statistics, new_request_id
+from graphkiln_client.image_requests import ImageRequests
+from graphkiln_client.preparing import Form
+from graphkiln_client.published import check_statistics
+from graphkiln_client.remote_model import RemoteModel, new_request_id
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.tasks import (
     Classify,

@@ -25,13 +25,16 @@ from graphkiln_backend.images.answers import (
     read_vector,
 )
 from graphkiln_backend.images.frame import Frame, frame_of
-from graphkiln_client.remote_model import ServedVersion
+from graphkiln_client.published import Labels, ServedVersion
 
 Detections = tuple[Detection, ...]
 Vector = npt.NDArray[np.float32]
 
 T = TypeVar("T")
 _Task = TypeVar("_Task", graph_task.Detection, graph_task.Segmentation, graph_task.Embedding)
+
+# Limits of the highest class index: some labels may be missing, but a corrupt index must not allocate gigabytes.
+_MAX_MISSING_LABELS, _MAX_LABEL_SPARSITY = 1 << 16, 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,6 +140,25 @@ def classifications(
         label = labels[index] if index < len(labels) else ""
         entries.append(Classification(index=index, label=label, score=float(scores[position]), position=position[:-1]))
     return tuple(entries)
+
+
+def parse_labels(output: AnyArray) -> Labels:
+    """Parse labels by class index from a classification output with all classes.
+
+    Args:
+        output: BYTES `[classes]`, or `[batch, classes]`, of which the first row is read.
+
+    Raises:
+        ProtocolError: The output is malformed.
+    """
+    elements = output[0].ravel() if output.ndim > 1 and len(output) else output.ravel()
+    parsed = [Classification.parse(bytes(element).decode("utf-8", "replace")) for element in elements]
+    labels = {entry.index: entry.label for entry in parsed}
+    limit = max(_MAX_MISSING_LABELS, _MAX_LABEL_SPARSITY * len(elements))
+    if labels and not 0 <= min(labels) <= max(labels) < limit:
+        invalid = min(labels) if min(labels) < 0 else max(labels)
+        raise ProtocolError(f"the server returned class index {invalid}, expected 0 to {limit - 1}")
+    return tuple(labels.get(index, "") for index in range(max(labels, default=-1) + 1))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -241,7 +241,7 @@ def _image_feeds(model: Model, image: Path) -> dict[str, AnyArray]:
 
 def _takes_encoded(model: Model) -> bool:
     """Return true for the image model of another model, which takes encoded images."""
-    from graphkiln_client.remote_model import published_tensor_model
+    from graphkiln_client.published import published_tensor_model
 
     return bool(published_tensor_model(model.config))
 

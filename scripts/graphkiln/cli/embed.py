@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     import pyarrow.parquet as pq
 
     from graphkiln_client import Client, Model
-    from graphkiln_client.image_requests import Form
+    from graphkiln_client.preparing import Form
 
     Vector = npt.NDArray[np.float32]
 else:
@@ -224,7 +224,7 @@ def identify(client: Client, name: str, version: str, form: Form = "auto") -> tu
     Raises:
         ClientError: A request failed.
     """
-    from graphkiln_client.remote_model import newest_version, published_contracts, published_graph
+    from graphkiln_client.published import newest_version, published_contracts, published_graph
 
     version = version or newest_version(client.model(name).metadata)
     model = client.model(name, version, images=form)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from graphkiln_client import Detection, Model, Result, SegmentedImage
-    from graphkiln_client.image_requests import Form
+    from graphkiln_client.preparing import Form
 
 T = TypeVar("T")
 Document = Mapping[str, Any]

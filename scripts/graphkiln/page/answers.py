@@ -26,7 +26,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.images.decoding import open_image
 from graphkiln_backend.proof import policy
 from graphkiln_client import AsyncModel
-from graphkiln_client.remote_model import ServedVersion
+from graphkiln_client.published import ServedVersion
 from graphkiln_client.transports.tensors import from_values
 
 T = TypeVar("T")

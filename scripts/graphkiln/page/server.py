@@ -26,7 +26,7 @@ from graphkiln_backend.repository.version import read_manifest
 from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_client import AsyncClient, AsyncModel
-from graphkiln_client.remote_model import ServedVersion, published_tensor_model
+from graphkiln_client.published import ServedVersion, published_tensor_model
 
 _SAMPLE = re.compile(r"^([a-zA-Z_:][\w:]*)(?:\{(.*)\})? (\S+)", re.MULTILINE)
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from graphkiln.page.server import kind_of
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.text import in_path
-from graphkiln_client.remote_model import ServedVersion
+from graphkiln_client.published import ServedVersion
 
 _BY_SCORE = "print(found.label or found.index, found.score)"
 # By task: the method, and a statement that prints its result.

@@ -23,7 +23,7 @@ from graphkiln_backend.graph.task import Detection, Ranking
 from graphkiln_client.async_client import AsyncModel, Many
 from graphkiln_client.client import run
 from graphkiln_client.connection import Connection
-from graphkiln_client.remote_model import ALL_CLASSES
+from graphkiln_client.published import ALL_CLASSES
 from graphkiln_client.tasks import Classify, Result, rank_scores, read_ranking
 from graphkiln_client.transports.base import InferRequest, InferResponse
 

@@ -20,11 +20,11 @@ from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
 from graphkiln_backend.graph.task import Classification, Detection, Embedding, Segmentation, Task
 from graphkiln_backend.images.answers import Box, SegmentedImage
 from graphkiln_backend.images.decoding import prepare
-from graphkiln_client import image_requests
+from graphkiln_client import preparing
 from graphkiln_client.async_client import AsyncModel
 from graphkiln_client.client import Model
 from graphkiln_client.connection import Connection
-from graphkiln_client.image_requests import Form
+from graphkiln_client.preparing import Form
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 SPEC = Preprocess(letterbox=Letterbox(size=(32, 32), padding=0), layout="HWC", dtype=DType.UINT8, interpolation="box")
@@ -285,7 +285,7 @@ def test_image_of_a_url_is_downloaded_once(monkeypatch: pytest.MonkeyPatch, refu
     """The image is decoded here if it is larger than its tensor, or if the server rejects it."""
     noise = np.random.default_rng(0).integers(0, 256, (90, 90, 3), np.uint8)
     content, urls = FILES[0] if refused else file_of(noise), []
-    monkeypatch.setattr(image_requests, "download", lambda url, _: urls.append(url) or content)
+    monkeypatch.setattr(preparing, "download", lambda url, _: urls.append(url) or content)
     server = Server(DETECTION, encoded=True)
     infer = server.infer
 

@@ -17,8 +17,8 @@ from PIL import Image
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConnectionFailed, DeadlineExceeded, InvalidInput
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
-from graphkiln_client import image_requests as module
-from graphkiln_client.image_requests import download, prepare
+from graphkiln_client import preparing as module
+from graphkiln_client.preparing import download, prepare
 
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
 NOISE = Image.effect_noise((6, 4), 80).convert("RGB")

@@ -15,14 +15,14 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ProtocolError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import Ranking
-from graphkiln_client.image_requests import parse_labels
-from graphkiln_client.remote_model import (
+from graphkiln_client.published import (
     ALL_CLASSES,
     ServedVersion,
     check_config,
     check_metadata,
     published_graph,
 )
+from graphkiln_client.tasks import parse_labels
 
 RGB, BGR = Preprocess(resize=8), Preprocess(resize=8, color="BGR")
 RANKING = Ranking(scores="best", indices="classes", labels=("ant", "bee"))

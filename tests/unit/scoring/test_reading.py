@@ -15,7 +15,7 @@ from graphkiln_backend.images.decoding import count_pixels
 from graphkiln_backend.images.decoding import prepare as decode
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
 from graphkiln_backend.scoring.reading import PreparedRow, Reader
-from graphkiln_client.image_requests import prepare
+from graphkiln_client.preparing import prepare
 
 WHOLE = Preprocess(color="L", layout="HWC", dtype=DType.UINT8)
 
