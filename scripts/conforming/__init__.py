@@ -1,1 +1,1 @@
-"""ONNX's own backend test suite, asked of the real server."""
+"""ONNX's own backend test suite, run by the real server."""

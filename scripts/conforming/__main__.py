@@ -1,10 +1,10 @@
-"""Asks every case of ONNX's backend test suite: of the real server, of `convert`, of OpenVINO, of ONNX Runtime alone.
+"""Run ONNX's backend test suite by the real server, `convert`, OpenVINO, and ONNX Runtime alone.
 
     scripts/conformance                    every case in every way; writes docs/conformance.json and docs/conformance.md
-    scripts/conformance --way converted    every case in one way; what is known of the others stays
-    scripts/conformance --only REGEX       the cases whose names match; writes nothing, prints what may not be
-    scripts/conformance --scratch FOLDER   keeps what came of each case there: a run that was ended goes on
-    scripts/conformance --page             asks nothing, writes docs/conformance.md from docs/conformance.json
+    scripts/conformance --way converted    every case in one way; results of the others stay
+    scripts/conformance --only REGEX       cases whose names match; prints violations, writes nothing
+    scripts/conformance --scratch FOLDER   save outcomes there; an interrupted run continues
+    scripts/conformance --page             only write docs/conformance.md from docs/conformance.json
 
 The exit code is 1 when an answer is wrong, a request fails, or a case is refused that ONNX Runtime alone passes and
 Triton's protocol can express.
@@ -34,15 +34,15 @@ from conforming.report import (
     write_page,
     write_report,
 )
-from conforming.ways import ask_bare, ask_converted, ask_openvino, ask_served
+from conforming.ways import run_bare, run_converted, run_openvino, run_served
 
-_ASKERS: dict[str, Callable[[Sequence[Case]], Iterable[tuple[Case, Outcome]]]] = {
-    BARE: ask_bare,
-    SERVED: ask_served,
-    CONVERTED: ask_converted,
-    OPENVINO: ask_openvino,
+_RUNNERS: dict[str, Callable[[Sequence[Case]], Iterable[tuple[Case, Outcome]]]] = {
+    BARE: run_bare,
+    SERVED: run_served,
+    CONVERTED: run_converted,
+    OPENVINO: run_openvino,
 }
-_TOLD_EVERY = 100
+_PRINT_EVERY = 100
 
 
 def main() -> int:
@@ -50,10 +50,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="scripts/conformance", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default="", metavar="REGEX", help="the cases whose names match: KIND_NAME")
+    parser.add_argument("--only", default="", metavar="REGEX", help="cases whose names match: KIND_NAME")
     parser.add_argument("--way", choices=WAYS[1:], action="append", help="default: each")
-    parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="keep what came of each case here")
-    parser.add_argument("--page", action="store_true", help="ask nothing, write the page from the run that was kept")
+    parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="save outcomes here")
+    parser.add_argument("--page", action="store_true", help="only write the page, from the saved run")
     options = parser.parse_args()
     if options.page:
         write_page()
@@ -73,26 +73,26 @@ def main() -> int:
 
 
 def run(cases: Sequence[Case], ways: Sequence[str], scratch: Path | None = None) -> dict[str, Any]:
-    """Ask cases in some ways.
+    """Run cases in some ways.
 
     Args:
         cases: The cases.
         ways: The ways.
-        scratch: Where what came of them is kept and was kept before; None for nowhere.
+        scratch: Folder of saved outcomes; None to save none.
 
     Returns:
-        What came of them; see `report.to_document`.
+        The results; see `report.to_document`.
     """
     with ExitStack() as stack:
         folder = scratch or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="conforming-")))
         folder.mkdir(parents=True, exist_ok=True)
-        return to_document(cases, {way: _ask(way, cases, Record(folder / f"{way}.jsonl")) for way in ways})
+        return to_document(cases, {way: _run_way(way, cases, Record(folder / f"{way}.jsonl")) for way in ways})
 
 
-def _ask(way: str, cases: Sequence[Case], record: Record) -> dict[str, Outcome]:
-    for number, (case, outcome) in enumerate(_ASKERS[way](record.pending(cases)), 1):
+def _run_way(way: str, cases: Sequence[Case], record: Record) -> dict[str, Outcome]:
+    for number, (case, outcome) in enumerate(_RUNNERS[way](record.pending(cases)), 1):
         record.add(case, outcome)
-        if number % _TOLD_EVERY == 0:
+        if number % _PRINT_EVERY == 0:
             print(f"{way}: {number}", file=sys.stderr)
     return {case.served_name: record.outcomes[case.served_name] for case in cases}
 

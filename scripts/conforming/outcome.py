@@ -1,20 +1,18 @@
-"""Outcomes of cases: kinds of reasons, and a record that a run that was ended continues."""
+"""Outcomes of cases: verdicts, kinds of reasons, and a record from which an interrupted run continues."""
 
 from __future__ import annotations
 
 import enum
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from conforming.cases import Case
 
-# Why a case is not served, in the few kinds that there are: by patterns of what engines say.
-
-_MADE_UP = r"refuses the samples|refuses every request|holds no finite number|the samples prove nothing"
+# Kinds of refusals, by patterns of the engines' errors; the first match counts.
 _KINDS = (
     (r"is an? (?:sequence|optional|map|sparse)", "Triton carries tensors only: a sequence, an optional value"),
     (
@@ -46,47 +44,7 @@ _KINDS = (
     (r"cannot be loaded", "ONNX Runtime does not load the graph"),
 )
 OTHER = "another reason"
-
-
-def kind_of(reason: str) -> str:
-    """The kind of a reason: the first that fits."""
-    return next((kind for pattern, kind in _KINDS if re.search(pattern, reason)), OTHER)
-
-
-def needs_samples(reason: str) -> bool:
-    """Return true if a conversion was refused for the samples that were made up for it."""
-    return re.search(_MADE_UP, reason) is not None
-
-
-# What came of the cases so far, in a file that grows case by case: a run that was ended goes on where it was.
-
-
-class Record:
-    """Outcomes of one way to ask, by the served name of the case."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.outcomes = dict(_read(path)) if path.exists() else {}
-
-    def add(self, case: Case, outcome: Outcome) -> None:
-        """Keep an outcome, on disk as well."""
-        self.outcomes[case.served_name] = outcome
-        line = {"case": case.served_name, "verdict": outcome.verdict, "reason": outcome.reason}
-        with self._path.open("a") as file:
-            file.write(f"{json.dumps(line)}\n")
-
-    def pending(self, cases: Iterable[Case]) -> list[Case]:
-        """The cases of which nothing is known yet."""
-        return [case for case in cases if case.served_name not in self.outcomes]
-
-
-def _read(path: Path) -> Iterator[tuple[str, Outcome]]:
-    for line in path.read_text().splitlines():
-        with suppress(ValueError):  # the run was ended while it wrote: the case is asked again
-            known = json.loads(line)
-            yield known["case"], Outcome(Verdict(known["verdict"]), known["reason"])
-
-
+_SYNTHETIC = r"refuses the samples|refuses every request|holds no finite number|the samples prove nothing"
 _PATHS = re.compile(r"(?:/[\w.+-]+){2,}/?")
 _STACK = re.compile(r"\s*At:.*", re.DOTALL)
 _LONGEST = 800
@@ -96,23 +54,56 @@ class Verdict(enum.StrEnum):
     """Comparison of an answer with the expected one."""
 
     PASSES = "passes"
-    REFUSED = "refused"  # not served at all; the reason says why
-    DIFFERS = "differs"  # answered with another value than the suite expects, within its tolerance
-    FAILS = "fails"  # ready, and yet the request failed; or whatever asked it ended
+    REFUSED = "refused"  # not served; the reason says why
+    DIFFERS = "differs"  # another value than the suite expects, beyond its tolerance
+    FAILS = "fails"  # ready, but the request failed
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """A verdict and its reason; no reason where the case passes."""
+    """A verdict and its reason; no reason if the case passes."""
 
     verdict: Verdict
     reason: str = ""
 
     @classmethod
     def of(cls, verdict: Verdict, reason: object) -> Outcome:
-        """An outcome with a reason in one line, without the folders of this run."""
+        """Make an outcome with a reason in one line, without the folders of this run."""
         text = _PATHS.sub("the file", _STACK.sub(" ", str(reason)))
         return cls(verdict, " ".join(text.split())[:_LONGEST])
 
 
 PASSED = Outcome(Verdict.PASSES)
+
+
+def kind_of(reason: str) -> str:
+    """Kind of the reason of a refusal."""
+    return next((kind for pattern, kind in _KINDS if re.search(pattern, reason)), OTHER)
+
+
+def needs_samples(reason: str) -> bool:
+    """Return true if a conversion was refused because of its synthetic samples."""
+    return re.search(_SYNTHETIC, reason) is not None
+
+
+class Record:
+    """Outcomes of one way to run the cases, by served name, in a file that grows case by case."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.outcomes: dict[str, Outcome] = {}
+        for line in path.read_text().splitlines() if path.exists() else ():
+            with suppress(ValueError):  # interrupted while writing: the case runs again
+                saved = json.loads(line)
+                self.outcomes[saved["case"]] = Outcome(Verdict(saved["verdict"]), saved["reason"])
+
+    def add(self, case: Case, outcome: Outcome) -> None:
+        """Save an outcome."""
+        self.outcomes[case.served_name] = outcome
+        line = {"case": case.served_name, "verdict": outcome.verdict, "reason": outcome.reason}
+        with self._path.open("a") as file:
+            file.write(f"{json.dumps(line)}\n")
+
+    def pending(self, cases: Iterable[Case]) -> list[Case]:
+        """The cases without an outcome."""
+        return [case for case in cases if case.served_name not in self.outcomes]

@@ -1,4 +1,4 @@
-"""Results of a run: as data, `docs/conformance.json`, and as the page that is written from them."""
+"""Results of a run as data, `docs/conformance.json`, and the page that is generated from them."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ _NAMES = {
 }
 _LIBRARIES = ("onnx", "onnxruntime", "openvino", "nvidia-pytriton")
 _LONGEST = 220
-# Cases whose expected answer is one of two that are as right, with the reason.
+# Cases with two correct answers, of which the suite expects one, with the reason.
 TIES = {
     "node_dynamicquantizelinear": "-2.5 is 127.5 steps below zero, and the last bit of the scale rounds it",
     "node_dynamicquantizelinear_expanded": "0.5 is 25.5 steps above zero, and the last bit of the scale rounds it",
 }
-# Cases in which a graph computes, and one request is answered with an error, as by ONNX Runtime alone.
+# Cases whose graph is served, and whose request gets an error, as from ONNX Runtime alone.
 SIZES = {
     "node_reduce_max_empty_set_bool": "it has no elements, for which ONNX Runtime has no answer; it computes others",
 }
 
 
 def to_document(cases: Sequence[Case], outcomes: Mapping[str, Mapping[str, Outcome]]) -> dict[str, Any]:
-    """A run as data."""
+    """Convert a run to data."""
     versions = {name: version(name) for name in _LIBRARIES}
     return {
         "cases": dict(Counter(case.kind for case in cases)),
@@ -50,8 +50,11 @@ def _way(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     for name, each in others.items():
         if each.verdict is Verdict.REFUSED:
             refused.setdefault(kind_of(each.reason), []).append(name)
-    told = {name: [each.verdict, each.reason[:_LONGEST]] for name, each in others.items()}
-    answered = {name: each for name, each in told.items() if each[0] != Verdict.REFUSED}
+    answered = {
+        name: [each.verdict, each.reason[:_LONGEST]]
+        for name, each in others.items()
+        if each.verdict is not Verdict.REFUSED
+    }
     return {"asked": len(outcomes), "passes": len(outcomes) - len(others), "refused": refused, "answered": answered}
 
 
@@ -62,9 +65,9 @@ def others_of(way: Mapping[str, Any]) -> dict[str, tuple[str, str]]:
 
 
 def find_violations(document: Mapping[str, Any]) -> list[str]:
-    """Find wrong answers, requests that fail, and refusals that neither Triton nor the runtime explains.
+    """Find wrong answers, failed requests, and refusals that neither Triton nor ONNX Runtime explains.
 
-    Where ONNX Runtime alone answers otherwise than expected, or fails, so may it in a server.
+    A server may differ from the expected answer where ONNX Runtime alone does.
     """
     ways = document["ways"]
     bare = others_of(ways[BARE])
@@ -81,7 +84,7 @@ def find_violations(document: Mapping[str, Any]) -> list[str]:
 
 
 def to_page(document: Mapping[str, Any]) -> str:
-    """The page."""
+    """Render docs/conformance.md."""
     total = sum(document["cases"].values())
     parts = ", ".join(f"{count} {kind}" for kind, count in document["cases"].items())
     lines = [
@@ -91,7 +94,7 @@ def to_page(document: Mapping[str, Any]) -> str:
         "",
         f"The {total} cases of ONNX's backend test suite ({parts}), answers compared at the suite's own tolerance.",
         *_libraries(document["ways"]),
-        "`scripts/conformance` asks them again.",
+        "`scripts/conformance` runs them again.",
         "",
         *_summary(document["ways"]),
         "",
@@ -112,7 +115,7 @@ def _libraries(ways: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _summary(ways: Mapping[str, Any]) -> Iterator[str]:
-    yield "| how | asked | pass | refused | differ as ONNX Runtime alone does, or by a tie | wrong | ready, but fail |"
+    yield "| how | cases | pass | refused | differ as ONNX Runtime alone does, or by a tie | wrong | ready, but fail |"
     yield "|---|---:|---:|---:|---:|---:|---:|"
     bare = others_of(ways[BARE])
     for way, each in ways.items():
@@ -137,7 +140,7 @@ def _notes(ways: Mapping[str, Any]) -> Iterator[str]:
         yield f"Of what ONNX Runtime alone passes, the server refuses {len(border)} cases, whose inputs or outputs no"
         yield "request of Triton's protocol can hold."
         yield ""
-    yield "The expected answer is one of two that are as right:"
+    yield "Cases with two correct answers, of which the suite expects one:"
     yield ""
     yield from (f"- `{name}` (OpenVINO): {reason}." for name, reason in TIES.items())
     yield ""
@@ -151,7 +154,8 @@ def _tables(ways: Mapping[str, Any]) -> Iterator[str]:
     for way, each in ways.items():
         kinds: dict[str, list[str]] = {}
         for name, (verdict, reason) in others_of(each).items():
-            kinds.setdefault(heading(verdict, reason), []).append(name)
+            title = f"refused: {reason}" if verdict == Verdict.REFUSED else str(verdict)
+            kinds.setdefault(title, []).append(name)
         yield f"## {_NAMES[way][0].upper()}{_NAMES[way][1:]}"
         yield ""
         yield "| what, and why | cases |"
@@ -168,15 +172,8 @@ def _tables(ways: Mapping[str, Any]) -> Iterator[str]:
             yield ""
 
 
-def heading(verdict: str, reason: str) -> str:
-    """Describe an outcome: the verdict, and of refusals the kind of reason."""
-    if verdict == Verdict.REFUSED:
-        return f"refused: {reason}"
-    return {Verdict.DIFFERS: "differs", Verdict.FAILS: "fails"}[Verdict(verdict)]
-
-
 def write_report(document: Mapping[str, Any]) -> None:
-    """Keep a run of every case and write its page; ways that were not asked stay as an earlier run found them."""
+    """Save a run of all cases and write the page; ways that did not run stay as saved."""
     ways = {**json.loads(RESULTS.read_text())["ways"], **document["ways"]}
     kept = {**document, "ways": {way: ways[way] for way in WAYS if way in ways}}
     RESULTS.write_text(json.dumps(kept, indent=0) + "\n")
@@ -184,5 +181,5 @@ def write_report(document: Mapping[str, Any]) -> None:
 
 
 def write_page() -> None:
-    """Write the page from the run that was kept."""
+    """Write the page from the saved run."""
     PAGE.write_text(to_page(json.loads(RESULTS.read_text())))

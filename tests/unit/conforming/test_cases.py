@@ -12,9 +12,9 @@ import pytest
 from onnx import TensorProto, helper, numpy_helper
 
 from conforming import cases
-from conforming.cases import Case, difference, ranks_of, to_tensors, to_values, write_model
+from conforming.cases import Case, difference
 from conforming.outcome import PASSED, Verdict
-from conforming.ways import ask_bare, ask_openvino
+from conforming.ways import as_published, restore_scalars, run_bare, run_openvino, write_model
 from graphkiln_backend.graph.errors import GraphkilnError
 
 
@@ -29,14 +29,14 @@ def case(outputs: dict[str, np.ndarray], *, sequence: str = "") -> Case:
     return Case(kind="node", name="test_a", model=helper.make_model(graph), samples=samples, rtol=1e-3, atol=0)
 
 
-def test_what_is_no_tensor_may_be_left_out() -> None:
+def test_only_outputs_that_are_not_tensors_may_be_missing() -> None:
     both = case({"y": np.ones(1), "all": np.ones(1)}, sequence="all")
     assert both.difference(0, {"y": np.ones(1)}) == ""
     assert both.difference(0, {"all": np.ones(1)}) == "no output y"
     assert both.difference(0, {"y": np.zeros(1)}).startswith("y: Not equal")
 
 
-def test_the_architectures_come_with_their_inputs_and_outputs() -> None:
+def test_architectures_have_inputs_and_outputs() -> None:
     found = {each.served_name: each for each in cases._light_cases()}
     assert len(found) == 9
     resnet = found["light_light_resnet50"]
@@ -63,7 +63,7 @@ BF16 = ml_dtypes.bfloat16
         pytest.param(np.empty(0), np.empty(0), id="empty"),
     ],
 )
-def test_the_same(expected: Any, got: Any) -> None:
+def test_equal_by_the_suites_rules(expected: Any, got: Any) -> None:
     assert not difference(expected, got, 1e-3, 1e-7)
 
 
@@ -78,10 +78,10 @@ def test_the_same(expected: Any, got: Any) -> None:
         ([ONE], [ONE, ONE], "another sequence"),
         ([ONE], [ONE * 2], "Mismatched"),
         ([ONE], ONE, "another sequence"),
-        (None, ONE, "a value in the place of none"),
+        (None, ONE, "a value instead of none"),
     ],
 )
-def test_another(expected: Any, got: Any, how: str) -> None:
+def test_different_by_the_suites_rules(expected: Any, got: Any, how: str) -> None:
     with pytest.raises(AssertionError, match=how):
         raise AssertionError(difference(expected, got, 1e-3, 1e-7))
 
@@ -109,34 +109,23 @@ def test_a_case_is_a_model_of_a_store(tmp_path: Path) -> None:
     assert 'name: "y"' in text  # completed from the graph
 
 
-def test_one_that_nobody_can_serve_is_refused(tmp_path: Path) -> None:
+def test_an_element_type_without_a_counterpart_in_triton_is_refused(tmp_path: Path) -> None:
     with pytest.raises(GraphkilnError, match="FLOAT8E4M3FN is not one that Triton can carry"):
         write_model(add(dtype=TensorProto.FLOAT8E4M3FN), tmp_path)
 
 
-@pytest.mark.parametrize(("published", "shape"), [([1], (1,)), ([], ())])
-def test_scalars_are_sent_as_the_server_publishes_them(published: list[int], shape: tuple[int, ...]) -> None:
-    ranks = ranks_of([{"name": "x", "shape": published}])
-    assert to_tensors(add().feeds(0), ranks)["x"].shape == shape
+def test_scalars_are_sent_as_published_and_restored() -> None:
+    assert as_published(add().feeds(0), {"x": 1})["x"].shape == (1,)
+    assert as_published(add().feeds(0), {"x": 0})["x"].shape == ()
+    assert restore_scalars(add(), {"y": np.ones(1, np.float32)})["y"].shape == ()
+    assert restore_scalars(add(dims=(1,)), {"y": np.ones(1, np.float32)})["y"].shape == (1,)
 
 
-@pytest.mark.parametrize("dims", [(), (1,)])
-def test_what_the_graph_computes_as_a_scalar_is_one_again(dims: tuple[int, ...]) -> None:
-    assert to_values(add(dims=dims), {"y": np.ones(1, np.float32)})["y"].shape == dims
-
-
-class TestAsking:
-    @pytest.mark.parametrize("ask", [ask_bare, ask_openvino])
-    def test_what_is_right_passes(self, ask: Any) -> None:
-        assert [outcome for _, outcome in ask([add()])] == [PASSED]
-
-    @pytest.mark.parametrize("ask", [ask_bare, ask_openvino])
-    def test_what_is_not_differs(self, ask: Any) -> None:
-        ((_, outcome),) = ask([add(expected=TWO + np.float32(1))])
-        assert (outcome.verdict, outcome.reason[:12]) == (Verdict.DIFFERS, "y: Not equal")
-
-    @pytest.mark.parametrize("ask", [ask_bare, ask_openvino])
-    def test_what_cannot_be_loaded_is_refused(self, ask: Any) -> None:
-        case = add()
-        case.model.graph.node[0].op_type = "NoSuchOperator"
-        assert [outcome.verdict for _, outcome in ask([case])] == [Verdict.REFUSED]
+@pytest.mark.parametrize("run", [run_bare, run_openvino])
+def test_verdicts(run: Any) -> None:
+    unknown = add()
+    unknown.model.graph.node[0].op_type = "NoSuchOperator"
+    right, wrong, refused = (outcome for _, outcome in run([add(), add(expected=TWO + np.float32(1)), unknown]))
+    assert right == PASSED
+    assert (wrong.verdict, wrong.reason[:12]) == (Verdict.DIFFERS, "y: Not equal")
+    assert refused.verdict == Verdict.REFUSED

@@ -1,4 +1,4 @@
-"""What may not be, and the page that is written from a kept run."""
+"""Violations, the page of a run, and the record of an interrupted one."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def document(bare: Outcome = PASSED, name: str = "a", **others: Outcome) -> dict
         pytest.param(document(name="dynamicquantizelinear", openvino=WRONG), id="a tie"),
     ],
 )
-def test_what_may_be(found: dict[str, Any]) -> None:
+def test_accepted_outcomes(found: dict[str, Any]) -> None:
     assert report.find_violations(found) == []
 
 
 @pytest.mark.parametrize(
-    ("found", "told"),
+    ("found", "violation"),
     [
         (document(served=WRONG), "served node_a: differs: y: Not equal"),
         (document(openvino=WRONG), "openvino node_a: differs: y: Not equal"),
@@ -52,8 +52,8 @@ def test_what_may_be(found: dict[str, Any]) -> None:
         ),
     ],
 )
-def test_what_may_not_be(found: dict[str, Any], told: str) -> None:
-    assert report.find_violations(found) == [told]
+def test_violations(found: dict[str, Any], violation: str) -> None:
+    assert report.find_violations(found) == [violation]
 
 
 def test_the_page_counts_and_names() -> None:
@@ -66,7 +66,7 @@ def test_the_page_counts_and_names() -> None:
 
 
 class TestKept:
-    """The page and the data in docs/ are of one run, in which nothing was that may not be."""
+    """The page and the data in docs/ are of one run without violations."""
 
     @pytest.fixture
     def kept(self) -> dict[str, Any]:
@@ -76,25 +76,22 @@ class TestKept:
     def test_the_page_is_written_from_the_data(self, kept: dict[str, Any]) -> None:
         assert report.PAGE.read_text() == report.to_page(kept), "scripts/conformance --page writes it"
 
-    def test_nothing_that_may_not_be(self, kept: dict[str, Any]) -> None:
+    def test_no_violations(self, kept: dict[str, Any]) -> None:
         assert report.find_violations(kept) == []
 
-    def test_every_case_was_asked_in_every_way(self, kept: dict[str, Any]) -> None:
+    def test_every_case_ran_in_every_way(self, kept: dict[str, Any]) -> None:
         assert {each["asked"] for each in kept["ways"].values()} == {sum(kept["cases"].values())}
         assert set(kept["ways"]) == set(report.WAYS)
 
-    def test_every_reason_is_of_a_kind(self, kept: dict[str, Any]) -> None:
+    def test_every_reason_has_a_kind(self, kept: dict[str, Any]) -> None:
         assert [each["refused"][OTHER] for each in kept["ways"].values() if OTHER in each["refused"]] == []
-
-
-# A run that was ended goes on where it was.
 
 
 def case(name: str) -> Case:
     return Case(kind="node", name=f"test_{name}", model=onnx.ModelProto(), samples=(), rtol=0, atol=0)
 
 
-def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
+def test_an_interrupted_run_continues(tmp_path: Path) -> None:
     one, two = case("one"), case("two")
     record = Record(tmp_path / "served.jsonl")
     assert record.pending([one, two]) == [one, two]
@@ -104,7 +101,7 @@ def test_what_is_known_is_not_asked_again(tmp_path: Path) -> None:
     assert again.outcomes == {"node_one": Outcome(Verdict.FAILS, "why")}
 
 
-def test_half_a_line_is_asked_again(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "served.jsonl"
     Record(path).add(case("one"), PASSED)
     path.write_text(f'{path.read_text()}{{"case": "node_tw')
