@@ -97,7 +97,7 @@ def difference(expected: Any, got: Any, rtol: float, atol: float) -> str:
     return _difference_of_numbers(expected, got, rtol, atol)
 
 
-def _difference_of_numbers(expected: AnyArray, got: AnyArray, rtol: float, atol: float) -> str:
+def _difference_of_numbers(expected: Any, got: Any, rtol: float, atol: float) -> str:
     if got.dtype != expected.dtype:
         return f"{got.dtype} instead of {expected.dtype}"
     if got.dtype.name == "bfloat16":  # numpy does not promote it with Python's numbers
