@@ -57,7 +57,7 @@ def dtype_from_mlir(element: str) -> DType:
         ConversionError: The type is not supported.
     """
     if element not in _BY_MLIR:
-        raise ConversionError(f"no tensor can have elements of type {element}", hint=f"known: {', '.join(_BY_MLIR)}")
+        raise ConversionError(f"element type {element} is not supported", hint=f"supported: {', '.join(_BY_MLIR)}")
     return _BY_MLIR[element]
 
 
@@ -68,7 +68,7 @@ def dtype_from_number(number: int) -> DType:
         ConversionError: The type is not supported.
     """
     if number not in _BY_PROTO_NUMBER:
-        raise ConversionError(f"no tensor can have elements of OneFlow's data type {number}")
+        raise ConversionError(f"OneFlow's data type {number} is not supported")
     return _BY_PROTO_NUMBER[number]
 
 
@@ -283,16 +283,16 @@ def _type_proto(value: Value) -> onnx.TypeProto:
     return onnx.helper.make_tensor_type_proto(int(value.dtype or onnx_ir.DataType.UNDEFINED), shape)
 
 
-# Raised for attributes and inputs that no node can have; the last one for numbers above 64 bits.
+# Raised for invalid attributes and inputs of a node; the last one for numbers above 64 bits.
 _INFERENCE_ERRORS = (onnx.shape_inference.InferenceError, onnx.checker.ValidationError, onnx_ir.serde.SerdeError)
-# Of a constant that is shared by all nodes that take one like it.
+# Largest constant that is shared by all nodes with the same constant.
 _MAX_SHARED_ELEMENTS = 8
-# Of a constant that may be a shape or axes: shape inference needs its elements.
+# Largest constant that may be a shape or axes, whose elements shape inference needs.
 _MAX_SHAPE_ELEMENTS = 64
 _ONNX_DTYPES = {str(dtype): onnx_ir.DataType.from_numpy(dtype.numpy) for dtype in DType if dtype is not DType.BYTES}
 
 
-# The layout of feature maps, and of the parameters of their channels.
+# Layout of feature maps and of per-channel parameters.
 
 
 def check_channels_first(op: Op) -> None:
@@ -315,12 +315,12 @@ def align_to_axis(op: Op, values: Value, axis: int) -> Value:
     return op.emit("Reshape", values, op.constant(shape))
 
 
-# Translators, and how a function of `operators/` becomes one.
+# Registry of translators: functions of `operators/`.
 
-# Adds an operation's nodes to the graph and return its results; those that the graph does not use may be missing.
+# Add an operation's nodes to the graph and return its results; unused results may be missing.
 Translator = Callable[[Op], Value | Sequence[Value]]
 
-# Operation -> its translator, as far as modules of `operators/` are imported.
+# Operation -> translator, from the imported modules of `operators/`.
 TRANSLATORS: dict[str, Translator] = {}
 
 

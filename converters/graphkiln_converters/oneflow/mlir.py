@@ -1,6 +1,6 @@
-"""Parses `model.mlir`: the text form of MLIR with OneFlow's dialect, as `flow.save` writes a graph.
+"""Parser of `model.mlir`, the MLIR text with OneFlow's dialect that `flow.save` writes.
 
-The grammar is `mlir.lark`. Attributes and types of other dialects are kept by name: nothing here interprets them.
+The grammar is `mlir.lark`. Attributes and types of other dialects are kept by name, without interpretation.
 
 Source: MLIR Language Reference (mlir.llvm.org/docs/LangRef); OneFlow 0.9.0.
 """
@@ -27,14 +27,14 @@ from graphkiln_backend.graph.errors import ConversionError
 
 @dataclass(frozen=True, slots=True)
 class Opaque:
-    """An attribute or type of a dialect that is not interpreted, by its name."""
+    """An uninterpreted attribute or type of a dialect."""
 
     name: str
 
 
 @dataclass(frozen=True, slots=True)
 class TensorType:
-    """The type of a value.
+    """Type of a value.
 
     Attributes:
         shape: Sizes; None for a dynamic one.
@@ -57,13 +57,13 @@ class Operation:
     """One operation.
 
     Attributes:
-        kind: Its name without the dialect, such as `conv2d`; of another dialect, with it.
-        operands: Names of its operands.
-        results: Names of its results.
-        attributes: Its attributes.
-        operand_types: Types of its operands.
-        result_types: Types of its results.
-        line: Its line in the file, from 1.
+        kind: Name without OneFlow's dialect, such as `conv2d`; names of other dialects are complete.
+        operands: Names of the operands.
+        results: Names of the results.
+        attributes: Attributes by name.
+        operand_types: Types of the operands.
+        result_types: Types of the results.
+        line: Line in the file, from 1.
     """
 
     kind: str
@@ -80,10 +80,10 @@ class Job:
     """A saved graph.
 
     Attributes:
-        name: OneFlow's name of it.
-        arguments: Its inputs in the order of the signature, by name.
-        operations: In the order of the file.
-        returns: Names of the values that it returns, in the order of the signature.
+        name: OneFlow's name of the graph.
+        arguments: Types of the inputs by name, in the order of the signature.
+        operations: Operations in the order of the file.
+        returns: Names of the returned values, in the order of the signature.
     """
 
     name: str
@@ -92,19 +92,19 @@ class Job:
     returns: tuple[str, ...]
 
 
-# The literals of MLIR's text form: strings, numbers, and shaped types.
+# Literals of MLIR's text form: strings, numbers, and shaped types.
 #
 # Source: MLIR Language Reference (mlir.llvm.org/docs/LangRef).
 
 _ESCAPE = re.compile(r'\\(["\\nt]|[0-9A-Fa-f]{2})')
 _ESCAPES = {'"': '"', "\\": "\\", "n": "\n", "t": "\t"}
 _SHAPED = re.compile(r"(?:tensor|vector)<\s*(?:((?:(?:\d+|\?)x)*))([a-z]+\d*)\s*(?:,.*)?>")
-# Float type -> its size in bytes, and how `struct` reads it; bf16 is the upper half of an f32.
+# Float type -> size in bytes and format for `struct`; bf16 is the upper half of an f32.
 _FLOATS = {"f16": (2, "<e"), "bf16": (2, "<f"), "f32": (4, "<f"), "f64": (8, "<d")}
 
 
 def read_string(literal: str) -> str:
-    """The content of a quoted string, with its escapes resolved."""
+    """Read a quoted string with escapes."""
 
     def unescaped(match: re.Match[str]) -> str:
         return _ESCAPES.get(match[1]) or chr(int(match[1], 16))
@@ -113,14 +113,14 @@ def read_string(literal: str) -> str:
 
 
 def read_number(literal: str, type_name: str) -> int | float:
-    """A number; of a float type, hexadecimal digits are its bits.
+    """Read a number; hexadecimal digits of a float type are its bits.
 
     Args:
-        literal: Its text.
-        type_name: The type that it is written with, such as `si32`, or empty.
+        literal: Text of the number.
+        type_name: Type behind the number, such as `si32`, or empty.
 
     Raises:
-        ValueError: The type has no such number.
+        ValueError: The number is not of the type.
 
     Source: MLIR Language Reference, "Floating Point Types".
     """
@@ -133,7 +133,7 @@ def read_number(literal: str, type_name: str) -> int | float:
     try:
         return int(digits, 0) if hexadecimal else int(digits)
     except ValueError as error:
-        raise ValueError(f"'{literal}' is no {type_name or 'integer'}") from error
+        raise ValueError(f"'{literal}' is not a number of type {type_name or 'integer'}") from error
 
 
 def _float_from_bits(bits: int, literal: str, type_name: str) -> float:
@@ -147,7 +147,7 @@ def _float_from_bits(bits: int, literal: str, type_name: str) -> float:
 
 
 def read_shaped_type(literal: str) -> TensorType | Opaque:
-    """The type `tensor<...>` or `vector<...>`; opaque where it is written in a form that OneFlow does not use."""
+    """Read `tensor<...>` or `vector<...>`; opaque in a form that OneFlow does not use."""
     match = _SHAPED.fullmatch(literal)
     if match is None:
         return Opaque(literal)
@@ -155,7 +155,7 @@ def read_shaped_type(literal: str) -> TensorType | Opaque:
 
 
 _DIALECT = "oneflow."
-# Results of one operation, and elements of a splat, that are written out.
+# Maximum number of results of an operation, and of expanded elements of a splat.
 _MAX_PACK = 1 << 16
 
 
@@ -163,7 +163,7 @@ def parse(text: str) -> Job:
     """Parse a graph.
 
     Raises:
-        ConversionError: The text is not MLIR, or not of one job; the message names line and column.
+        ConversionError: The text is not MLIR with one job; the message names line and column.
     """
     try:
         job = _parser().parse(text)
@@ -174,7 +174,7 @@ def parse(text: str) -> Job:
     except UnexpectedInput as error:
         raise ConversionError(
             f"{_position(error.line, error.column)} {_mismatch(text, error)}",
-            hint="the file is cut short or changed: save the graph again (flow.save)",
+            hint="the file is truncated or modified: save the graph again (flow.save)",
         ) from error
     if not isinstance(job, Job):
         raise TypeError(f"the grammar's start is a {type(job).__name__}, not a job")
@@ -209,12 +209,12 @@ def _check_values(job: Job) -> None:
         for name in operation.operands:
             if name not in defined:
                 raise ConversionError(
-                    f"line {operation.line}: {operation.kind} takes {name}, which nothing before it defines"
+                    f"line {operation.line}: {operation.kind} takes {name}, which is not defined before it"
                 )
         defined.update(operation.results)
     for name in job.returns:
         if name not in defined:
-            raise ConversionError(f"the graph returns {name}, which nothing defines")
+            raise ConversionError(f"the graph returns {name}, which is not defined")
 
 
 def _fail(token: Token, message: str) -> NoReturn:
@@ -239,7 +239,7 @@ class _Returns:
 
 @v_args(inline=True)
 class _JobTransformer(Transformer[Token, Job]):
-    """Turns the parse tree into values, from the leaves up; a method for each rule of the grammar."""
+    """Convert the parse tree to values, from the leaves up; one method for each rule of the grammar."""
 
     def start(self, *items: Job | None) -> Job:
         return next(item for item in items if item is not None)
@@ -254,7 +254,7 @@ class _JobTransformer(Transformer[Token, Job]):
         arguments: dict[str, TensorType] = {}
         for argument in (item for item in items if isinstance(item, _Argument)):
             if argument.name in arguments:
-                _fail(token, f"two arguments are called {argument.name}")
+                _fail(token, f"two arguments have the name {argument.name}")
             arguments[argument.name] = argument.type
         operations = tuple(item for item in items if isinstance(item, Operation))
         _check_definitions(token, arguments, operations)
@@ -295,7 +295,7 @@ class _JobTransformer(Transformer[Token, Job]):
         if count is None:
             return [str(name)]
         if not count.isdecimal() or int(count) > _MAX_PACK:
-            _fail(count, f"'{count}' is no number of results")
+            _fail(count, f"'{count}' is not a valid number of results")
         return [f"{name}#{index}" for index in range(int(count))]
 
     def properties(self, dictionary: dict[str, Attribute]) -> dict[str, Attribute]:
@@ -328,7 +328,7 @@ class _JobTransformer(Transformer[Token, Job]):
     def dense_elements(self, value: Attribute | None, type_: object) -> list[Any]:
         shape = type_.shape if isinstance(type_, TensorType) else ()
         count = math.prod(dim or 0 for dim in shape)
-        if value is None or isinstance(value, str):  # raw bytes: of weights inside the text, which OneFlow never writes
+        if value is None or isinstance(value, str):  # raw bytes of weights inside the text, which OneFlow never writes
             return []
         if isinstance(value, list):
             return list(np.ravel(np.asarray(value, object)))
@@ -354,7 +354,7 @@ class _JobTransformer(Transformer[Token, Job]):
 
 
 def _check_definitions(token: Token, arguments: dict[str, TensorType], operations: Sequence[Operation]) -> None:
-    """Every value is defined once (static single assignment)."""
+    """Check that every value is defined once (static single assignment)."""
     defined = set(arguments)
     for operation in operations:
         for result in operation.results:
@@ -366,5 +366,5 @@ def _check_definitions(token: Token, arguments: dict[str, TensorType], operation
 def _tensor_type(token: Token, type_: object) -> TensorType:
     if not isinstance(type_, TensorType):
         name = type_.name if isinstance(type_, Opaque) else "a function"
-        _fail(token, f"'{name}' is no tensor: operands and results of operations are tensors")
+        _fail(token, f"'{name}' is not a tensor type: operands and results of operations must be tensors")
     return type_

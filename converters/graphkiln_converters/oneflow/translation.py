@@ -36,7 +36,7 @@ from graphkiln_converters.oneflow.building import (
 )
 from graphkiln_converters.oneflow.mlir import Job, Operation, TensorType
 
-# Operations that stand for values of the graph -> number of their operands.
+# Operations that denote values of the graph -> number of operands.
 _BOUNDARIES = {"input": 1, "output": 1, "variable": 0}
 
 
@@ -77,7 +77,7 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
 def _output(graph: GraphBuilder, values: Mapping[str, Value], name: str, number: int) -> Value:
     """Add an output for a value, which may be an input or have another output already."""
     if name not in values:
-        raise ConversionError(f"the graph returns {name}, which its operation does not compute")
+        raise ConversionError(f"the graph returns {name}, which the translation of its operation does not compute")
     node = onnx_ir.node("Identity", [values[name]], name=f"OUTPUT_{number}")
     (output,) = node.outputs
     output.name, output.type, output.shape = f"OUTPUT_{number}", values[name].type, values[name].shape
@@ -147,7 +147,8 @@ def _boundary(operation: Operation, operands: list[Value], graph: GraphBuilder, 
 def _operand(operation: Operation, name: str, values: Mapping[str, Value]) -> Value:
     if name not in values:  # a result that its operation does not compute, such as the indices of a pooling
         raise ConversionError(
-            f"line {operation.line}: {operation.kind} takes {name}, which its operation does not compute"
+            f"line {operation.line}: {operation.kind} takes {name}, which the translation of its operation does not "
+            "compute"
         )
     return values[name]
 
@@ -206,9 +207,9 @@ def _mismatch(operation: Operation, found: str, expected: str) -> ConversionErro
 
 # Translators by the operation's name.
 #
-# The built-in ones are the functions of `operators/` that are registered with `translates`. Third parties add theirs as
-# entry points of the group `graphkiln.oneflow_operators`: the name is the operation's (without the dialect), the
-# value a function that takes an `Op` and return its outputs. Where both have a name, the third party's is used.
+# Built-in translators are functions of `operators/` registered with `translates`. Third parties add translators as
+# entry points of the group `graphkiln.oneflow_operators`: the name is that of the operation (without the dialect), the
+# value a function that takes an `Op` and returns its outputs. Third-party translators replace built-in ones.
 
 GROUP = "graphkiln.oneflow_operators"
 
@@ -243,9 +244,9 @@ def built_in_translators() -> dict[str, Translator]:
     return dict(TRANSLATORS)
 
 
-# Reads the state tensors of a `flow.save` folder: a folder for each, bytes in `out`, type and shape in `meta`.
+# State tensors of a `flow.save` folder: a folder for each, with the elements in `out`, type and shape in `meta`.
 #
-# Tensors that the graph does not use (`num_batches_tracked`) are among them: OneFlow saves the whole state.
+# OneFlow saves the whole state, including tensors that the graph does not use (`num_batches_tracked`).
 #
 # Source: OneFlow 0.9.0, `framework/check_point_v2.py`, `core/framework/variable_meta_info.proto`.
 
@@ -293,7 +294,7 @@ def read_state(folder: Path, name: str) -> StateTensor:
     if Path(name).name != name or name in {".", ".."}:
         raise ConversionError(f"state tensor '{name}': the name leads out of {folder}", hint=_HINT)
     if not name.isprintable():
-        raise ConversionError(f"state tensor {name!r}: the name holds control characters", hint=_HINT)
+        raise ConversionError(f"state tensor {name!r}: the name contains control characters", hint=_HINT)
     tensor = folder / name
     found = {path.name for path in tensor.iterdir()} if tensor.is_dir() else set()
     for missing in sorted({_DATA, _META} - found):
@@ -323,7 +324,7 @@ def _read_meta(path: Path, name: str) -> tuple[DType, tuple[int, ...]]:
         raise ConversionError(f"state tensor '{name}': {path} cannot be read: {error}", hint=_HINT) from error
     if not meta.data_type:
         raise ConversionError(
-            f"state tensor '{name}': {path} names no data_type", hint=f"known: {', '.join(BY_PROTO_NAME)}"
+            f"state tensor '{name}': {path} has no data_type", hint=f"supported: {', '.join(BY_PROTO_NAME)}"
         )
     shape = tuple(int(dim) for dim in meta.shape.dim)
     if any(dim < 0 for dim in shape):
@@ -333,7 +334,7 @@ def _read_meta(path: Path, name: str) -> tuple[DType, tuple[int, ...]]:
 
 @cache
 def _meta_class() -> Any:
-    """The message of a `meta` file; the data types are numbered in the order of `BY_PROTO_NAME`, from 1."""
+    """Make the message class of a `meta` file; data types are numbered in the order of `BY_PROTO_NAME`, from 1."""
     types = descriptor_pb2.FieldDescriptorProto
     file = descriptor_pb2.FileDescriptorProto(name="graphkiln/oneflow_meta.proto", package="graphkiln.oneflow")
     dtypes = file.enum_type.add(name="DataType")

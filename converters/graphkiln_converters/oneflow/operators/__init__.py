@@ -1,5 +1,5 @@
-"""OneFlow's operations in ONNX: a module for each kind, a function for each operation.
+"""Translations of OneFlow's operations to ONNX, one function for each operation.
 
-Source: OneFlow 0.9.0, the dialect's definitions and the documentation of `oneflow.nn.functional`; what they leave open
-was found in OneFlow's own outputs, which the tests compare every one of these functions to.
+Source: OneFlow 0.9.0, the dialect's definitions and the documentation of `oneflow.nn.functional`. Unspecified behavior
+follows OneFlow's recorded outputs, with which the tests compare every function.
 """

@@ -1,4 +1,4 @@
-"""Shapes, slices, concatenation, gathering, and constants: operations that compute no new values."""
+"""Shapes, slices, concatenation, gathering, constants, resampling and padding."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TRANSLATORS |= {
 
 @translates("stack")
 def stack(op: Op) -> Value:
-    """Tensors one after another along a new axis."""
+    """Stack tensors along a new axis."""
     axis = op.integer("axis")
     unsqueezed = [op.emit("Unsqueeze", value, op.constant([axis])) for value in op.inputs]
     return op.emit("Concat", *unsqueezed, axis=axis)
@@ -36,7 +36,7 @@ def stack(op: Op) -> Value:
 
 @translates("slice")
 def slice_(op: Op) -> Value:
-    """Start, stop and step for each axis; axes that are taken whole are left out."""
+    """Slice by start, stop and step for each axis; whole axes are omitted from the node."""
     starts, stops, steps = (op.integers(name) for name in ("start", "stop", "step"))
     whole = [s == 0 and e >= n and t == 1 for s, e, t, n in zip(starts, stops, steps, op.shape, strict=True)]
     axes = [axis for axis, is_whole in enumerate(whole) if not is_whole]
@@ -50,19 +50,19 @@ def slice_(op: Op) -> Value:
 
 @translates("narrow")
 def narrow(op: Op) -> Value:
-    """A range of an axis."""
+    """Take a range of an axis."""
     start = op.integer("start")
     return _slice_axis(op, op.x, op.axis("dim"), start, start + op.integer("length"))
 
 
 @translates("slice_update")
 def slice_update(op: Op) -> Value:
-    """A tensor with a part replaced by another: concatenated axis by axis from before, other, after."""
+    """Replace a part of a tensor: concatenate the parts before, inside and after it, axis by axis."""
     if any(step != 1 for step in op.integers("step")):
         raise op.error("a step other than 1 cannot be translated")
     starts, stops = op.integers("start"), op.integers("stop")
     axes = [axis for axis, size in enumerate(op.shape) if (starts[axis], stops[axis]) != (0, size)]
-    outer = [op.x]  # of each axis, the part of the tensor that is replaced along it
+    outer = [op.x]  # for each axis, the part of the tensor that is replaced along it
     for axis in axes:
         outer.append(_slice_axis(op, outer[-1], axis, starts[axis], stops[axis]))
     y = op.inputs[1]
@@ -75,7 +75,7 @@ def slice_update(op: Op) -> Value:
 
 @translates("roll")
 def roll(op: Op) -> Value:
-    """Elements shifted along axes; those that pass the end come in at the start."""
+    """Shift elements along axes; elements that pass the end come in at the start."""
     shifts, axes = op.integers("shifts"), op.integers("dims", [])
     if axes == [-1] and op.rank > 1:
         raise op.error("rolling over all dimensions at once (dims is not given) cannot be translated")
@@ -89,7 +89,7 @@ def roll(op: Op) -> Value:
 
 @translates("flip")
 def flip(op: Op) -> Value:
-    """Axes in reverse."""
+    """Reverse axes."""
     axes = [axis % op.rank for axis in op.integers("dims")]
     lists = ([-1] * len(axes), [-_END] * len(axes), axes, [-1] * len(axes))
     return op.emit("Slice", op.x, *map(op.constant, lists))
@@ -97,7 +97,7 @@ def flip(op: Op) -> Value:
 
 @translates("tril", "triu")
 def triangle(op: Op) -> Value:
-    """The lower or upper triangle of the last two axes; the rest is filled, with 0 by default."""
+    """Keep the lower or upper triangle of the last two axes, and fill the rest, with 0 by default."""
     lower = op.operation.kind == "tril"
     rows, columns = op.shape[-2:]
     ones = np.ones((rows, columns), bool)
@@ -109,14 +109,14 @@ def triangle(op: Op) -> Value:
 
 @translates("constant")
 def constant(op: Op) -> Value:
-    """A tensor filled with a number."""
+    """Fill a tensor with a number."""
     number = op.number("floating_value") if op.flag("is_floating_value") else op.integer("integer_value")
     return op.emit("Expand", op.constant(number, op.result_dtype), op.constant(op.result_shape))
 
 
 @translates("arange")
 def arange(op: Op) -> Value:
-    """Evenly spaced numbers."""
+    """Make evenly spaced numbers."""
     dtype = op.result_dtype
     prefix = "float" if dtype.is_float else "integer"
     start, delta = op.number(f"{prefix}_start"), op.number(f"{prefix}_delta")
@@ -126,14 +126,14 @@ def arange(op: Op) -> Value:
 
 @translates("eye")
 def eye(op: Op) -> Value:
-    """1 on the diagonal, 0 elsewhere."""
+    """Make a matrix with 1 on the diagonal and 0 elsewhere."""
     rows, columns = op.result_shape
     return op.constant(np.eye(rows, columns), op.result_dtype)
 
 
 @translates("one_hot")
 def one_hot(op: Op) -> Value:
-    """One value at the index, another elsewhere, along a new last axis."""
+    """Encode indices along a new last axis: one value at the index, another elsewhere."""
     dtype = op.result_dtype
     prefix = "floating" if dtype.is_float else "integer"
     values = op.constant([op.number(f"{prefix}_off_value"), op.number(f"{prefix}_on_value")], dtype)
@@ -161,7 +161,7 @@ _SAMPLING_MODES = {"bilinear", "nearest", "bicubic"}
     "upsample_trilinear_3d",
 )
 def upsample(op: Op) -> Value:
-    """Resampled by a scale; the cubic coefficient is -0.75, as in PyTorch."""
+    """Resample by a scale; the cubic coefficient is -0.75, as in PyTorch."""
     check_channels_first(op)
     mode = _MODES[op.operation.kind.split("_")[1]]
     if mode == "nearest":
@@ -176,7 +176,7 @@ def upsample(op: Op) -> Value:
 
 
 def _scales_or_sizes(op: Op) -> tuple[Value | None, ...]:
-    """The scales that OneFlow computes with where they give the size of its result; else that size."""
+    """Scales that OneFlow computes with, if they give the size of its result; else that size."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     names = [f"{name}_scale" if name else "scale_factor" for name in _AXES[len(sizes)]]
     scales = [op.number(name) for name in names]
@@ -188,7 +188,7 @@ def _scales_or_sizes(op: Op) -> tuple[Value | None, ...]:
 
 @translates("pad")
 def pad(op: Op) -> Value:
-    """Padding with a constant; negative widths crop."""
+    """Pad with a constant; negative widths crop."""
     widths = op.constant([*op.integers("padding_before"), *op.integers("padding_after")])
     number = op.number("floating_constant_value") if op.dtype.is_float else op.integer("integral_constant_value")
     return op.emit("Pad", op.x, widths, op.scalar(number), mode="constant")
@@ -196,18 +196,18 @@ def pad(op: Op) -> Value:
 
 @translates("reflection_pad1d", "reflection_pad2d")
 def reflection_pad(op: Op) -> Value:
-    """Padding with the input mirrored at its borders."""
+    """Pad with the input mirrored at its borders."""
     return op.emit("Pad", op.x, op.constant(_pads(op)), mode="reflect")
 
 
 @translates("replication_pad1d", "replication_pad2d")
 def replication_pad(op: Op) -> Value:
-    """Padding with the border repeated."""
+    """Pad by repeating the border."""
     return op.emit("Pad", op.x, op.constant(_pads(op)), mode="edge")
 
 
 def _pads(op: Op) -> list[int]:
-    """`padding` (last axis first: before, after) in ONNX's order: before each axis, then after each."""
+    """Convert `padding` (last axis first: before, after) to ONNX's order: before each axis, then after each."""
     pairs = op.integers("padding")
     before, after = pairs[0::2][::-1], pairs[1::2][::-1]
     rest = [0] * (op.rank - len(before))
@@ -216,7 +216,7 @@ def _pads(op: Op) -> list[int]:
 
 @translates("grid_sample")
 def grid_sample(op: Op) -> Value:
-    """Samples of the input at coordinates."""
+    """Sample the input at coordinates."""
     mode = op.text("interpolation_mode")
     if mode not in _SAMPLING_MODES:
         raise op.error(f"interpolation_mode '{mode}' cannot be translated")
@@ -231,7 +231,7 @@ def grid_sample(op: Op) -> Value:
 
 @translates("affine_grid")
 def affine_grid(op: Op) -> Value:
-    """Coordinates for `grid_sample`: each pixel, transformed by affine matrices `[batch, 2, 3]`."""
+    """Make coordinates for `grid_sample`: each pixel, transformed by affine matrices `[batch, 2, 3]`."""
     height, width = op.integers("size")[2:]
     aligned = op.flag("align_corners")
     x, y = np.meshgrid(_centers(width, aligned), _centers(height, aligned))
@@ -241,6 +241,6 @@ def affine_grid(op: Op) -> Value:
 
 
 def _centers(size: int, aligned: bool) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Coordinates of pixel centers from -1 to 1: of the outer ones at both ends, or half a pixel inside."""
+    """Coordinates of pixel centers from -1 to 1; the outer ones are at the ends if aligned, else half a pixel in."""
     ends = np.linspace(-1, 1, size)
     return ends if aligned else ends * (size - 1) / size

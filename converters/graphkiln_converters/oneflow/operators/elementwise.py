@@ -1,4 +1,4 @@
-"""Elementwise functions of one tensor, and softmax."""
+"""Elementwise functions, arithmetic, comparisons, logic and selection, and softmax."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import math
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_converters.oneflow.building import TRANSLATORS, Op, Value, align_to_axis, translates
 
-# Operations that ONNX has, too, without attributes.
+# Operations without attributes that are the same in ONNX.
 _UNARY = {
     "relu": "Relu",
     "sigmoid": "Sigmoid",
@@ -44,7 +44,7 @@ _UNARY = {
 
 @translates(*_UNARY)
 def unary(op: Op) -> Value:
-    """The same operation of ONNX."""
+    """Translate to the same operation of ONNX."""
     return op.emit(_UNARY[op.operation.kind], op.x)
 
 
@@ -81,7 +81,7 @@ TRANSLATORS |= {
 
 @translates("fused_bias_add_gelu")
 def gelu_of_sum(op: Op) -> Value:
-    """GELU of the sum with a bias along an axis; used on GPUs."""
+    """Apply GELU to the sum with a bias along an axis; used on GPUs."""
     return _gelu(op, op.emit("Add", op.x, align_to_axis(op, op.inputs[1], op.axis())))
 
 
@@ -92,7 +92,7 @@ def _gelu(op: Op, x: Value) -> Value:
 
 @translates("fast_gelu")
 def fast_gelu(op: Op) -> Value:
-    """`x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`."""
+    """Compute `x / 2 * (1 + tanh(sqrt(2 / pi) * (x + 0.044715 * x^3)))`."""
     cube = op.emit("Mul", op.emit("Mul", op.x, op.x), op.x)
     inner = op.emit("Add", op.x, op.emit("Mul", cube, op.scalar(0.044715)))
     tanh = op.emit("Tanh", op.emit("Mul", inner, op.scalar(math.sqrt(2.0 / math.pi))))
@@ -101,7 +101,7 @@ def fast_gelu(op: Op) -> Value:
 
 @translates("clip_by_scalar", "clip_by_scalar_min", "clip_by_scalar_max")
 def clip(op: Op) -> Value:
-    """Clipped to a minimum, a maximum, or both."""
+    """Clip to a minimum, a maximum, or both."""
     prefix = "floating" if op.dtype.is_float else "integral"
     bounds = [
         None if op.operation.kind.endswith(other) else op.scalar(op.number(f"{prefix}_{end}"))
@@ -139,13 +139,13 @@ _SCALAR = {"scalar_add": "Add", "scalar_mul": "Mul", "scalar_div": "Div", "scala
 
 @translates(*_BINARY)
 def binary(op: Op) -> Value:
-    """The same operation of ONNX; shapes broadcast alike."""
+    """Translate to the same operation of ONNX, with the same broadcasting."""
     return op.emit(_BINARY[op.operation.kind], *op.inputs)
 
 
 @translates(*_SCALAR)
 def with_scalar(op: Op) -> Value:
-    """With a scalar of the tensor's element type."""
+    """Combine a tensor with a scalar of its element type."""
     return op.emit(_SCALAR[op.operation.kind], op.x, op.scalar(op.scalar_operand()))
 
 
@@ -160,13 +160,13 @@ TRANSLATORS |= {
 
 @translates("broadcast_fmod", "scalar_fmod")
 def fmod(op: Op) -> Value:
-    """The remainder with the sign of the dividend."""
+    """Compute the remainder with the sign of the dividend."""
     return op.emit("Mod", op.x, _second_operand(op), fmod=1)
 
 
 @translates("floordiv", "scalar_floordiv")
 def floor_div(op: Op) -> Value:
-    """The quotient, rounded down."""
+    """Compute the quotient, rounded down."""
     if not op.dtype.is_float:
         raise op.error("ONNX rounds a negative quotient of integers towards zero")
     return op.emit("Floor", op.emit("Div", op.x, _second_operand(op)))
@@ -174,7 +174,7 @@ def floor_div(op: Op) -> Value:
 
 @translates("atan2")
 def atan2(op: Op) -> Value:
-    """The angle of a point: the arc tangent, plus or minus pi where x is negative; 0 for the origin."""
+    """Compute the angle of a point: the arc tangent, plus or minus pi if x is negative; 0 for the origin."""
     y, x = op.inputs
     zero = op.scalar(0.0)
     half_turn = op.emit("Where", op.emit("Less", y, zero), op.scalar(-math.pi), op.scalar(math.pi))
@@ -186,13 +186,13 @@ def atan2(op: Op) -> Value:
 
 @translates(*(f"broadcast_{name}" for name in _COMPARISONS))
 def comparison(op: Op) -> Value:
-    """True where the comparison holds."""
+    """Compare two tensors."""
     return op.emit(_COMPARISONS[op.operation.kind.removeprefix("broadcast_")], *op.inputs)
 
 
 @translates(*(f"scalar_logical_{name}" for name in _COMPARISONS))
 def comparison_with_scalar(op: Op) -> Value:
-    """True where the comparison with a scalar holds."""
+    """Compare a tensor with a scalar."""
     return op.emit(
         _COMPARISONS[op.operation.kind.removeprefix("scalar_logical_")], op.x, op.scalar(op.scalar_operand())
     )
@@ -200,21 +200,21 @@ def comparison_with_scalar(op: Op) -> Value:
 
 @translates(*(f"broadcast_{name}" for name in _LOGIC))
 def logic(op: Op) -> Value:
-    """Logic of booleans; numbers count as true unless they are 0."""
+    """Combine booleans; numbers other than 0 are true."""
     kind = _LOGIC[op.operation.kind.removeprefix("broadcast_")]
     return op.emit(kind, *(op.cast(value, DType.BOOL) for value in op.inputs))
 
 
 @translates("where")
 def where(op: Op) -> Value:
-    """Elements of one of two tensors, chosen by a condition."""
+    """Select elements of one of two tensors by a condition."""
     condition, x, y = op.inputs
     return op.emit("Where", op.cast(condition, DType.BOOL), x, y)
 
 
 @translates("where_scalar_x", "where_scalar_y", "where_scalar_xy")
 def where_scalar(op: Op) -> Value:
-    """Elements of a tensor or a scalar, or of one of two scalars, chosen by a condition."""
+    """Select elements of a tensor or a scalar, or one of two scalars, by a condition."""
     kind = op.operation.kind
     condition = op.cast(op.x, DType.BOOL)
     dtype = op.result_dtype
@@ -229,7 +229,7 @@ def where_scalar(op: Op) -> Value:
 
 @translates("masked_fill")
 def masked_fill(op: Op) -> Value:
-    """A scalar where the mask is true, the tensor elsewhere."""
+    """Replace elements by a scalar where the mask is true."""
     x, mask = op.inputs
     return op.emit("Where", op.cast(mask, DType.BOOL), op.scalar(op.scalar_operand()), x)
 

@@ -1,4 +1,4 @@
-"""Reductions, sorting, and cumulative sums."""
+"""Reductions, sorting, cumulative sums, matrix products and normalizations."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _REDUCTIONS = {
 
 @translates(*_REDUCTIONS)
 def reduction(op: Op) -> Value:
-    """Over some axes."""
+    """Reduce some axes."""
     axes = op.constant(_axes(op, "axis"))
     return op.emit(_REDUCTIONS[op.operation.kind], op.x, axes, keepdims=int(op.flag("keepdims", False)))
 
 
 @translates("reduce_any", "reduce_all")
 def any_or_all(op: Op) -> Value:
-    """True where any element is true, or where all are."""
+    """Test whether any element is true, or all are."""
     kind = "ReduceMax" if op.operation.kind == "reduce_any" else "ReduceMin"
     numbers = op.cast(op.cast(op.x, DType.BOOL), DType.INT32)
     reduced = op.emit(kind, numbers, op.constant(_axes(op, "axis")), keepdims=int(op.flag("keepdims", False)))
@@ -35,7 +35,7 @@ def any_or_all(op: Op) -> Value:
 
 @translates("var")
 def variance(op: Op) -> Value:
-    """The mean of squared deviations; `unbiased` divides by one less than their number."""
+    """Compute the mean of squared deviations; `unbiased` divides by one less than their number."""
     axes = _axes(op, "dim")
     count, keepdims = math.prod(op.shape[axis] for axis in axes), int(op.flag("keepdim", False))
     centered = op.emit("Sub", op.x, op.emit("ReduceMean", op.x, op.constant(axes), keepdims=1))
@@ -45,19 +45,19 @@ def variance(op: Op) -> Value:
 
 @translates("argmax")
 def argmax(op: Op) -> Value:
-    """Index of the maximum along the last axis, the first of equal ones."""
+    """Find the index of the maximum along the last axis, the first of equal ones."""
     return op.emit("ArgMax", op.x, axis=-1, keepdims=0)
 
 
 @translates("top_k")
 def top_k(op: Op) -> Value:
-    """Indices of the k largest elements along the last axis."""
+    """Find the indices of the k largest elements along the last axis."""
     return op.emit_multiple("TopK", 2, op.x, op.constant([op.integer("k")]), axis=-1)[1]
 
 
 @translates("arg_sort")
 def arg_sort(op: Op) -> Value:
-    """Indices that sort the elements along the last axis."""
+    """Find the indices that sort the elements along the last axis."""
     largest = int(op.text("direction") == "DESCENDING")
     _, order = op.emit_multiple("TopK", 2, op.x, op.constant([op.shape[-1]]), axis=-1, largest=largest)
     return op.cast(order, op.result_dtype)
@@ -65,12 +65,12 @@ def arg_sort(op: Op) -> Value:
 
 @translates("cumsum")
 def cumsum(op: Op) -> Value:
-    """Cumulative sum along an axis."""
+    """Sum cumulatively along an axis."""
     return op.emit("CumSum", op.x, op.constant(op.axis("dim")))
 
 
 def _axes(op: Op, name: str) -> list[int]:
-    """Axes counted from the back, for any number of leading dimensions; all of them where none is given."""
+    """Axes counted from the back, for any number of leading dimensions; all axes by default."""
     return [axis - op.rank for axis in sorted(axis % op.rank for axis in op.integers(name)) or range(op.rank)]
 
 
@@ -79,7 +79,7 @@ def _axes(op: Op, name: str) -> list[int]:
 
 @translates("matmul", "batch_matmul", "broadcast_matmul")
 def matmul(op: Op) -> Value:
-    """`alpha * a @ b (+ addend)`; a or b may be transposed first."""
+    """Compute `alpha * a @ b (+ addend)`; a or b may be transposed first."""
     a = _transpose(op, 0) if op.flag("transpose_a", False) else op.inputs[0]
     b = _transpose(op, 1) if op.flag("transpose_b", False) else op.inputs[1]
     y = op.emit("MatMul", a, b)
@@ -99,7 +99,7 @@ def _transpose(op: Op, index: int) -> Value:
 
 @translates("normalization", "normalization_infer")
 def batch_norm(op: Op) -> Value:
-    """By the running statistics. In a graph that was saved in training mode it uses those of the batch: rejected."""
+    """Normalize by the running statistics; reject training mode, which uses those of the batch."""
     if op.flag("training", False):
         raise op.error("the graph was saved in training mode: call model.eval(), then trace and save it again")
     x, mean, variance, gamma, beta, addend = ((*group, None)[0] for group in (*op.operand_segments(), [], [], [])[:6])
@@ -123,7 +123,7 @@ def _normalize(op: Op, x: Value | None, parameters: tuple[Value | None, ...]) ->
 
 @translates("layer_norm")
 def layer_norm(op: Op) -> Value:
-    """Over the dimensions from `begin_norm_axis` on; used on GPUs (a CPU's is saved as its single operations)."""
+    """Normalize the dimensions from `begin_norm_axis` on; saved on GPUs (on CPUs as its single operations)."""
     axis = op.integer("begin_norm_axis") % op.rank
     if op.integer("begin_params_axis", -1) % op.rank != axis:
         raise op.error("begin_params_axis is not begin_norm_axis, which ONNX cannot express")
@@ -138,7 +138,7 @@ def layer_norm(op: Op) -> Value:
 
 @translates("group_norm")
 def group_norm(op: Op) -> Value:
-    """Over the channels of a group and all positions; used on GPUs (a CPU's is saved as its single operations)."""
+    """Normalize the channels of a group and all positions; saved on GPUs (on CPUs as its single operations)."""
     check_channels_first(op)
     if op.text("activation", "none") != "none":
         raise op.error(f"activation '{op.text('activation')}' cannot be translated")
@@ -155,7 +155,7 @@ def group_norm(op: Op) -> Value:
 
 @translates("l2_normalize")
 def l2_normalize(op: Op) -> tuple[Value, Value]:
-    """`x / sqrt(max(sum(x * x), epsilon))` along an axis, and that sum."""
+    """Compute `x / sqrt(max(sum(x * x), epsilon))` along an axis, and that sum."""
     axis = op.constant([op.axis()])
     squares = op.emit("ReduceSumSquare", op.x, axis, keepdims=1)
     norm = op.emit("Sqrt", op.emit("Max", squares, op.scalar(op.number("epsilon"))))

@@ -1,4 +1,4 @@
-"""Convolutions, plain and transposed, and operations on their windows."""
+"""Convolutions, their windows as columns, and pooling."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from graphkiln_converters.oneflow.building import Op, Value, align_to_axis, chec
 
 @translates("conv1d", "conv2d", "conv3d")
 def convolution(op: Op) -> Value:
-    """The weight is `[filters, channels / groups, ...]`; the padding is the same on both sides."""
+    """Convolve with a weight `[filters, channels / groups, ...]`; the padding is the same on both sides."""
     check_channels_first(op)
     inputs, weight, bias, addend = (*op.operand_segments(), [], [])[:4]
     y = op.emit(
@@ -30,7 +30,7 @@ def convolution(op: Op) -> Value:
 
 @translates("deconv1d", "deconv2d", "deconv3d")
 def transposed_convolution(op: Op) -> Value:
-    """The weight is `[channels, filters / groups, ...]`."""
+    """Apply a transposed convolution with a weight `[channels, filters / groups, ...]`."""
     check_channels_first(op)
     return op.emit(
         "ConvTranspose",
@@ -52,7 +52,7 @@ def bias_add(op: Op) -> Value:
 
 @translates("unfold")
 def unfold(op: Op) -> Value:
-    """Windows as columns `[batch, channels * window, positions]`: a convolution with one-hot kernels."""
+    """Make columns `[batch, channels * window, positions]` of windows: a convolution with one-hot kernels."""
     check_channels_first(op)
     channels = op.shape[1]
     columns = op.emit("Conv", op.x, _one_hot_kernels(op, channels), group=channels, **_windows(op))
@@ -61,7 +61,7 @@ def unfold(op: Op) -> Value:
 
 @translates("fold")
 def fold(op: Op) -> Value:
-    """The reverse, which sums where windows overlap: a transposed convolution with one-hot kernels."""
+    """Invert `unfold`, and sum overlapping windows: a transposed convolution with one-hot kernels."""
     check_channels_first(op)
     batch, rows, _ = op.shape
     kernel, size = op.integers("kernel_size"), op.integers("output_size")
@@ -89,7 +89,7 @@ def _windows(op: Op) -> dict[str, list[int]]:
 
 
 def _one_hot_kernels(op: Op, channels: int) -> Value:
-    """A weight `[channels * window, 1, *kernel]` whose kernels have a single 1 each."""
+    """Make a weight `[channels * window, 1, *kernel]` of kernels with a single 1 each."""
     kernel = op.integers("kernel_size")
     window = math.prod(kernel)
     weight = np.tile(np.eye(window).reshape(window, 1, *kernel), (channels, 1, *[1] * len(kernel)))
@@ -101,7 +101,7 @@ def _one_hot_kernels(op: Op, channels: int) -> Value:
 
 @translates("max_pool_1d", "max_pool_2d", "max_pool_3d")
 def max_pool(op: Op) -> tuple[Value, ...]:
-    """The maximum of each window, and with `return_indices` its index in the channel."""
+    """Find the maximum of each window, and with `return_indices` its index in the channel."""
     check_channels_first(op)
     count = 2 if op.flag("return_indices", False) else 1
     outputs = op.emit_multiple(
@@ -113,13 +113,13 @@ def max_pool(op: Op) -> tuple[Value, ...]:
 
 
 def _index_in_channel(op: Op, index: Value) -> Value:
-    """ONNX numbers the elements of the whole batch, OneFlow those of one channel of one sample."""
+    """Convert ONNX's index in the whole batch to OneFlow's index in one channel of one sample."""
     return op.emit("Mod", index, op.constant(math.prod(op.shape[2:])))
 
 
 @translates("avg_pool_1d", "avg_pool_2d", "avg_pool_3d")
 def avg_pool(op: Op) -> Value:
-    """The mean of each window; with `divisor_override`, its sum over that."""
+    """Average each window; with `divisor_override`, divide its sum by that."""
     check_channels_first(op)
     padded, divisor = op.flag("count_include_pad", True), op.integer("divisor_override", 0)
     y = op.emit(
@@ -150,7 +150,7 @@ def _ceil(op: Op) -> int:
 
 @translates("adaptive_avg_pool1d", "adaptive_avg_pool2d", "adaptive_avg_pool3d")
 def adaptive_avg_pool(op: Op) -> Value:
-    """Means of windows that cover the input; where they differ in size, a product with averaging weights."""
+    """Average windows that cover the input; if they differ in size, by a product with averaging weights."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     if all(target == 1 for target in targets):
         return op.emit("GlobalAveragePool", op.x)
@@ -171,7 +171,7 @@ def adaptive_avg_pool(op: Op) -> Value:
 
 @translates("adaptive_max_pool1d", "adaptive_max_pool2d", "adaptive_max_pool3d")
 def adaptive_max_pool(op: Op) -> tuple[Value, Value]:
-    """The maximum of windows of one size that cover the input, and its index in the channel."""
+    """Find the maximum of windows of one size that cover the input, and its index in the channel."""
     sizes, targets = op.shape[2:], op.result_shape[2:]
     if any(size % target for size, target in zip(sizes, targets, strict=True)):
         raise op.error(f"{list(sizes)} cannot be divided into {list(targets)} windows of one size")
@@ -181,7 +181,7 @@ def adaptive_max_pool(op: Op) -> tuple[Value, Value]:
 
 
 def _averaging_weights(size: int, target: int) -> np.ndarray[tuple[int, int], np.dtype[np.float64]]:
-    """`[size, target]`: window i reaches from floor(i * size / target) to ceil((i + 1) * size / target)."""
+    """Weights `[size, target]`: window i reaches from floor(i * size / target) to ceil((i + 1) * size / target)."""
     weights = np.zeros((size, target))
     for index in range(target):
         start, stop = index * size // target, -((index + 1) * size // -target)

@@ -1,4 +1,4 @@
-"""The text form of MLIR: every kind of attribute and type, errors with their place, and text that is damaged anyhow."""
+"""Parsing MLIR: attributes, types, errors with line and column, and damaged text."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ class TestAttributes:
             ("unit", Opaque("unit")),
         ],
     )
-    def test_every_kind(self, text: str, value: Any) -> None:
+    def test_every_kind_of_attribute(self, text: str, value: Any) -> None:
         found = attribute(text)
         assert found == value
         assert type(found) is type(value)
 
-    def test_a_name_alone_is_true(self) -> None:
+    def test_an_attribute_without_a_value_is_true(self) -> None:
         assert parse(JOB.replace("ATTRIBUTES", "inplace, other = 1")).operations[0].attributes == {
             "inplace": True,
             "other": 1,
@@ -95,7 +95,7 @@ class TestAttributes:
 
 
 class TestForms:
-    def test_no_braces_no_results_several_results(self) -> None:
+    def test_optional_parts_of_operations(self) -> None:
         job = parse(
             """module attributes {a.b = "c"} {
   oneflow.job @"quoted name"(%arg0: tensor<2xf32> {x.y}, %arg1: tensor<2xsi64>) -> (tensor<2xf32>, tensor<2xsi64>)
@@ -135,25 +135,25 @@ class TestErrors:
             ("oneflow.return", "oneflow.retrun", r"line 4, column 5: expected .*found 'oneflow.retrun"),
             ("{ATTRIBUTES}", "{a = }", r"line 3, column 37: expected .*found '} :"),
             ("{ATTRIBUTES}", '{a = "open}', r"line 3, column 37"),
-            (") -> tensor<2x3xf32>\n", ") -> \n", "line 3, column 10: 'oneflow.return' is no tensor"),
-            ("(%arg0) ", "(%arg1) ", "line 3: relu takes %arg1, which nothing before it defines"),
-            ("return %0", "return %1", "the graph returns %1, which nothing defines"),
+            (") -> tensor<2x3xf32>\n", ") -> \n", "line 3, column 10: 'oneflow.return' is not a tensor"),
+            ("(%arg0) ", "(%arg1) ", "line 3: relu takes %arg1, which is not defined before it"),
+            ("return %0", "return %1", "the graph returns %1, which is not defined"),
             ("%0 =", "%arg0 =", "%arg0 is defined twice"),
             ("(%arg0) ", "(%arg0, %arg0) ", r"line 3, column 10: 2 operands but 1 types"),
             ("%0 =", "%0, %1 =", r"line 3, column 14: 2 results but 1 types"),
-            ("%0 =", "%0:99999999 =", "'99999999' is no number of results"),
-            ("(tensor<2x3xf32>) ->", "(!oneflow.list) ->", "'!oneflow.list' is no tensor"),
+            ("%0 =", "%0:99999999 =", "'99999999' is not a valid number"),
+            ("(tensor<2x3xf32>) ->", "(!oneflow.list) ->", "'!oneflow.list' is not a tensor"),
             ("{ATTRIBUTES}", "{a = 0x1FFFFFFFF : f32}", "has more bits than f32"),
-            ("{ATTRIBUTES}", "{a = 1.5 : i32}", r"'1\.5' is no i32"),
+            ("{ATTRIBUTES}", "{a = 1.5 : i32}", r"'1\.5' is not a number of type i32"),
             ("module {", "modul {", "line 1, column 1"),
         ],
     )
-    def test_line_and_column(self, old: str, new: str, message: str) -> None:
+    def test_errors_name_line_and_column(self, old: str, new: str, message: str) -> None:
         with pytest.raises(ConversionError, match=message):
             parse(JOB.replace(old, new, 1).replace("ATTRIBUTES", ""))
 
     @pytest.mark.parametrize("text", ["", "module {", "module {\n}", "\0", "{" * 5000, "[" * 100_000, '"' * 999])
-    def test_what_is_no_graph(self, text: str) -> None:
+    def test_text_without_a_graph_is_refused(self, text: str) -> None:
         with pytest.raises(ConversionError):
             parse(text)
 
@@ -169,7 +169,7 @@ PIECES = st.sampled_from(
 
 
 class TestFuzz:
-    """Whatever the text: a graph, or an error of ours."""
+    """Any text gives a graph or a ConversionError."""
 
     def parsed(self, text: str) -> None:
         try:
@@ -198,6 +198,3 @@ class TestFuzz:
     def test_cut_anywhere(self) -> None:
         for end in range(len(TEXT)):
             self.parsed(TEXT[:end])
-
-
-# Strings, numbers and shaped types as MLIR writes them.

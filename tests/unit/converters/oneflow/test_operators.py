@@ -1,7 +1,6 @@
-"""Attributes of OneFlow's operations beside NumPy and PyTorch, and the operations that are refused.
+"""Attributes of OneFlow's operations compared with NumPy and PyTorch, and refused operations.
 
-`tests/conversion/test_oneflow.py` holds each operation to OneFlow's own answers, with one set of attributes each; here
-are the other attributes.
+`tests/conversion/test_oneflow.py` compares each operation with OneFlow's recorded outputs, with one set of attributes.
 """
 
 from __future__ import annotations
@@ -67,7 +66,9 @@ CHANNELS_LAST = {"data_format": "channels_last"}
         ("grid_sample", [X, np.zeros((2, 5, 6, 2), "f4")], {"interpolation_mode": "area"}, "interpolation_mode"),
     ],
 )
-def test_refused(kind: str, inputs: list[AnyArray], attributes: dict[str, Any], words: str) -> None:
+def test_untranslatable_attributes_are_refused(
+    kind: str, inputs: list[AnyArray], attributes: dict[str, Any], words: str
+) -> None:
     with pytest.raises(ConversionError, match=words):
         run_operator(kind, inputs, inputs[:1], **attributes)
 
@@ -133,12 +134,12 @@ class TestReductions:
         check_operator("var", [A], expected, dim=axes, keepdim=False, unbiased=unbiased)
 
     def test_the_unbiased_variance_of_one_element_is_zero(self) -> None:
-        """Its divisor would be 0; OneFlow answers 0."""
+        """OneFlow returns 0 where the divisor would be 0."""
         check_operator("var", [A[:, :1]], np.zeros((2, 4), "f4"), dim=[1], keepdim=False, unbiased=True)
 
     @pytest.mark.parametrize(("kind", "function"), [("reduce_any", np.any), ("reduce_all", np.all)])
     @pytest.mark.parametrize("dtype", ["?", "f4", "i4"])
-    def test_truth_of_any_type(self, kind: str, function: Callable[..., Any], dtype: str) -> None:
+    def test_any_and_all_of_every_type(self, kind: str, function: Callable[..., Any], dtype: str) -> None:
         x = np.array([[0, 0, 0], [0, 2, 0], [1, -1, 3]]).astype(dtype)
         check_operator(kind, [x], function(x, axis=1), axis=[1], keepdims=False)
         check_operator(kind, [x], function(x, axis=(0, 1), keepdims=True), axis=[0, 1], keepdims=True)
@@ -154,7 +155,7 @@ class TestReductions:
 class TestProducts:
     @pytest.mark.parametrize("transpose_a", [True, False])
     @pytest.mark.parametrize("transpose_b", [True, False])
-    def test_either_side_may_be_transposed(self, transpose_a: bool, transpose_b: bool) -> None:
+    def test_matrix_products_with_transposed_operands(self, transpose_a: bool, transpose_b: bool) -> None:
         a, b = A.swapaxes(1, 2) if transpose_a else A, B.swapaxes(1, 2) if transpose_b else B
         check_operator("batch_matmul", [A, B], a @ b, transpose_a=transpose_a, transpose_b=transpose_b)
 
@@ -269,7 +270,7 @@ class TestWindows:
     def test_maxima_and_their_indices(
         self, kernel: int, stride: int, padding: int, dilation: int, ceil_mode: bool
     ) -> None:
-        """Indices count through one channel of one sample, in every sample anew."""
+        """Indices count the elements of one channel of one sample."""
         x = random(2, 3, 8, 8)
         values, indices = functional.max_pool2d(
             torch.from_numpy(x), kernel, stride, padding, dilation, ceil_mode, return_indices=True
