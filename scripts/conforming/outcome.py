@@ -37,14 +37,14 @@ _KINDS = (
         "nothing to compare with: ONNX Runtime does not load the graph",
     ),
     (r"refuses every synthetic request", "nothing to compare: it refuses every request that was made up"),
-    (r"refuses the samples|refuses every request", "the graph refuses its samples, its own as well"),
+    (r"(?:refuses|rejects) the samples|refuses every request", "the graph refuses its samples, its own as well"),
     (r"holds no finite number|the samples prove nothing", "samples of its own give no number to compare"),
     (r"the outputs changed|does not run with", "the rewritten graph did not pass its proof"),
     (r"the pass '", "a pass does not take the graph"),
     (r"cannot be loaded", "ONNX Runtime does not load the graph"),
 )
 OTHER = "another reason"
-_SYNTHETIC = r"refuses the samples|refuses every request|holds no finite number|the samples prove nothing"
+_SYNTHETIC = r"(?:refuses|rejects) the samples|refuses every request|holds no finite number|the samples prove nothing"
 _PATHS = re.compile(r"(?:/[\w.+-]+){2,}/?")
 _STACK = re.compile(r"\s*At:.*", re.DOTALL)
 _LONGEST = 800

@@ -81,7 +81,8 @@ def dependent_rows(alone: Run, together: Run, inputs: tuple[InputSpec, ...], lim
         limits: Limits of their difference.
     """
     try:
-        feeds = _rows(inputs)
+        # Rows of different magnitudes, to detect a maximum or mean over rows.
+        feeds = {name: _scaled(rows) for name, rows in synthetic_samples(inputs, _ROWS, {}, seed=_SEED).items()}
         alone({name: array[:1] for name, array in feeds.items()})
     except GraphkilnError:
         return ""  # no synthetic samples; the proof reports the reason
@@ -100,25 +101,24 @@ def dependent_rows(alone: Run, together: Run, inputs: tuple[InputSpec, ...], lim
     return ""
 
 
-def _rows(inputs: tuple[InputSpec, ...]) -> Arrays:
-    """Generate rows of different magnitudes, to detect a maximum or mean over rows."""
-    feeds = synthetic_samples(inputs, _ROWS, {}, seed=_SEED)
-    return {name: _scaled(array) for name, array in feeds.items()}
-
-
-def _scaled(array: AnyArray) -> AnyArray:
-    if array.dtype.kind in "biuO":
-        return array
-    factors = np.linspace(0.5, 2.0, len(array)).reshape(-1, *[1] * (array.ndim - 1))
-    scaled: AnyArray = (array.astype(np.float64) * factors).astype(array.dtype)
+def _scaled(rows: AnyArray) -> AnyArray:
+    """Scale rows of floating-point numbers by different factors."""
+    if rows.dtype.kind in "biuO":
+        return rows
+    factors = np.linspace(0.5, 2.0, len(rows)).reshape(-1, *[1] * (rows.ndim - 1))
+    scaled: AnyArray = (rows.astype(np.float64) * factors).astype(rows.dtype)
     return scaled
 
 
-def _infer_shapes(model: onnx_ir.Model) -> None:
-    """Infer shapes from the inputs, replacing the symbolic dimensions that exporters invent.
+def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
+    """Make the fixed batch of a graph dynamic, in place, without verifying the results.
 
-    Static shapes are kept, because ONNX's inference stops at the first operator without bf16 in the opset.
+    Raises:
+        ConversionError: A node mixes the samples of the batch, or is not supported.
     """
+    raise_opset(model)
+    # Infer shapes from the inputs, replacing the symbolic dimensions that exporters invent. Static shapes are kept,
+    # because ONNX's inference stops at the first operator without bf16 in the opset.
     declared = [value.shape for value in model.graph.outputs]
     for node in model.graph:
         for value in node.outputs:
@@ -132,16 +132,6 @@ def _infer_shapes(model: onnx_ir.Model) -> None:
     ShapeInferencePass()(model)
     for value, shape in zip(model.graph.outputs, declared, strict=True):
         value.shape = value.shape or shape
-
-
-def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Make the fixed batch of a graph dynamic, in place, without verifying the results.
-
-    Raises:
-        ConversionError: A node mixes the samples of the batch, or is not supported.
-    """
-    raise_opset(model)
-    _infer_shapes(model)
     run_passes(model, (FoldConstants(),))
     ShapeInferencePass()(model)
     note = run_passes(model, (VaryBatch(),)).reports[0].note
@@ -251,15 +241,13 @@ def with_free_batch(
         reason = without_batch(signature)
         if reason or recipe.batch != "free":
             return replace(whole, whole=reason or whole.whole)
-        inputs = tuple(_without_batch(spec) for spec in program.inputs)
+        inputs = tuple(
+            replace(spec, shape=spec.shape[1:], dynamic={axis - 1: ends for axis, ends in spec.dynamic.items() if axis})
+            for spec in program.inputs
+        )
         freed = replace(whole, inputs=inputs, batch_size=saved_size(signature), whole="")
         alone = partial(run_alone, program.run, size=freed.batch_size)
         try:
             return replace(freed, graph=free_and_prove(export(), alone, inputs, copy))
         except GraphkilnError as error:
             return replace(whole, whole=f"{error.message} ({hint})")
-
-
-def _without_batch(spec: InputSpec) -> InputSpec:
-    dynamic = {axis - 1: ends for axis, ends in spec.dynamic.items() if axis}
-    return replace(spec, shape=spec.shape[1:], dynamic=dynamic)

@@ -14,7 +14,7 @@ import torch
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.recipe import Recipe, check_file, first_line
-from graphkiln_converters.sources.base import InputSpec, synthetic_samples
+from graphkiln_converters.sources.base import synthetic_samples
 from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
 from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
 
@@ -44,8 +44,11 @@ def open_source(location: str, recipe: Recipe) -> TorchModel | FixedBatchModel:
         raise ConversionError(f"{location} was saved without example inputs", hint="save it with torch.export.save")
     _check_trained(program, location)
     example = _example(program, location)
-    module, names = _frozen_module(program), list(example)
-    fixed = not all(_varies(program, name) for name in names)
+    sizes = {name: _sizes(program, name) for name in example}
+    module = program.module()
+    for parameter in module.parameters():  # `freeze` does not apply: the mode of a program is fixed
+        parameter.requires_grad_(False)
+    fixed = not all(shape and isinstance(shape[0], torch.SymInt) for shape in sizes.values())
     inputs = input_specs(module, example, whole=fixed)
     model = TorchModel(
         module=module,
@@ -56,7 +59,10 @@ def open_source(location: str, recipe: Recipe) -> TorchModel | FixedBatchModel:
     )
     if not fixed:
         return model
-    varying = tuple(_with_varying(program, name, spec) for name, spec in zip(names, inputs, strict=True))
+    varying = tuple(
+        replace(spec, dynamic=_ranges(program, shape, spec.shape))
+        for shape, spec in zip(sizes.values(), inputs, strict=True)
+    )
     return with_free_batch(replace(model, inputs=varying), lambda: _export(program, model), recipe, _HINT)
 
 
@@ -99,20 +105,16 @@ def _sizes(program: torch.export.ExportedProgram, name: str) -> tuple[Any, ...]:
     return tuple(value.shape) if isinstance(value, torch.Tensor) else ()
 
 
-def _varies(program: torch.export.ExportedProgram, name: str) -> bool:
-    sizes = _sizes(program, name)
-    return bool(sizes) and isinstance(sizes[0], torch.SymInt)
-
-
-def _with_varying(program: torch.export.ExportedProgram, name: str, spec: InputSpec) -> InputSpec:
-    """Add the range of each dynamic dimension to an input, at most twice its typical size."""
+def _ranges(
+    program: torch.export.ExportedProgram, sizes: tuple[Any, ...], usual: tuple[int, ...]
+) -> dict[int, tuple[int, int]]:
+    """Return the range of each dynamic dimension of an input, at most twice its typical size."""
     dynamic = {}
-    for axis, size in enumerate(_sizes(program, name)):
+    for axis, (size, typical) in enumerate(zip(sizes, usual, strict=True)):
         bounds = program.range_constraints.get(size.node.expr) if isinstance(size, torch.SymInt) else None
         if bounds is not None:
-            usual = spec.shape[axis]
-            dynamic[axis] = (max(1, int(min(bounds.lower, usual))), int(min(bounds.upper, 2 * usual)))
-    return replace(spec, dynamic=dynamic)
+            dynamic[axis] = (max(1, int(min(bounds.lower, typical))), int(min(bounds.upper, 2 * typical)))
+    return dynamic
 
 
 def _export(program: torch.export.ExportedProgram, model: TorchModel) -> onnx_ir.Model:
@@ -140,15 +142,8 @@ def _load(location: str) -> torch.export.ExportedProgram:
     except Exception as error:
         raise ConversionError(
             f"{location} is not a torch.export program: {first_line(error)}",
-            hint="one is written by torch.export.save(program, FILE); a file of weights goes beside its architecture: "
+            hint="save a program with torch.export.save(program, FILE); a file of weights needs an architecture: "
             "torchvision:NAME --weights FILE",
         ) from error
     finally:
         log.setLevel(level)
-
-
-def _frozen_module(program: torch.export.ExportedProgram) -> torch.nn.Module:
-    module = program.module()
-    for parameter in module.parameters():
-        parameter.requires_grad_(False)
-    return module

@@ -45,7 +45,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     inputs = tuple(_spec(tensor, location, recipe) for tensor in getattr(model, "inputs", None) or ())
     if not inputs:
         raise ConversionError(
-            f"{location} does not say what it takes", hint="build it with keras.Input, or call it once before saving"
+            f"{location} declares no inputs", hint="build it with keras.Input, or call it once before saving"
         )
     return TorchModel(
         module=freeze(_Positional(model)),
@@ -58,7 +58,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
 def _load(location: str, recipe: Recipe) -> Any:
     check_file(location)
     if Path(location).suffix != ".keras":  # loading older formats can run code
-        raise ConversionError(f"{location} is no .keras file", hint="save the model again: model.save('NAME.keras')")
+        raise ConversionError(f"{location} is not a .keras file", hint="save the model again: model.save('NAME.keras')")
     try:
         with open_regular(location) as file:
             zipfile.ZipFile(file).close()  # Keras reports other files as missing
@@ -68,10 +68,10 @@ def _load(location: str, recipe: Recipe) -> Any:
     except Exception as error:
         text = str(error)
         if "arbitrary code" in text or "unsafe" in text:
-            raise ConversionError(f"{location} is not loaded: it holds code", hint=CODE_HINT) from error
+            raise ConversionError(f"{location} is not loaded: it contains code", hint=CODE_HINT) from error
         raise ConversionError(
-            f"{location} is no model that Keras 3 can load: {first_line(error)}",
-            hint="one is written by model.save('NAME.keras'); layers of your own need a function: python:FILE:FACTORY",
+            f"Keras 3 cannot load {location}: {first_line(error)}",
+            hint="save it with model.save('NAME.keras'); for custom layers write a function: python:FILE:FACTORY",
         ) from error
 
 
@@ -79,11 +79,11 @@ def _spec(tensor: Any, location: str, recipe: Recipe) -> InputSpec:
     try:
         dtype = DType(_TYPES.get(tensor.dtype, tensor.dtype.upper()))
     except ValueError as error:
-        raise ConversionError(f"{location} takes {tensor.dtype} as '{tensor.name}'") from error
+        raise ConversionError(f"{location}: type {tensor.dtype} of input '{tensor.name}' is not supported") from error
     sizes = sizes_of(tensor.name, tensor.shape, recipe.shapes)[1:]
     dynamic = {axis: (1, 2 * sizes[axis]) for axis, size in enumerate(tensor.shape[1:]) if size is None}
     return InputSpec(name=tensor.name, dtype=dtype, shape=sizes, dynamic=dynamic)
 
 
-# Keras's names of element types, where they are not ours in lower case.
+# Keras's names of element types that differ from Triton's in lower case.
 _TYPES = {"float32": "FP32", "float64": "FP64", "float16": "FP16", "bfloat16": "BF16"}

@@ -28,7 +28,7 @@ from graphkiln_backend.graph.errors import (
     RepositoryError,
     SignatureError,
 )
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.passes.graph_file import from_proto, load, make_dense, tidied
 from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
@@ -36,7 +36,7 @@ from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_nu
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import raise_opset, save_runnable
-from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, SourceModel, run_alone, sizes_of, synthetic_samples
+from graphkiln_converters.sources.base import InputSpec, SourceModel, run_alone, sizes_of, synthetic_samples
 from graphkiln_converters.sources.batches import (
     dependent_rows,
     free_and_prove,
@@ -82,7 +82,7 @@ class OnnxModel(SourceModel):
             found = run_alone(run, feeds, self.batch_size) if self.freed else run(feeds)
         except (ExecutionError, SignatureError) as error:
             raise ConversionError(
-                f"{self.path} refuses the samples: {error}",
+                f"{self.path} rejects the samples: {error}",
                 hint="provide real samples: --samples FILE.npz, saved with numpy.savez(FILE, INPUT_0=..., ...)",
             ) from error
         return found | {output.name: output.to_tensor(found[output.name]) for output in self.replaced if output.classes}
@@ -112,7 +112,6 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
         signature = read_signature(path)  # rejects pipes and weights outside the folder before a runtime opens them
-        _check_ranks(signature, path)
         replaced = read_replaced_outputs(path)
         session = _open_reference(path, Path(temporary.name))
         model = OnnxModel(
@@ -126,9 +125,7 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
             outputs=tuple(spec.name for spec in signature.outputs),
             _temporary=temporary,
         )
-        if draws_numbers(path):
-            _check_repeatable(model, _specs(signature, recipe, 0))
-        _check_trained(path)
+        _check_evaluation_mode(model, _specs(signature, recipe, 0))
         return _with_batches(model, signature, recipe)
     except (LoweringError, RepositoryError, ManifestError) as error:
         temporary.cleanup()
@@ -139,32 +136,22 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
         raise
 
 
-def _check_ranks(signature: Signature, path: Path) -> None:
-    for spec in signature.inputs:
-        if not spec.has_rank:
-            raise ConversionError(
-                f"{path} does not say how many dimensions input '{spec.name}' has",
-                hint="write its shape into the graph: onnx.tools.update_model_dims.update_inputs_outputs_dims",
-            )
-
-
-def _check_repeatable(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> None:
-    """Reject graphs that draw random numbers, whose results can be neither proven nor replayed."""
-    if not _repeats(model, {name: np.asarray(a[0]) for name, a in synthetic_samples(inputs, 1, {}, seed=0).items()}):
-        reason = "draws random numbers: its outputs differ from run to run and cannot be proven"
-        raise ConversionError(f"{model.path} {reason}", hint=f"{EVALUATION_MODE}; {_AS_IT_IS}")
-
-
-def _check_trained(path: Path) -> None:
-    """Reject graphs in training mode, which use batch statistics instead of trained ones."""
-    if found := find_training(path):
+def _check_evaluation_mode(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> None:
+    """Reject graphs that draw random numbers, or use batch statistics instead of trained ones."""
+    hint = f"{EVALUATION_MODE}; {_AS_IT_IS}"
+    if draws_numbers(model.path) and not _repeats(model, inputs):
         raise ConversionError(
-            f"{path} is in training mode, and would not return its trained results: {found}",
-            hint=f"{EVALUATION_MODE}; {_AS_IT_IS}",
+            f"{model.path} draws random numbers: its outputs differ from run to run and cannot be proven", hint=hint
+        )
+    if found := find_training(model.path):
+        raise ConversionError(
+            f"{model.path} is in training mode, and would not return its trained results: {found}", hint=hint
         )
 
 
-def _repeats(model: OnnxModel, feeds: Mapping[str, AnyArray]) -> bool:
+def _repeats(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> bool:
+    """Run a graph twice; return False if the outputs differ."""
+    feeds = {name: np.asarray(rows[0]) for name, rows in synthetic_samples(inputs, 1, {}, seed=0).items()}
     try:
         first, second = (model.session.run(feeds, model.outputs) for _ in range(2))
     except (ExecutionError, SignatureError):
@@ -179,25 +166,19 @@ def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> Onn
     reason = read_mixing(model.path) or without_batch(signature)
     if signature.batchable:
         reason = dependent_rows(model.run, model.run, model.inputs, rounding_limits(_load(model.path)))
+    elif not reason and recipe.batch == "fixed":
+        reason = "--batch fixed"
     elif not reason:
-        made = _freed(model, saved_size(signature)) if recipe.batch == "free" else "--batch fixed"
-        if isinstance(made, OnnxModel):
-            return made
-        reason = made
+        copy = Path(model._temporary.name) / "freed.onnx"  # noqa: SLF001 - its own
+        try:
+            graph = _load(model.path)
+            freed = replace(model, batch_size=saved_size(signature), freed=graph)
+            return replace(freed, freed=free_and_prove(graph, freed.run, freed.inputs, copy))
+        except GraphkilnError as error:
+            reason = error.message
     if not reason:
         return model
     return replace(model, inputs=_with_words(_specs(signature, recipe, 0), model.path, model.session), whole=reason)
-
-
-def _freed(source: OnnxModel, batch_size: int) -> OnnxModel | str:
-    """Return the source with a verified dynamic batch, or the reason why that is not possible."""
-    copy = Path(source._temporary.name) / "freed.onnx"  # noqa: SLF001 - its own
-    try:
-        graph = _load(source.path)
-        freed = replace(source, batch_size=batch_size, freed=graph)
-        return replace(freed, freed=free_and_prove(graph, freed.run, freed.inputs, copy))
-    except GraphkilnError as error:
-        return error.message
 
 
 def _open_reference(path: Path, folder: Path) -> Session:
@@ -234,7 +215,10 @@ def _with_words(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> 
     graph = onnx.load(path, load_external_data=False).graph
     words = {spec.name: known_words(graph, spec.name) for spec in inputs if spec.dtype is DType.BYTES}
     for more in (ODD_WORDS, ODD_WORDS[1:], ()):  # some graphs reject empty text, others unknown words
-        specs = tuple(_with_text(spec, (*words.get(spec.name, ()), *more)) for spec in inputs)
+        specs = tuple(
+            replace(spec, words=(*words[spec.name], *more) or spec.words) if spec.name in words else spec
+            for spec in inputs
+        )
         try:
             session.run(synthetic_samples(specs, _TRIED, {}, seed=0))
         except (ExecutionError, SignatureError):
@@ -243,23 +227,19 @@ def _with_words(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> 
     return specs  # real samples may do
 
 
-def _with_text(spec: InputSpec, words: tuple[str, ...]) -> InputSpec:
-    return replace(spec, words=words or spec.words) if spec.dtype is DType.BYTES else spec
-
-
 def _specs(signature: Signature, recipe: Recipe, first: int) -> tuple[InputSpec, ...]:
     """Return the input specs; `first` is the first dimension of a sample, 1 after a batch dimension."""
-    return tuple(_spec(spec, recipe, first) for spec in signature.inputs)
-
-
-def _spec(spec: TensorSpec, recipe: Recipe, first: int) -> InputSpec:
-    dims = spec.shape[first:]
-    if spec.has_rank:
+    specs = []
+    for spec in signature.inputs:
+        if not spec.has_rank:
+            raise ConversionError(
+                f"the graph does not declare the number of dimensions of input '{spec.name}'",
+                hint="write its shape into the graph: onnx.tools.update_model_dims.update_inputs_outputs_dims",
+            )
         sizes = sizes_of(spec.name, spec.shape, recipe.shapes)[first:]
-    else:  # any size is valid
-        sizes = recipe.shapes.get(spec.name) or recipe.shapes.get("") or (USUAL_SIZE,) * len(dims)
-    dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(dims) if isinstance(dim, str)}
-    return InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic)
+        dynamic = {axis: (1, 2 * sizes[axis]) for axis, dim in enumerate(spec.shape[first:]) if isinstance(dim, str)}
+        specs.append(InputSpec(name=spec.name, dtype=spec.dtype, shape=sizes, dynamic=dynamic))
+    return tuple(specs)
 
 
 # Vocabulary of a graph: categories and tokens in its nodes, for meaningful synthetic samples.

@@ -6,13 +6,14 @@ import importlib
 import importlib.util
 import inspect
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.text import did_you_mean
@@ -33,7 +34,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     """
     place, separator, factory_name = location.rpartition(":")
     if not separator:
-        raise ConversionError(f"'python:{location}' names no factory", hint="write python:FILE_OR_MODULE:FACTORY")
+        raise ConversionError(f"'python:{location}' has no factory", hint="write python:FILE_OR_MODULE:FACTORY")
     factory = _factory(_import(place), factory_name, place)
     try:
         returned = factory()
@@ -49,13 +50,16 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
         load_weights(module, recipe.weights)
     if example is None and not recipe.shapes:
         raise ConversionError(
-            f"the shape of {factory_name}'s input is not known",
+            f"the shape of {factory_name}'s input is unknown",
             hint="give the sizes of one sample (--shape 3x224x224), or return (module, example input) from the factory",
         )
     nested = is_nested(example)
     if nested:
         module, example = Flattened(module, example), flat_inputs(module, example)
-    inputs = input_specs(module, example) if example is not None else _specs(recipe)
+    if example is not None:
+        inputs = input_specs(module, example)
+    else:
+        inputs = tuple(InputSpec(name=name or "input", shape=shape) for name, shape in recipe.shapes.items())
     return TorchModel(
         module=freeze(module),
         description=f"python:{location}",
@@ -63,10 +67,6 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
         inputs=inputs,
         keywords=not nested and (isinstance(example, dict) or (example is None and "" not in recipe.shapes)),
     )
-
-
-def _specs(recipe: Recipe) -> tuple[InputSpec, ...]:
-    return tuple(InputSpec(name=name or "input", shape=shape) for name, shape in recipe.shapes.items())
 
 
 def _import(place: str) -> ModuleType:
@@ -84,7 +84,7 @@ def _import_file(path: Path) -> ModuleType:
     sys.path.insert(0, str(path.resolve().parent))  # the file may import its neighbors
     spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is no module")
+        raise ImportError(f"{path} is not a module")
     module = importlib.util.module_from_spec(spec)
     sys.modules.setdefault(path.stem, module)
     spec.loader.exec_module(module)
@@ -119,11 +119,15 @@ class Flattened(nn.Module):
     def __init__(self, module: nn.Module, example: Any) -> None:
         super().__init__()
         self.module = module
-        self._example = _without_tensors(example)
+        leaves, self._structure = tree_flatten(example)
+        # Placeholders for tensors, so that the module does not keep the example.
+        self._leaves = [torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
     def forward(self, *tensors: torch.Tensor) -> Any:
         """Tensors in the order of `flat_inputs` -> outputs of the module."""
-        given = _with_tensors(self._example, iter(tensors))
+        remaining = iter(tensors)
+        leaves = [next(remaining) if leaf is torch.Tensor else leaf for leaf in self._leaves]
+        given = tree_unflatten(leaves, self._structure)
         return self.module(**given) if isinstance(given, dict) else self.module(*given)
 
 
@@ -146,24 +150,21 @@ def flat_inputs(module: nn.Module, example: Any) -> dict[str, torch.Tensor]:
     """
     named = example
     if not isinstance(example, Mapping):
-        named = dict(zip(_parameters(module, len(example)), example, strict=True))
+        parameters = list(inspect.signature(module.forward).parameters)
+        if len(parameters) < len(example):  # `*inputs`
+            parameters = [f"input_{number}" for number in range(len(example))]
+        named = dict(zip(parameters, example, strict=False))
     found: dict[str, torch.Tensor] = {}
     for name, value in named.items():
         for own, tensor in _tensors(str(name), value):
             if own in found:
                 raise ConversionError(
-                    f"the example has two tensors that would be called '{own}'", hint="rename a key of the example"
+                    f"two tensors of the example would have the name '{own}'", hint="rename a key of the example"
                 )
             found[own] = tensor
     if not found:
-        raise ConversionError("the example input holds no tensor", hint="return (module, example input) with tensors")
+        raise ConversionError("the example input has no tensor", hint="return (module, example input) with tensors")
     return found
-
-
-def _parameters(module: nn.Module, count: int) -> list[str]:
-    """Names of positional inputs; numbered names for `*inputs`."""
-    names = list(inspect.signature(module.forward).parameters)
-    return names[:count] if len(names) >= count else [f"input_{number}" for number in range(count)]
 
 
 def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
@@ -178,33 +179,5 @@ def _tensors(name: str, value: Any) -> Iterator[tuple[str, torch.Tensor]]:
     elif not isinstance(value, _OTHER):
         raise ConversionError(
             f"the example of input '{name}' is a {type(value).__name__}, expected tensors in tuples, lists and dicts",
-            hint="wrap the module in one that takes tensors and makes of them what it needs",
+            hint="wrap the module in one that takes tensors and makes its inputs from them",
         )
-
-
-def _without_tensors(value: Any) -> Any:
-    """Copy the nested structure with a placeholder per tensor, so that the module does not keep the example."""
-    if isinstance(value, torch.Tensor):
-        return torch.Tensor
-    if isinstance(value, Mapping):
-        return {key: _without_tensors(each) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return _as(value, [_without_tensors(each) for each in value])
-    return value
-
-
-def _with_tensors(value: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    if value is torch.Tensor:
-        return next(tensors)
-    if isinstance(value, dict):
-        return {key: _with_tensors(each, tensors) for key, each in value.items()}
-    if isinstance(value, list | tuple):
-        return _as(value, [_with_tensors(each, tensors) for each in value])
-    return value
-
-
-def _as(like: Any, items: Sequence[Any]) -> Any:
-    """Make a sequence of the same type: a list, tuple or named tuple."""
-    if hasattr(like, "_fields"):
-        return type(like)(*items)
-    return list(items) if isinstance(like, list) else tuple(items)

@@ -106,12 +106,20 @@ def _spec(name: str, tensor: Any, first: int) -> InputSpec:
 
 @contextmanager
 def varying_lengths(module: Any) -> Iterator[None]:
-    """Make `len(tensor)` return a symbolic size in the source files of a module and its submodules, except PyTorch's.
+    """Make `len(tensor)` return a symbolic size in the source files of a module and its submodules.
+
+    PyTorch's own files, and those that define `len`, stay unchanged.
 
     Args:
         module: Module to export; other objects are ignored.
     """
-    changed = _namespaces(module) if isinstance(module, nn.Module) else []
+    kinds = {type(part) for part in module.modules()} if isinstance(module, nn.Module) else set()
+    globals_of: list[dict[str, Any]] = [getattr(inspect.unwrap(kind.forward), "__globals__", {}) for kind in kinds]
+    changed = [
+        names
+        for names in {id(names): names for names in globals_of}.values()
+        if "len" not in names and str(names.get("__name__", "torch")).partition(".")[0] != "torch"
+    ]
     for names in changed:
         names["len"] = first_size
     try:
@@ -124,21 +132,6 @@ def varying_lengths(module: Any) -> Iterator[None]:
 def first_size(items: Sized | torch.Tensor) -> Any:
     """Return `len(items)`, or the possibly symbolic first size of a tensor."""
     return items.shape[0] if isinstance(items, torch.Tensor) and items.dim() else len(items)
-
-
-def _namespaces(module: nn.Module) -> list[dict[str, Any]]:
-    """Return the global namespaces of a module and its submodules, except those that define `len`."""
-    found = {id(names): names for names in map(_globals_of, {type(part) for part in module.modules()})}
-    return [names for names in found.values() if "len" not in names and not _is_of_torch(names)]
-
-
-def _globals_of(kind: type[nn.Module]) -> dict[str, Any]:
-    names: dict[str, Any] = getattr(inspect.unwrap(kind.forward), "__globals__", {})
-    return names
-
-
-def _is_of_torch(names: dict[str, Any]) -> bool:
-    return str(names.get("__name__", "torch")).partition(".")[0] == "torch"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,13 +177,26 @@ class TorchModel(SourceModel):
             name: to_tensor(array) for name, array in synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0).items()
         }
         batch = torch.export.Dim("batch")
-        shapes = {spec.name: {0: batch, **_dims(spec)} for spec in self.inputs}
+        # AUTO infers equal sizes across inputs.
+        shapes = {
+            spec.name: {
+                0: batch,
+                **{
+                    axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in spec.dynamic.items()
+                },
+            }
+            for spec in self.inputs
+        }
+        # torch.export expects the shapes of `forward(*inputs)` in one more tuple.
+        parameters = [each.kind for each in inspect.signature(self.module.forward).parameters.values()]
+        by_position = tuple(shapes.values())
+        nested = (by_position,) if parameters == [inspect.Parameter.VAR_POSITIONAL] else by_position
         outputs = self.outputs or self._forward(example)
         model = export_module(
             self.module,
             () if self.keywords else tuple(example.values()),
             example if self.keywords else {},
-            dynamic_shapes=shapes if self.keywords else _positional(self.module, tuple(shapes.values())),
+            dynamic_shapes=shapes if self.keywords else nested,
             input_names=[spec.name for spec in self.inputs],
             output_names=list(outputs),
             description=self.description,
@@ -335,17 +341,6 @@ def export_module(
         raise ConversionError(f"PyTorch exported nothing for {description}")
     model: onnx_ir.Model = program.model
     return model
-
-
-def _positional(module: nn.Module, shapes: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Nest shapes in one more tuple for `forward(*inputs)`, as torch.export expects."""
-    kinds = [parameter.kind for parameter in inspect.signature(module.forward).parameters.values()]
-    return (shapes,) if kinds == [inspect.Parameter.VAR_POSITIONAL] else shapes
-
-
-def _dims(spec: InputSpec) -> dict[int, Any]:
-    """Return the dynamic dimensions of an input; AUTO infers equal sizes across inputs."""
-    return {axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in spec.dynamic.items()}
 
 
 def _check_dynamic(model: onnx_ir.Model, inputs: Sequence[InputSpec]) -> None:

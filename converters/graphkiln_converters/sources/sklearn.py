@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -99,8 +99,8 @@ def open_source(location: str, recipe: Recipe) -> SklearnModel:
     try:
         double, remaining = _export(estimator, column_inputs(estimator, location, DType.FP64), description)
     except ConversionError:
-        return single  # its proof says what is wrong
-    note = f"inputs are FP64: in FP32, an answer to {_TRIED} samples was off by {worst:.1g}, and by {remaining:.1g} now"
+        return single  # its proof reports the error
+    note = f"inputs are FP64: the error on {_TRIED} samples is {remaining:.1g}, and was {worst:.1g} with FP32 inputs"
     return replace(double, notes=(*double.notes, note)) if remaining < worst else single
 
 
@@ -124,8 +124,8 @@ def _load(location: str, recipe: Recipe) -> Any:
 
 def _foreign(location: str, error: Exception) -> ConversionError:
     return ConversionError(
-        f"{location} is no estimator that skops saved: {first_line(error)}",
-        hint="one is written by skops.io.dump(estimator, FILE), with the same release of scikit-learn",
+        f"{location} is not an estimator saved by skops: {first_line(error)}",
+        hint="save it with skops.io.dump(estimator, FILE), with the same release of scikit-learn",
     )
 
 
@@ -144,22 +144,25 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
     except Exception as error:
         raise ConversionError(
             f"skl2onnx cannot export {description}: {first_line(error)}",
-            hint="export it yourself, with converters of your own for what it does not know, and convert the .onnx",
+            hint="export it yourself, with custom converters for unsupported steps, and convert the .onnx",
         ) from error
     feeds = synthetic_samples(inputs, _TRIED, {}, seed=1)
-    expected, found = _answers(estimator, inputs, feeds), _outputs(graph, feeds, description)
-    nearest = {value.name: _nearest(expected, value, found[value.name]) for value in graph.graph.output}
+    expected, found = _results(estimator, inputs, feeds), _outputs(graph, feeds, description)
+    nearest: dict[str, tuple[str, float]] = {}  # output -> the method with the nearest result, and its distance
+    for value in graph.graph.output:
+        distances = {name: _distance(_as_output(each, value), found[value.name]) for name, each in expected.items()}
+        nearest[value.name] = min(distances.items(), key=lambda item: item[1])
     methods = {name: method for name, (method, distance) in nearest.items() if distance <= _LOOSE}
     if not methods:
         raise ConversionError(
-            f"{description}: no output of the graph is one of {', '.join(expected)}",
+            f"{description}: no output of the exported graph matches {', '.join(expected)}",
             hint="export it yourself and convert the .onnx with --reference",
         )
     kept = [value for value in graph.graph.output if value.name in methods]
     del graph.graph.output[:]
     graph.graph.output.extend(kept)
     notes = tuple(
-        f"output '{name}' of skl2onnx's graph is left out: it is not among {', '.join(expected)}"
+        f"output '{name}' of skl2onnx's graph is left out: it matches none of {', '.join(expected)}"
         for name in nearest
         if name not in methods
     )
@@ -175,13 +178,6 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
     return model, max(nearest[name][1] for name in methods)
 
 
-def _nearest(answers: Mapping[str, Any], value: onnx.ValueInfoProto, found: AnyArray) -> tuple[str, float]:
-    """Find the nearest method of an output, and its distance."""
-    distances = {method: _distance(_as_output(answer, value), found) for method, answer in answers.items()}
-    method = min(distances, key=lambda method: distances[method])
-    return method, distances[method]
-
-
 def _outputs(graph: onnx.ModelProto, feeds: Mapping[str, AnyArray], description: str) -> Mapping[str, AnyArray]:
     with tempfile.TemporaryDirectory(prefix="graphkiln-") as folder:
         path = Path(folder) / "model.onnx"
@@ -193,16 +189,13 @@ def _outputs(graph: onnx.ModelProto, feeds: Mapping[str, AnyArray], description:
             raise ConversionError(f"{description} does not run as a graph: {error}", hint=error.hint) from error
 
 
-def _answers(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, AnyArray]) -> dict[str, Any]:
+def _results(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, AnyArray]) -> dict[str, Any]:
     """Results of all methods of the estimator."""
     table = table_of(estimator, inputs, feeds)
-    answers: dict[str, Any] = {}
-    for method in _METHODS:
-        if hasattr(estimator, method):
-            answers[method] = _call(estimator, method, table)
-    if "decision_function" in answers and np.ndim(answers["decision_function"]) == 1 and hasattr(estimator, "classes_"):
-        answers[_BOTH_CLASSES] = _call(estimator, _BOTH_CLASSES, table)
-    return answers
+    results = {method: _call(estimator, method, table) for method in _METHODS if hasattr(estimator, method)}
+    if np.ndim(results.get("decision_function", 0)) == 1 and hasattr(estimator, "classes_"):
+        results[_BOTH_CLASSES] = _call(estimator, _BOTH_CLASSES, table)
+    return results
 
 
 def _call(estimator: Any, method: str, table: Any) -> Any:
@@ -216,8 +209,8 @@ def _call(estimator: Any, method: str, table: Any) -> Any:
             found = function(table)
         except Exception as error:
             raise ConversionError(
-                f"{type(estimator).__name__}.{method} refuses the samples: {first_line(error)}",
-                hint="give real ones: --samples FILE.npz",
+                f"{type(estimator).__name__}.{method} rejects the samples: {first_line(error)}",
+                hint="provide real samples: --samples FILE.npz",
             ) from error
     return found.toarray() if hasattr(found, "toarray") else found
 
@@ -266,22 +259,18 @@ def column_inputs(estimator: Any, location: str, number: DType) -> tuple[InputSp
         return (InputSpec(name="text", dtype=DType.BYTES, shape=(1,), words=_words_of(first, 0)),)
     count = getattr(estimator, "n_features_in_", None)
     if not isinstance(count, int):
-        raise ConversionError(f"{location} is not fitted, or takes something else than a table of columns")
+        raise ConversionError(f"{location} is not fitted, or its input is not a table of columns")
     words = {column: found for column in range(count) if (found := _words_in(estimator, column)) is not None}
     if not words:
         return (InputSpec(name="X", dtype=number, shape=(count,)),)
-    names = _column_names(estimator, count)
+    named = getattr(estimator, "feature_names_in_", None)
+    names = [f"column_{number}" for number in range(count)] if named is None else [str(name) for name in named]
     return tuple(
         InputSpec(name=name, dtype=DType.BYTES, shape=(1,), words=words[column])
         if column in words
         else InputSpec(name=name, dtype=number, shape=(1,))
         for column, name in enumerate(names)
     )
-
-
-def _column_names(estimator: Any, count: int) -> list[str]:
-    names = getattr(estimator, "feature_names_in_", None)
-    return [f"column_{number}" for number in range(count)] if names is None else [str(name) for name in names]
 
 
 def _first_step(estimator: Any) -> Any:
@@ -297,40 +286,14 @@ def _reads_documents(estimator: Any) -> bool:
 def _words_in(estimator: Any, column: int) -> tuple[str, ...] | None:
     """Return the categories of a column, or None for numbers."""
     first = _first_step(estimator)
-    for transformer, columns in _parts(first):
-        positions = _positions(first, columns)
-        if column in positions:
-            inner = _first_step(transformer)
-            found = _words_of(inner, positions.index(column))
+    for name, transformer, _ in getattr(first, "transformers_", ()):  # of a ColumnTransformer
+        # scikit-learn's numbers of the columns, which may be given by name, mask or slice.
+        positions = list(first._transformer_to_input_indices.get(name, ()))  # noqa: SLF001
+        if column in positions and not isinstance(transformer, str):
+            found = _words_of(_first_step(transformer), positions.index(column))
             if found:
                 return found
     return _words_of(first, column) or None
-
-
-def _parts(estimator: Any) -> Iterator[tuple[Any, Any]]:
-    """The transformers of a ColumnTransformer, with their columns."""
-    for _, transformer, columns in getattr(estimator, "transformers_", ()):
-        if not isinstance(transformer, str):
-            yield transformer, columns
-
-
-def _positions(estimator: Any, columns: Any) -> list[int]:
-    """Positions of the columns of a ColumnTransformer: given by number, name, mask or slice."""
-    names = [str(name) for name in getattr(estimator, "feature_names_in_", ())]
-    count = estimator.n_features_in_
-    if isinstance(columns, slice):
-        return list(range(count))[_by_number(columns, names)]
-    chosen = np.atleast_1d(np.asarray(columns))
-    if chosen.dtype.kind == "b":
-        chosen = np.flatnonzero(chosen)
-    return [names.index(column) if isinstance(column, str) else int(column) % count for column in chosen.tolist()]
-
-
-def _by_number(columns: slice, names: list[str]) -> slice:
-    """Convert a slice with names as ends, the last of them included, to numbers."""
-    first = names.index(columns.start) if isinstance(columns.start, str) else columns.start
-    last = names.index(columns.stop) + 1 if isinstance(columns.stop, str) else columns.stop
-    return slice(first, last, columns.step)
 
 
 def _words_of(estimator: Any, column: int) -> tuple[str, ...]:
@@ -364,16 +327,12 @@ def table_of(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, 
         if _reads_documents(_first_step(estimator)):
             return table[:, 0]
         return table.astype(np.float64) if table.dtype == np.float32 else table
-    if hasattr(estimator, "feature_names_in_"):
-        return _frame(inputs, columns)
-    return np.concatenate([column.astype(np.object_) for column in columns], axis=1)
-
-
-def _frame(inputs: tuple[InputSpec, ...], columns: list[AnyArray]) -> Any:
+    if not hasattr(estimator, "feature_names_in_"):
+        return np.concatenate([column.astype(np.object_) for column in columns], axis=1)
     try:
         import pandas as pd
     except ImportError as error:
         raise ConversionError(
-            "the estimator was fitted to a table with named columns, which takes pandas", hint="pip install pandas"
+            "the estimator was fitted to a table with named columns, which needs pandas", hint="pip install pandas"
         ) from error
     return pd.DataFrame({spec.name: column[:, 0] for spec, column in zip(inputs, columns, strict=True)})

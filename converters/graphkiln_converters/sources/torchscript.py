@@ -12,6 +12,7 @@ import tempfile
 import warnings
 import zipfile
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,14 @@ def open_source(location: str, recipe: Recipe) -> ScriptModel | FixedBatchModel:
     reaching = _reaching_out(location)
     if reaching and not recipe.allow_code:
         raise ConversionError(
-            f"{location} is not loaded: its program can do more than compute ({', '.join(reaching)})", hint=CODE_HINT
+            f"{location} is not loaded: its program accesses files or other machines ({', '.join(reaching)})",
+            hint=CODE_HINT,
         )
+    load: Callable[..., Any] = torch.jit.load  # without type hints
     try:
-        module = _load(location)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch.jit is deprecated
+            module = load(location, map_location="cpu").eval().float()
     except Exception as error:
         raise _foreign(location, error) from error
     for parameter in module.parameters():
@@ -94,18 +99,13 @@ def open_source(location: str, recipe: Recipe) -> ScriptModel | FixedBatchModel:
     inputs = _inputs(module, location, recipe)
     module = _with_defaults(module, inputs)
     model = ScriptModel(module=module, description=f"torchscript:{location}", libraries=("torch",), inputs=inputs)
-    size = _only_batch(model)
-    if not size:
+    if all(_takes(model, size) for size in _ANY_BATCH):
         return model
+    size = next((size for size in _USUAL_BATCHES if _takes(model, size)), 0)
+    if not size:
+        return model  # the proof reports the error
     whole = replace(model, inputs=tuple(replace(spec, shape=(size, *spec.shape)) for spec in inputs))
     return with_free_batch(whole, whole.export_fixed, recipe, _HINT)
-
-
-def _only_batch(model: ScriptModel) -> int:
-    """Return the batch size of a program that accepts only one; 0 if it accepts any, or none is found."""
-    if all(_takes(model, size) for size in _ANY_BATCH):
-        return 0
-    return next((size for size in _USUAL_BATCHES if _takes(model, size)), 0)
 
 
 def _takes(model: ScriptModel, size: int) -> bool:
@@ -115,14 +115,6 @@ def _takes(model: ScriptModel, size: int) -> bool:
     except ConversionError:
         return False
     return all(array.shape[:1] == (size,) for array in outputs.values())
-
-
-def _load(location: str) -> Any:
-    """Load the program; torch.jit has no type hints."""
-    load: Callable[..., Any] = torch.jit.load
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.jit is deprecated
-        return load(location, map_location="cpu").eval().float()
 
 
 def _reaching_out(location: str) -> list[str]:
@@ -140,8 +132,8 @@ def _reaching_out(location: str) -> list[str]:
 def _foreign(location: str, error: Exception) -> ConversionError:
     return ConversionError(
         f"{location} is not a program of torch.jit: {first_line(error)}",
-        hint="one is written by torch.jit.trace(...).save(FILE) or torch.jit.script(...).save(FILE); a file of weights "
-        "goes beside its architecture: torchvision:NAME --weights FILE",
+        hint="save one with torch.jit.trace(...).save(FILE) or torch.jit.script(...).save(FILE); a file of weights "
+        "needs an architecture: torchvision:NAME --weights FILE",
     )
 
 
@@ -150,15 +142,18 @@ def _inputs(module: Any, location: str, recipe: Recipe) -> tuple[InputSpec, ...]
     arguments = [argument for argument in module.forward.schema.arguments[1:] if not argument.has_default_value()]
     others = [f"{argument.name} ({argument.type})" for argument in arguments if str(argument.type) != "Tensor"]
     if others:
-        raise ConversionError(f"{location} takes other inputs than tensors: {', '.join(others)}")
+        raise ConversionError(f"{location} has inputs that are not tensors: {', '.join(others)}")
     names = [argument.name for argument in arguments]
-    samples = _samples(recipe.samples) if recipe.samples and not recipe.samples.is_dir() else {}
+    samples: Mapping[str, AnyArray] = {}
+    if recipe.samples and not recipe.samples.is_dir():
+        with suppress(ManifestError):  # raised again where the samples are read
+            samples = read_npz(recipe.samples)
     specs = [_spec(name, number, recipe, samples) for number, name in enumerate(names)]
     unknown = [name for name, spec in zip(names, specs, strict=True) if spec is None]
     if unknown:
         raise ConversionError(
             f"the sizes of {location}'s inputs are not known: {', '.join(unknown)}",
-            hint=f"--shape {unknown[0]}=3x224x224 gives those of one sample; --samples FILE.npz tells integers, too",
+            hint=f"give the sizes of one sample: --shape {unknown[0]}=3x224x224; or, for integers, --samples FILE.npz",
         )
     return tuple(spec for spec in specs if spec)
 
@@ -173,21 +168,14 @@ def _with_defaults(module: Any, inputs: tuple[InputSpec, ...]) -> Any:
     return outer.eval()
 
 
-def _samples(path: Path) -> dict[str, AnyArray]:
-    try:
-        return read_npz(path)
-    except ManifestError:
-        return {}  # the error is raised where the samples are read
-
-
 def _spec(name: str, number: int, recipe: Recipe, samples: Mapping[str, AnyArray]) -> InputSpec | None:
     found = samples.get(name, samples.get(f"INPUT_{number}"))
     if found is not None and found.ndim:
         dtype = DType.FP32 if found.dtype.kind == "f" else DType.from_numpy(found.dtype)  # the program is in fp32
         if dtype is DType.BYTES:
             raise ConversionError(
-                f"the samples hold text as '{name}', and programs of torch.jit compute numbers",
-                hint="give what the tokenizer makes of it: integers",
+                f"the samples contain text for '{name}', and torch.jit programs take numbers",
+                hint="provide the integers of the tokenizer",
             )
         high = 2 if dtype.is_float or not found.size else max(2, int(found.max()) + 1)
         return InputSpec(name=name, dtype=dtype, shape=found.shape[1:], high=high)
@@ -218,6 +206,6 @@ def _export(
         except Exception as error:
             raise ConversionError(
                 f"PyTorch cannot export {model.description}: {first_line(error)}",
-                hint="the original module may do: python:FILE:FACTORY",
+                hint="try the original module: python:FILE:FACTORY",
             ) from error
         return onnx_ir.from_proto(onnx.load(target))

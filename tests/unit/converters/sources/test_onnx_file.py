@@ -119,7 +119,7 @@ def test_made_up_text_is_what_the_graph_knows_and_what_it_does_not(tmp_path: Pat
 def test_a_graph_that_fails_on_text_that_it_does_not_know_gets_none(tmp_path: Path) -> None:
     model = open_source(one_hot(tmp_path / "m.onnx", zeros=0), OPTIONS)
     assert model.inputs[0].words == ("red", "grün")
-    with pytest.raises(ConversionError, match=r"refuses the samples.*--samples FILE\.npz"):
+    with pytest.raises(ConversionError, match=r"rejects the samples.*--samples FILE\.npz"):
         model.run({"color": np.array(["blue"], np.object_)})
     model.close()
 
@@ -140,7 +140,7 @@ def test_an_input_whose_rank_nobody_knows_is_refused(tmp_path: Path) -> None:
     proto = zoo.scale(("n", 3))
     proto.graph.input[0].type.tensor_type.ClearField("shape")
     onnx.save(proto, tmp_path / "m.onnx")
-    with pytest.raises(ConversionError, match="does not say how many dimensions input 'x' has"):
+    with pytest.raises(ConversionError, match="does not declare the number of dimensions of input 'x'"):
         open_source(str(tmp_path / "m.onnx"), OPTIONS)
 
 

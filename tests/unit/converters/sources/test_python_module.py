@@ -127,7 +127,7 @@ class TestErrors:
             ("triple", "returns a tuple, expected a torch.nn.Module"),
             ("broken", "broken of .* fails: LookupError: no checkpoint at hand"),
             ("leaving", "leaving of .* fails: KeyError"),
-            ("alone", "the shape of alone's input is not known.*--shape 3x224x224"),
+            ("alone", "the shape of alone's input is unknown.*--shape 3x224x224"),
         ],
     )
     def test_of_the_factory(self, file: Path, factory: str, message: str) -> None:
@@ -136,7 +136,7 @@ class TestErrors:
 
     @pytest.mark.parametrize("location", ["model.py", "model", ""])
     def test_no_factory(self, location: str) -> None:
-        with pytest.raises(ConversionError, match=f"'python:{location}' names no factory"):
+        with pytest.raises(ConversionError, match=f"'python:{location}' has no factory"):
             open_source(location, OPTIONS)
 
     @pytest.mark.parametrize(
@@ -200,9 +200,9 @@ def test_the_module_gets_what_the_example_holds(example: Any) -> None:
 @pytest.mark.parametrize(
     ("example", "words"),
     [
-        ({"a_0": tensor(0), "a": (tensor(1),)}, "two tensors that would be called 'a_0'"),
+        ({"a_0": tensor(0), "a": (tensor(1),)}, "would have the name 'a_0'"),
         ({"x": object()}, "input 'x' is a object, expected tensors in tuples"),
-        ({"x": (), "scale": 2.0}, "holds no tensor"),
+        ({"x": (), "scale": 2.0}, "has no tensor"),
     ],
 )
 def test_what_cannot_be_an_input(example: Any, words: str) -> None:

@@ -84,7 +84,7 @@ def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
 
 def test_text_is_nothing_to_compute_with(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", tokens=np.array([["a", "b"]]))
-    with pytest.raises(ConversionError, match=r"hold text as 'tokens'.*tokenizer"):
+    with pytest.raises(ConversionError, match=r"text for 'tokens'.*tokenizer"):
         open_source(script(Embedding(), tmp_path / "m.pt"), recipe(samples=tmp_path / "s.npz"))
 
 
@@ -109,7 +109,7 @@ def test_sizes_that_nobody_gave(tmp_path: Path) -> None:
 def test_a_program_that_writes_files_needs_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # it is run, and writes
     path = script(Saving(), tmp_path / "m.pt")
-    with pytest.raises(ConversionError, match=r"can do more than compute \(save\).*--allow-code"):
+    with pytest.raises(ConversionError, match=r"accesses files or other machines \(save\).*--allow-code"):
         open_source(path, recipe(shapes={"": (4,)}))
     assert open_source(path, recipe(shapes={"": (4,)}, allow_code=True)).inputs
 
