@@ -17,8 +17,7 @@ from inputs import add_model, exported_graph
 from graphkiln.story.server import LocalServer, free_ports, start_server
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.server.access import Access
-from graphkiln_backend.server.edge import Edge
-from graphkiln_backend.server.edge_plan import EdgePlan, find_haproxy
+from graphkiln_backend.server.edge import Edge, EdgePlan, find_haproxy
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.tls import TlsFiles
 from graphkiln_client import Client

@@ -29,7 +29,7 @@ from onnx import numpy_helper
 
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.manifest import Labels, Manifest
-from graphkiln_backend.server.edge_plan import find_haproxy
+from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_backend.system import processes
 from graphkiln_client import Client
 from soaking.models import DIGITS, digit_labels, scaled_graph, write_version

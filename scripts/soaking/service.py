@@ -30,7 +30,7 @@ import trustme
 
 from graphkiln.story.server import free_ports
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
-from graphkiln_backend.server.edge_plan import find_haproxy
+from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_backend.system.admin_key import HTTP_HEADER
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import end_with_parent, start

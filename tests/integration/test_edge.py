@@ -22,7 +22,7 @@ import trustme
 from running import Server, Serving, run_command
 
 from graphkiln_backend.graph.errors import ClientError, ConnectionFailed, ModelNotReady
-from graphkiln_backend.server.edge_plan import find_haproxy
+from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_client import Client
 
 pytestmark = [

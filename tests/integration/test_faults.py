@@ -19,7 +19,7 @@ import pytest
 from running import COMMAND, Server, StartServer, run_command
 
 from graphkiln_backend.graph.errors import ClientError
-from graphkiln_backend.server.edge_plan import find_haproxy
+from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_backend.server.leftovers import remove_leftovers
 from graphkiln_client import Client
 

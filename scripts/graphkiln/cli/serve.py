@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from graphkiln_backend.lowering.settings import Override
     from graphkiln_backend.server.access import Access
-    from graphkiln_backend.server.edge_plan import EdgePlan
+    from graphkiln_backend.server.edge import EdgePlan
     from graphkiln_backend.server.flags import ListenAddress, TritonFlags
     from graphkiln_backend.server.installation import Installation
     from graphkiln_backend.server.model_states import LoadProgress, ModelState
@@ -319,7 +319,7 @@ def _plan_edge(
     show: bool,
 ) -> EdgePlan | None:
     """Decide about the edge, and warn of open endpoints; with `show`, print the edge's configuration and exit."""
-    from graphkiln_backend.server.edge_plan import EdgePlan
+    from graphkiln_backend.server.edge import EdgePlan
 
     access.warn_if_open(flags)
     mode, features = "on" if show else mode, installation.features

@@ -118,7 +118,7 @@ def check_triton(request: Request) -> Iterator[Finding]:
 
 def check_edge(request: Request) -> Iterator[Finding]:
     """Check HAProxy, which is used if other machines can reach the server."""
-    from graphkiln_backend.server.edge_plan import find_haproxy
+    from graphkiln_backend.server.edge import find_haproxy
 
     program, flags = find_haproxy(), _read_flags(request)
     public = [address.protocol for address in flags.listen_addresses() if address.is_public]

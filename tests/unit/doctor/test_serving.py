@@ -17,7 +17,7 @@ from graphkiln.doctor.serving import (
     installed_versions,
 )
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.server import edge_plan, installation
+from graphkiln_backend.server import edge, installation
 
 
 class Distribution:
@@ -114,7 +114,7 @@ def test_missing_tritonserver(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_haproxy_for_public_addresses(
     monkeypatch: pytest.MonkeyPatch, host: str, program: str | None, level: Level
 ) -> None:
-    monkeypatch.setattr(edge_plan, "find_haproxy", lambda: program)
+    monkeypatch.setattr(edge, "find_haproxy", lambda: program)
     (found,) = check_edge(Request(host=host))
     assert found.level is level
     assert found.facts["program"] == (program or "")

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -32,10 +32,8 @@ from waiting import wait_until
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import edge as module
-from graphkiln_backend.server import edge_plan as plan_module
 from graphkiln_backend.server.access import Access, AdminKey
-from graphkiln_backend.server.edge import Edge
-from graphkiln_backend.server.edge_plan import EdgePlan, behind_edge, find_haproxy
+from graphkiln_backend.server.edge import Edge, EdgePlan, behind_edge, find_haproxy
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.tls import TlsFiles
 from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER
@@ -61,9 +59,10 @@ def parse(*arguments: str, host: str = "127.0.0.1") -> TritonFlags:
 
 
 class Inner(http.server.BaseHTTPRequestHandler):
-    """Says what it got, after the seconds that the path asks for."""
+    """Returns what it got: for `/wait/SECONDS` later, for `/held` once it is released."""
 
     protocol_version = "HTTP/1.1"
+    released: threading.Event
 
     def do_GET(self) -> None:
         self.answer(b"")
@@ -82,6 +81,8 @@ class Inner(http.server.BaseHTTPRequestHandler):
     def answer(self, body: bytes) -> None:
         if self.path.startswith("/wait/"):
             time.sleep(float(self.path.removeprefix("/wait/")))
+        elif self.path == "/held":
+            self.released.wait(30)
         answer = json.dumps({"path": self.path, "headers": dict(self.headers), "bytes": len(body)}).encode()
         self.send_response(200)
         self.send_header("Content-Length", str(len(answer)))
@@ -105,6 +106,29 @@ class Front:
     def __init__(self, plan: EdgePlan, edge: Edge) -> None:
         self.plan, self.edge = plan, edge
         self.ports = {name: address.port for name, address in plan.services().items()}
+        self.answers: list[int] = []
+        Inner.released = threading.Event()
+
+    @contextmanager
+    def held(self, context: ssl.SSLContext | None = None) -> Iterator[None]:
+        """Holds one request in flight until the end of the block, which adds its status to `answers`."""
+        asking = threading.Thread(target=lambda: self.answers.append(self.ask("/held", context=context)[0]))
+        asking.start()
+        wait_until(lambda: self.edge.in_flight()["http"] == 1)
+        try:
+            yield
+        finally:
+            Inner.released.set()
+            asking.join(30)
+
+    def is_refused(self) -> bool:
+        try:
+            self.ask()
+        except ConnectionRefusedError:
+            return True
+        except ConnectionResetError:  # it was pending when the listener was closed
+            return False
+        return False
 
     def ask(
         self, path: str = "/v2", body: bytes | None = None, context: ssl.SSLContext | None = None, **headers: str
@@ -197,7 +221,7 @@ def trust(authority: trustme.CA, own: trustme.LeafCert | None = None) -> ssl.SSL
 class TestPlan:
     @pytest.fixture(autouse=True)
     def installed(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(plan_module, "find_haproxy", lambda: Path("/haproxy"))
+        monkeypatch.setattr(module, "find_haproxy", lambda: Path("/haproxy"))
 
     FILES = TlsFiles(certificate=Path("/c"), key=Path("/k"))
 
@@ -220,14 +244,14 @@ class TestPlan:
     def test_without_haproxy_what_needs_it_is_an_error(
         self, mode: str, tls: TlsFiles | None, rate: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(plan_module, "find_haproxy", lambda: None)
+        monkeypatch.setattr(module, "find_haproxy", lambda: None)
         with pytest.raises(ServerSetupError, match="apt-get install haproxy"):
             EdgePlan.choose(mode, parse(), Access(), tls, rate=rate)
 
     def test_without_haproxy_an_open_server_is_one_warning(
         self, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(plan_module, "find_haproxy", lambda: None)
+        monkeypatch.setattr(module, "find_haproxy", lambda: None)
         assert EdgePlan.choose("auto", parse(host="0.0.0.0"), Access(), None) is None
         assert len(logged) == 1
         assert "apt-get install haproxy" in logged[0]
@@ -436,7 +460,7 @@ class TestRequests:
         assert chunked(1000, 100).startswith(b"HTTP/1.1 411")
 
     def test_slow_senders(self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(plan_module, "_SLOW_S", 1)
+        monkeypatch.setattr(module, "_SLOW_S", 1)
         front = open_front()
         for head in (b"POST /v2 HTT", b"POST /v2 HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\nx"):
             assert front.send(head).startswith(b"HTTP/1.1 408")
@@ -511,6 +535,26 @@ class TestTls:
         kill(second)
         assert front.ask(context=renewed)[0] == 200, "the next one serves it, too"
         wait_until(lambda: not psutil.pid_exists(first) or psutil.Process(first).status() == psutil.STATUS_ZOMBIE)
+
+    def test_requests_of_a_replaced_haproxy_are_counted(
+        self, open_front: OpenFront, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A drain waits for them. Another HAProxy accepts no control connections once it stops softly."""
+        monkeypatch.setattr(module, "_CHECK_S", 0.05)
+        front = open_front(tls=write(authority.issue_cert("127.0.0.1"), tmp_path))
+        first = front.edge.pid
+        with front.held(trust(authority)):
+            for _ in range(2):
+                before = front.edge.pid
+                write(authority.issue_cert("127.0.0.1"), tmp_path)
+                wait_until(lambda before=before: front.edge.pid != before)
+            front.edge.refuse()
+            assert front.ask(context=trust(authority))[0] == 503
+            assert front.edge.in_flight() == {"http": 1, "http-1.0": 0, "grpc": 0, "streams": 0}
+            os.kill(first, 0)
+        assert front.answers == [200]
+        wait_until(lambda: not any(front.edge.in_flight().values()))
+        wait_until(lambda: not psutil.pid_exists(first))
 
     def test_another_haproxy_that_does_not_respond(
         self,
@@ -595,29 +639,16 @@ class TestLife:
         idle = http.client.HTTPConnection("127.0.0.1", front.ports["http"], timeout=30)
         idle.request("GET", "/v2")
         idle.getresponse().read()
-        answers: list[int] = []
-        asking = threading.Thread(target=lambda: answers.append(front.ask("/wait/2")[0]))
-        asking.start()
-        wait_until(lambda: front.edge.in_flight()["http"] == 1)
-        front.edge.refuse()
-        assert front.ask()[0] == 503
-        front.edge.leave()
-        wait_until(lambda: self.is_refused(front))  # HAProxy handles signals between other events
-        idle.request("GET", "/v2")
-        response = idle.getresponse()
-        assert (response.status, response.will_close) == (503, True)
-        asking.join(30)
-        assert answers == [200]
+        with front.held():
+            front.edge.refuse()
+            assert front.ask()[0] == 503
+            front.edge.leave()
+            wait_until(front.is_refused)  # HAProxy handles signals between other events
+            idle.request("GET", "/v2")
+            response = idle.getresponse()
+            assert (response.status, response.will_close) == (503, True)
+        assert front.answers == [200]
         idle.close()
-
-    def is_refused(self, front: Front) -> bool:
-        try:
-            front.ask()
-        except ConnectionRefusedError:
-            return True
-        except ConnectionResetError:  # it was pending when the listener was closed
-            return False
-        return False
 
     def test_closing_ends_requests_in_flight_in_order(
         self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch
@@ -625,13 +656,12 @@ class TestLife:
         """As where a signal comes while tritonserver is started again."""
         monkeypatch.setattr(module, "_SOFT_STOP_S", 30.0)
         front = open_front()
-        answers: list[int] = []
-        asking = threading.Thread(target=lambda: answers.append(front.ask("/wait/0.5")[0]))
-        asking.start()
-        wait_until(lambda: front.edge.in_flight()["http"] == 1)
-        front.edge.close()
-        asking.join(30)
-        assert answers == [200]
+        with front.held():
+            closing = threading.Thread(target=front.edge.close)
+            closing.start()
+            wait_until(front.is_refused)
+        closing.join(30)
+        assert front.answers == [200]
 
     def test_closing_ends_idle_connections(self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_SOFT_STOP_S", 0.1)

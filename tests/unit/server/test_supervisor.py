@@ -28,8 +28,7 @@ from graphkiln_backend.server import drain, repository_control
 from graphkiln_backend.server import supervisor as module
 from graphkiln_backend.server import supervisor as restarts_module
 from graphkiln_backend.server.access import Access
-from graphkiln_backend.server.edge import open_edge
-from graphkiln_backend.server.edge_plan import EdgePlan, find_haproxy
+from graphkiln_backend.server.edge import EdgePlan, find_haproxy, open_edge
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
