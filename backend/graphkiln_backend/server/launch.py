@@ -26,7 +26,7 @@ from graphkiln_backend.server.limits import check_instances, default_limit, pool
 from graphkiln_backend.server.log import NoiseFilter
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror, StoreView
-from graphkiln_backend.server.repository_control import GrpcControl, HttpControl, RepositoryControl
+from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_copies import StoreCopies
@@ -255,9 +255,12 @@ class Launch:
     def control(self) -> RepositoryControl | None:
         """Create the repository control of the server, running or not; None if neither HTTP nor plain gRPC is on."""
         http, grpc = self.flags.listen_address("http"), self.flags.listen_address("grpc")
-        plain_grpc = grpc and "grpc-use-ssl" not in self.flags.values
-        over_grpc = GrpcControl(grpc, self.access.grpc_metadata) if grpc and plain_grpc else None
-        return HttpControl(http, self.access.http_headers, over_grpc) if http else over_grpc
+        if "grpc-use-ssl" in self.flags.values:
+            grpc = None
+        if not (http or grpc):
+            return None
+        access = self.access
+        return RepositoryControl(http=http, headers=access.http_headers, grpc=grpc, metadata=access.grpc_metadata)
 
     def _view(self, folder: RunFolder, mirror: Mirror) -> StoreView:
         return StoreView(folder.overlay / "stores", self.managed.stores, mirror)

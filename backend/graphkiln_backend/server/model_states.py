@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.graph.text import plain_reason
-from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.repository_control import HttpControl, VersionState
+from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
 from graphkiln_backend.system.processes import is_gone
 from graphkiln_backend.triton.instance_status import Crash, InstanceStatus, describe_crash
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
@@ -111,23 +110,25 @@ class ModelState:
 
 
 def list_models(
-    address: ListenAddress | None,
-    headers: Mapping[str, str],
-    instances: Path,
-    refusals: Mapping[tuple[str, str], str],
+    control: RepositoryControl | None, instances: Path, refusals: Mapping[tuple[str, str], str]
 ) -> list[ModelState]:
     """List all known and refused versions, except deliberately unloaded ones.
 
     If the server cannot list its models, the versions with ready instances are listed.
 
     Args:
-        address: HTTP address, or None.
-        headers: Headers for its restricted endpoints.
+        control: Repository control of the server, or None.
         instances: Folder of status files.
         refusals: Reasons of refused versions, by model and version.
     """
     statuses = sorted(read_snapshot(instances).statuses.values(), key=lambda status: status.load_ms)
     slowest = {(status.model, str(status.version)): status for status in statuses}
+    rows = [VersionState(model=model, version=version, state="READY", reason="") for model, version in slowest]
+    if control:
+        try:
+            rows = explain(control.index(), instances)
+        except OSError as error:  # the user's --http-restricted-api, or a server that has just exited
+            _log.warning("the server does not list its models: %s", error)
     listed = [
         ModelState(
             model=row.model,
@@ -136,7 +137,7 @@ def list_models(
             reason=plain_reason(row.reason),
             status=slowest.get((row.model, row.version)),
         )
-        for row in _list_rows(address, headers, instances, slowest)
+        for row in rows
         if (row.model, row.version) not in refusals and (row.state, row.reason) not in _UNLOADED
     ]
     refused = [
@@ -144,17 +145,3 @@ def list_models(
         for (model, version), reason in refusals.items()
     ]
     return sorted([*listed, *refused], key=lambda state: (state.model, state.version.zfill(20)))
-
-
-def _list_rows(
-    address: ListenAddress | None,
-    headers: Mapping[str, str],
-    instances: Path,
-    ready: Mapping[tuple[str, str], InstanceStatus],
-) -> list[VersionState]:
-    if address:
-        try:
-            return explain(HttpControl(address, headers).index(), instances)
-        except OSError as error:  # the user's --http-restricted-api, or a server that has just exited
-            _log.warning("the server does not list its models: %s", error)
-    return [VersionState(model=model, version=version, state="READY", reason="") for model, version in ready]

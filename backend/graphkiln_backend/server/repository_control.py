@@ -1,7 +1,7 @@
 """Triton's model repository extension: list versions, load and unload models.
 
-Loads use gRPC if possible: over HTTP, Triton (24.10) loads in a thread that serves connections, which block all other
-connections of that thread until the load is done.
+Over HTTP if possible, because a start then needs no gRPC library. Loads over gRPC if possible: over HTTP, Triton (24.10)
+loads in a thread that serves connections, which blocks all other connections of that thread until the load is done.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Any, Protocol
+from typing import Any
 
 from graphkiln_backend.graph.text import in_path
 from graphkiln_backend.server.flags import ListenAddress
@@ -58,44 +58,60 @@ class LoadOverride:
     files: Mapping[str, str]
 
 
-class RepositoryControl(Protocol):
-    """Repository control of a running server. Every call may raise OSError, because the server may exit at any time."""
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RepositoryControl:
+    """Repository control of a running server. Every call may raise OSError: the server may exit at any time.
 
-    def index(self) -> list[VersionState]:
-        """List every version known to the server."""
+    Attributes:
+        http: HTTP address; None if it is off.
+        headers: HTTP headers for restricted endpoints.
+        grpc: Address of gRPC without TLS; None if it is off. At least one of the two is on.
+        metadata: The same headers for gRPC.
+    """
 
-    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
-        """Load a model from the repository, or an override; return the error, or an empty text."""
-
-    def unload(self, model: str) -> None:
-        """Start to unload all versions of a model."""
-
-
-@dataclass(frozen=True, slots=True)
-class GrpcControl:
-    """Repository control over gRPC, without TLS."""
-
-    address: ListenAddress
+    http: ListenAddress | None = None
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    grpc: ListenAddress | None = None
     metadata: Sequence[tuple[str, str]] = field(default=(), repr=False)
 
     def index(self) -> list[VersionState]:
         """List every version known to the server."""
-        with _errors_as_os_errors():
-            response = self._call("RepositoryIndex", _messages().RepositoryIndexRequest(), _TIMEOUT_S)
+        if self.http:
+            path = "/v2/repository/index"
+            status, body = self._post(path, _TIMEOUT_S)
+            if status != HTTPStatus.OK:
+                raise ConnectionError(f"port {self.http.port} responded with status {status} to {path}")
+            rows = json.loads(body)
+        else:
+            with _errors_as_os_errors():
+                response = self._call("RepositoryIndex", _messages().RepositoryIndexRequest(), _TIMEOUT_S)
+            fields = ("name", "version", "state", "reason")
+            rows = [{name: text for name in fields if (text := getattr(row, name))} for row in response.models]
         return [
-            VersionState(model=row.name, version=row.version, state=row.state or "UNLOADED", reason=row.reason)
-            for row in response.models
+            VersionState(
+                model=row["name"],
+                version=row.get("version", ""),
+                state=row.get("state", "UNLOADED"),
+                reason=row.get("reason", ""),
+            )
+            for row in rows
         ]
 
     def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
         """Load a model from the repository, or an override; return the error, or an empty text."""
+        files = {f"file:{path}": text.encode() for path, text in override.files.items()} if override else {}
+        if not self.grpc:
+            parameters = {name: base64.b64encode(content).decode() for name, content in files.items()}
+            if override:
+                parameters["config"] = override.config
+            return self._change(model, "load", timeout_s, parameters)
         import grpc
 
         request = _messages().RepositoryModelLoadRequest(model_name=model)
         if override:
             request.parameters["config"].string_param = override.config
-            for path, text in override.files.items():
-                request.parameters[f"file:{path}"].bytes_param = text.encode()
+        for name, content in files.items():
+            request.parameters[name].bytes_param = content
         try:
             self._call("RepositoryModelLoad", request, timeout_s)
         except grpc.RpcError as error:
@@ -106,103 +122,52 @@ class GrpcControl:
 
     def unload(self, model: str) -> None:
         """Start to unload all versions of a model."""
-        with _errors_as_os_errors():
-            self._call("RepositoryModelUnload", _messages().RepositoryModelUnloadRequest(model_name=model), _TIMEOUT_S)
-
-    def _call(self, method: str, request: Any, timeout_s: float) -> Any:
-        from tritonclient.grpc import service_pb2_grpc
-
-        with open_channel(self.address) as channel:
-            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
-            return getattr(stub, method)(request, timeout=timeout_s, metadata=self.metadata)
-
-
-@dataclass(frozen=True, slots=True)
-class HttpControl:
-    """Repository control over HTTP.
-
-    Args:
-        address: HTTP address of the server.
-        headers: Headers for its restricted endpoints.
-        loads: Used for loads if the server serves gRPC, too.
-    """
-
-    address: ListenAddress
-    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    loads: GrpcControl | None = None
-
-    def index(self) -> list[VersionState]:
-        """List every version known to the server."""
-        path = "/v2/repository/index"
-        status, body = self._post(path, _TIMEOUT_S)
-        if status != HTTPStatus.OK:
-            raise ConnectionError(f"port {self.address.port} responded with status {status} to {path}")
-        return [
-            VersionState(
-                model=row["name"],
-                version=row.get("version", ""),
-                state=row.get("state", "UNLOADED"),
-                reason=row.get("reason", ""),
-            )
-            for row in json.loads(body)
-        ]
-
-    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
-        """Load a model from the repository, or an override; return the error, or an empty text."""
-        if self.loads:
-            return self.loads.load(model, timeout_s, override)
-        return self._change(model, "load", timeout_s, _to_json(override) if override else b"")
-
-    def unload(self, model: str) -> None:
-        """Start to unload all versions of a model."""
-        if error := self._change(model, "unload", _TIMEOUT_S):
+        if not self.http:
+            request = _messages().RepositoryModelUnloadRequest(model_name=model)
+            with _errors_as_os_errors():
+                self._call("RepositoryModelUnload", request, _TIMEOUT_S)
+        elif error := self._change(model, "unload", _TIMEOUT_S, {}):
             raise ConnectionError(f"{model} cannot be unloaded: {error}")
 
-    def _change(self, model: str, verb: str, timeout_s: float, request: bytes = b"") -> str:
+    def _change(self, model: str, verb: str, timeout_s: float, parameters: Mapping[str, str]) -> str:
+        """Load or unload a model over HTTP; return the error, or an empty text."""
+        request = json.dumps({"parameters": parameters}).encode() if parameters else b""
         status, body = self._post(f"/v2/repository/models/{in_path(model)}/{verb}", timeout_s, request)
-        return "" if status == HTTPStatus.OK else _error_text(body) or f"status {status}"
+        if status == HTTPStatus.OK:
+            return ""
+        try:
+            return str(json.loads(body)["error"])
+        except (ValueError, KeyError, TypeError):
+            return f"status {status}"
 
     def _post(self, path: str, timeout_s: float, request: bytes = b"") -> tuple[int, bytes]:
         from http.client import HTTPConnection, HTTPException  # imports ssl, which a start does not need
 
-        connection = HTTPConnection(*self.address.local_address, timeout=timeout_s)
+        if self.http is None:
+            raise ConnectionError("neither HTTP nor gRPC without TLS is on")
+        connection = HTTPConnection(*self.http.local_address, timeout=timeout_s)
         try:
             connection.request("POST", path, request, headers={"Connection": "close", **self.headers})
             response = connection.getresponse()
             return response.status, response.read()
         except HTTPException as error:
-            raise ConnectionError(f"port {self.address.port} broke off its response: {error}") from error
+            raise ConnectionError(f"port {self.http.port} broke off its response: {error}") from error
         finally:
             connection.close()
 
+    def _call(self, method: str, request: Any, timeout_s: float) -> Any:
+        os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # child processes run other programs
+        import grpc
+        from tritonclient.grpc import service_pb2_grpc
 
-def _to_json(override: LoadOverride) -> bytes:
-    files = {f"file:{path}": base64.b64encode(text.encode()).decode() for path, text in override.files.items()}
-    return json.dumps({"parameters": {"config": override.config, **files}}).encode()
-
-
-def _error_text(body: bytes) -> str:
-    try:
-        return str(json.loads(body)["error"])
-    except (ValueError, KeyError, TypeError):
-        return ""
-
-
-def open_channel(address: ListenAddress) -> Any:
-    """Make a gRPC channel to a server without TLS; it connects when it is used."""
-    os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")  # child processes run other programs
-    import grpc
-
-    host, port = address.local_address
-    target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-    return grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)])  # the server is on this machine
-
-
-def ask_whether_live(channel: Any) -> Any:
-    """Send a ServerLive request; return the pending call, a future of grpc."""
-    from tritonclient.grpc import service_pb2_grpc
-
-    return service_pb2_grpc.GRPCInferenceServiceStub(channel).ServerLive.future(_messages().ServerLiveRequest())
+        if self.grpc is None:
+            raise ConnectionError("neither HTTP nor gRPC without TLS is on")
+        host, port = self.grpc.local_address
+        target = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        # No proxy of the environment: the server is on this machine.
+        with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
+            stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
+            return getattr(stub, method)(request, timeout=timeout_s, metadata=self.metadata)
 
 
 def _messages() -> Any:

@@ -101,7 +101,6 @@ class Supervisor:
         self._on_live = on_live
         self._on_loading = on_loading
         self._limits = limits or TimeLimits()
-        self._http = launch.flags.listen_address("http")
         self._edge = edge
         self._budget = RestartBudget()
         self._reaper = Reaper()
@@ -204,7 +203,9 @@ class Supervisor:
 
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
         """True if the server is up: Triton opens its ports after loading."""
-        addresses = [self._http] if self._http else self._launch.flags.listen_addresses()
+        flags = self._launch.flags
+        http = flags.listen_address("http")
+        addresses = [http] if http else flags.listen_addresses()
         ports = {address.port for address in addresses}
         try:
             connections = psutil.Process(server.pid).net_connections("tcp")
@@ -225,8 +226,7 @@ class Supervisor:
             self._report(folder)
 
     def _report(self, folder: RunFolder) -> None:
-        launch = self._launch
-        states = list_models(self._http, launch.access.http_headers, folder.instances, launch.managed.refusals())
+        states = list_models(self._launch.control(), folder.instances, self._launch.managed.refusals())
         try:
             self._on_live(states)
         except OSError as error:  # standard output is closed

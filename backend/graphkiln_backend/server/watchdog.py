@@ -12,17 +12,15 @@ import os
 import signal
 import socket
 import time
-from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.flags import ListenAddress, TritonFlags
-from graphkiln_backend.server.repository_control import ask_whether_live, open_channel
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.features import Feature, TritonFeatures
@@ -48,7 +46,6 @@ _YOUNG_S = 10.0
 _UNASKED_S = 10.0
 _STUB_PROGRAM = "triton_python_backend_stub"
 _CONNECT_S = 0.5
-_REQUEST = b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
 
 
 class Cause(StrEnum):
@@ -135,7 +132,7 @@ class Watchdog(Closeable):
         self._stopped_since: dict[int, float] = {}
         self._suspension = SuspensionDetector()
         self._trust_from = 0.0
-        self._probe: _Probe | None = None
+        self._probe: LivenessProbe | None = None
         self._ended: set[int] = set()
         self._seen_ready: set[int] = set()
         self._stubs: dict[int, tuple[str, float]] = {}
@@ -144,11 +141,9 @@ class Watchdog(Closeable):
 
     def probe(self, flags: TritonFlags) -> None:
         """Begin to probe a live server, except over gRPC with the user's own TLS."""
-        http, grpc = flags.listen_address("http"), flags.listen_address("grpc")
-        if http:
-            self._probe = LivenessProbe(http)
-        elif grpc and "grpc-use-ssl" not in flags.values:
-            self._probe = GrpcLivenessProbe(grpc)
+        plain_grpc = None if "grpc-use-ssl" in flags.values else flags.listen_address("grpc")
+        if address := flags.listen_address("http") or plain_grpc:
+            self._probe = LivenessProbe(address)
 
     def close(self) -> None:
         """Stop probing."""
@@ -383,10 +378,24 @@ class SuspensionDetector:
         return self._called_at - before > _SUSPENDED_S
 
 
-class _Probe(Closeable):
-    """Measure the time since a server's last response without blocking."""
+# One small request in each protocol that any server answers, with or without a key. Source for HTTP/2: RFC 9113, 3.4: a
+# client begins with a fixed text and an empty SETTINGS frame, a server with a SETTINGS frame.
+_REQUESTS = {
+    "HTTP": b"GET /v2/health/live HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+    "gRPC": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\4\0\0\0\0\0",
+}
 
-    def __init__(self) -> None:
+
+class LivenessProbe(Closeable):
+    """Measure the time since a server's last response, without blocking; any response counts.
+
+    Args:
+        address: HTTP address, or gRPC address without TLS.
+    """
+
+    def __init__(self, address: ListenAddress) -> None:
+        self._address = address
+        self._connection: socket.socket | None = None
         self._answered_at = time.monotonic()
         self._suspension = SuspensionDetector()
 
@@ -394,61 +403,11 @@ class _Probe(Closeable):
         """Seconds since the server's last response. Call regularly: one call sends a request, a later one reads."""
         if self._suspension.has_resumed():
             self._answered_at = time.monotonic()
-        self._ask_or_read()
-        return time.monotonic() - self._answered_at
-
-    @abstractmethod
-    def _ask_or_read(self) -> None:
-        """Send a request, or read its response if there is one."""
-
-
-class GrpcLivenessProbe(_Probe):
-    """Probe a server over gRPC; any response counts.
-
-    Args:
-        address: gRPC address, without TLS.
-    """
-
-    def __init__(self, address: ListenAddress) -> None:
-        self._channel = open_channel(address)
-        self._call: Any = None
-        super().__init__()
-
-    def _ask_or_read(self) -> None:
-        if self._call is None:
-            self._call = ask_whether_live(self._channel)
-        elif self._call.done():
-            if _is_answer(self._call):
-                self._answered_at = time.monotonic()
-            self._call = None
-
-    def close(self) -> None:
-        """Stop probing."""
-        self._channel.close()
-
-
-def _is_answer(call: Any) -> bool:
-    """True if a call was answered by the server, including a refusal of a restricted protocol."""
-    return call.code().name not in {"UNAVAILABLE", "CANCELLED"} or "restricted" in call.details()
-
-
-class LivenessProbe(_Probe):
-    """Probe a server over HTTP; any response counts.
-
-    Args:
-        address: HTTP address.
-    """
-
-    def __init__(self, address: ListenAddress) -> None:
-        self._address = address
-        self._connection: socket.socket | None = None
-        super().__init__()
-
-    def _ask_or_read(self) -> None:
         if self._connection is None:
             self._ask()
         else:
             self._read(self._connection)
+        return time.monotonic() - self._answered_at
 
     def close(self) -> None:
         """Stop probing."""
@@ -459,7 +418,7 @@ class LivenessProbe(_Probe):
     def _ask(self) -> None:
         try:
             self._connection = socket.create_connection(self._address.local_address, timeout=_CONNECT_S)
-            self._connection.sendall(_REQUEST)
+            self._connection.sendall(_REQUESTS[self._address.protocol])
             self._connection.setblocking(False)
         except OSError:
             self.close()

@@ -23,7 +23,7 @@ from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, LoadedModels, Readiness, command_line, may_all_load
 from graphkiln_backend.server.managed_stores import ShownModel
-from graphkiln_backend.server.repository_control import GrpcControl, HttpControl
+from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan
 from graphkiln_backend.triton.environment import (
@@ -322,21 +322,25 @@ class TestStart:
 
 
 class TestControl:
-    def control(self, installation: Installation, *arguments: str) -> object:
-        return make_launch(installation, flags=parse(*arguments)).control()
-
-    def test_loads_go_over_grpc_where_that_is_on(self, installation: Installation) -> None:
-        control = self.control(installation)
-        assert isinstance(control, HttpControl)
-        assert control.loads
-        assert isinstance(self.control(installation, "--allow-http=false"), GrpcControl)
-
-    @pytest.mark.parametrize("flag", ["--allow-grpc=false", "--grpc-use-ssl=true"])
-    def test_and_over_http_otherwise(self, installation: Installation, flag: str) -> None:
-        assert isinstance(self.control(installation, flag), HttpControl)
+    @pytest.mark.parametrize(
+        ("flags", "over_http", "over_grpc"),
+        [
+            ([], True, True),
+            (["--allow-http=false"], False, True),
+            (["--allow-grpc=false"], True, False),
+            (["--grpc-use-ssl=true"], True, False),
+        ],
+    )
+    def test_the_repository_is_controlled_over_what_is_on(
+        self, installation: Installation, flags: list[str], over_http: bool, over_grpc: bool
+    ) -> None:
+        control = make_launch(installation, flags=parse(*flags)).control()
+        assert isinstance(control, RepositoryControl)
+        assert (bool(control.http), bool(control.grpc)) == (over_http, over_grpc)
 
     def test_nothing_reaches_a_server_without_both(self, installation: Installation) -> None:
-        assert self.control(installation, "--allow-grpc=false", "--allow-http=false") is None
+        off = parse("--allow-grpc=false", "--allow-http=false")
+        assert make_launch(installation, flags=off).control() is None
 
 
 class TestLoadedModels:

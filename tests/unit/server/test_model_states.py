@@ -14,7 +14,7 @@ from statuses import instance_status
 
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.model_states import ModelState, explain, list_models, load_progress
-from graphkiln_backend.server.repository_control import VersionState
+from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
 from graphkiln_backend.triton.instance_status import Loading, StatusFile
 from graphkiln_backend.triton.snapshot import Snapshot
 
@@ -88,6 +88,10 @@ class TestCrashes:
         assert explain(rows, tmp_path) == rows
 
 
+def control(port: int) -> RepositoryControl:
+    return RepositoryControl(http=ListenAddress(protocol="HTTP", host="127.0.0.1", port=port))
+
+
 class TestModels:
     def list(
         self,
@@ -97,8 +101,7 @@ class TestModels:
         refusals: dict[tuple[str, str], str] | None = None,
     ) -> list[ModelState]:
         with CannedHttp([http(json.dumps(rows).encode(), status)]) as server:
-            address = ListenAddress(protocol="HTTP", host="127.0.0.1", port=server.port)
-            return list_models(address, {}, folder, refusals or {})
+            return list_models(control(server.port), folder, refusals or {})
 
     def test_a_row_for_each_version_with_its_slowest_instance(self, tmp_path: Path) -> None:
         trace = "\n\nAt:\n  /backends/graphkiln/model.py(97): _load\n"
@@ -134,8 +137,8 @@ class TestModels:
         with StatusFile(tmp_path, "a", instance_status(pid=1)):
             listed = [
                 self.list(tmp_path, status="403 Forbidden"),
-                list_models(ListenAddress(protocol="HTTP", host="127.0.0.1", port=free_ports(1)[0]), {}, tmp_path, {}),
-                list_models(None, {}, tmp_path, {}),
+                list_models(control(free_ports(1)[0]), tmp_path, {}),
+                list_models(None, tmp_path, {}),
             ]
         assert [[(state.model, state.version, state.state) for state in states] for states in listed] == [
             [("m", "3", "READY")]

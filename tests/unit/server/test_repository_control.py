@@ -11,11 +11,15 @@ from running import free_ports
 from tritonclient.grpc import service_pb2 as pb
 
 from graphkiln_backend.server.flags import ListenAddress
-from graphkiln_backend.server.repository_control import GrpcControl, HttpControl, LoadOverride, VersionState
+from graphkiln_backend.server.repository_control import LoadOverride, RepositoryControl, VersionState
 
 
-def control(port: int) -> HttpControl:
-    return HttpControl(ListenAddress(protocol="HTTP", host="127.0.0.1", port=port), {"x-key": "secret"})
+def address(port: int, protocol: str = "HTTP") -> ListenAddress:
+    return ListenAddress(protocol=protocol, host="127.0.0.1", port=port)
+
+
+def control(port: int) -> RepositoryControl:
+    return RepositoryControl(http=address(port), headers={"x-key": "secret"})
 
 
 def test_the_index_with_the_key() -> None:
@@ -84,12 +88,8 @@ def test_nobody_there_is_an_error() -> None:
 # Triton's repository extension over gRPC.
 
 
-def address(port: int) -> ListenAddress:
-    return ListenAddress(protocol="gRPC", host="127.0.0.1", port=port)
-
-
-def grpc_control(port: int) -> GrpcControl:
-    return GrpcControl(address(port), [("triton-grpc-protocol-x-key", "secret")])
+def grpc_control(port: int) -> RepositoryControl:
+    return RepositoryControl(grpc=address(port, "gRPC"), metadata=[("triton-grpc-protocol-x-key", "secret")])
 
 
 def test_the_index_over_grpc_with_the_key() -> None:
@@ -137,8 +137,9 @@ def test_a_port_without_a_grpc_server_is_an_error() -> None:
 
 def test_with_both_only_loads_go_over_grpc() -> None:
     with CannedGrpc([b""]) as over_grpc, CannedHttp([http(b"[]"), http(b"")]) as over_http:
-        both = HttpControl(address(over_http.port), loads=grpc_control(over_grpc.port))
+        both = RepositoryControl(http=address(over_http.port), grpc=address(over_grpc.port, "gRPC"))
+        override = LoadOverride(config='{"backend": "python"}', files={"1/model.py": "pass"})
         assert both.index() == []
-        assert both.load("m", 5) == ""
+        assert both.load("m", 5, override) == ""
         both.unload("m")
         assert [method.rpartition("/")[2] for method in over_grpc.methods] == ["RepositoryModelLoad"]

@@ -13,19 +13,17 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Protocol
 
-import grpc
 import psutil
 import pytest
 from canned import CannedGrpc
 from statuses import instance_status
+from waiting import wait_until
 
 from graphkiln_backend.server import watchdog as module
-from graphkiln_backend.server import watchdog as suspension
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.watchdog import (
     Cause,
     Fault,
-    GrpcLivenessProbe,
     LivenessProbe,
     Stub,
     TimeLimits,
@@ -52,6 +50,17 @@ def process() -> Iterator[subprocess.Popen[bytes]]:
 def watchdog(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Watchdog:
     monkeypatch.setattr(module, "read_stubs", lambda _: [])  # those of this process are other tests' servers'
     return Watchdog(tmp_path, os.getpid(), LIMITS, set(), OLD)
+
+
+class Clock:
+    """The monotonic clock of this process, under control."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now = time.monotonic()
+        monkeypatch.setattr(module.time, "monotonic", lambda: self.now)
+
+    def pass_by(self, seconds: float) -> None:
+        self.now += seconds
 
 
 def look(watchdog: Watchdog, folder: Path) -> Fault | None:
@@ -94,21 +103,19 @@ def test_an_instance_that_is_just_being_unloaded(tmp_path: Path, watchdog: Watch
 def test_a_stopped_process_is_given_a_moment(
     tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch, which: str
 ) -> None:
-    monkeypatch.setattr(module, "_STOPPED_S", 0.2)
+    clock = Clock(monkeypatch)
     server, instance = (process.pid, os.getpid()) if which == "server" else (os.getpid(), process.pid)
     watchdog = Watchdog(tmp_path, server, LIMITS, set(), OLD)
     with StatusFile(tmp_path, "m_0", instance_status(pid=instance)):
+        for event, state in ((signal.SIGSTOP, os.WSTOPPED), (signal.SIGCONT, os.WCONTINUED)) * 2:
+            process.send_signal(event)
+            os.waitid(os.P_PID, process.pid, state | os.WNOWAIT)
+            assert look(watchdog, tmp_path) is None
+            clock.pass_by(module._STOPPED_S + 0.1)
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
         assert look(watchdog, tmp_path) is None
-        process.send_signal(signal.SIGCONT)
-        os.waitid(os.P_PID, process.pid, os.WCONTINUED)
-        time.sleep(0.3)
-        assert look(watchdog, tmp_path) is None, "it goes on"
-        process.send_signal(signal.SIGSTOP)
-        os.waitid(os.P_PID, process.pid, os.WSTOPPED | os.WNOWAIT)
-        assert look(watchdog, tmp_path) is None
-        time.sleep(0.3)
+        clock.pass_by(module._STOPPED_S + 0.1)
         fault = look(watchdog, tmp_path)
     assert fault is not None
     assert fault.cause is (Cause.SERVER_HUNG if which == "server" else Cause.INSTANCE_HUNG)
@@ -130,16 +137,16 @@ def test_limits(watchdog: Watchdog, values: dict[str, float], cause: Cause | Non
     assert (fault.cause if fault else None) is cause
 
 
-def test_after_a_pause_of_its_own_it_lets_everybody_beat_first(
+def test_heartbeats_missed_while_this_process_was_suspended_are_no_hang(
     watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "SILENT_S", 0.4)
-    monkeypatch.setattr(suspension, "_SUSPENDED_S", 0.2)
-    time.sleep(0.3)
+    clock = Clock(monkeypatch)
+    clock.pass_by(module._SUSPENDED_S + 1)
     assert watchdog.look(said(beat_s=50.0)) is None
-    time.sleep(0.1)
-    assert watchdog.look(said(beat_s=50.0)) is None
-    time.sleep(0.15)
+    for _ in range(3):
+        clock.pass_by(3)
+        assert watchdog.look(said(beat_s=50.0)) is None
+    clock.pass_by(3)
     assert watchdog.look(said(beat_s=50.0)) is not None
 
 
@@ -194,16 +201,14 @@ class TestLoading:
         """Until 25.08 Triton waits for it without an end, and nothing says so."""
         watchdog = Watchdog(tmp_path, os.getpid(), LIMITS, set(), features)
         monkeypatch.setattr(module, "_STUBS_EVERY_S", -1.0)
-        now = time.monotonic()
-        clock = [now]
-        monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+        clock = Clock(monkeypatch)
         dead = [Stub(pid=7, model="", version="", age_s=0.5, ended=True)]
         monkeypatch.setattr(module, "read_stubs", lambda _: dead)
         assert watchdog.look(Snapshot()) is None, "it may be waited for at any moment"
-        clock[0] += 4
+        clock.pass_by(4)
         dead[0] = Stub(pid=7, model="", version="", age_s=14.5, ended=True)
         assert watchdog.look(Snapshot()) is None
-        clock[0] += 7
+        clock.pass_by(7)
         fault = watchdog.look(Snapshot())
         died = Fault(cause=Cause.INSTANCE_DIED, what="an instance died at its start")
         assert fault == (died if features is OLD else None)
@@ -213,13 +218,12 @@ class TestLoading:
         self, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, then: list[Stub]
     ) -> None:
         monkeypatch.setattr(module, "_STUBS_EVERY_S", -1.0)
-        clock = [time.monotonic()]
-        monkeypatch.setattr(module.time, "monotonic", lambda: clock[0])
+        clock = Clock(monkeypatch)
         first = [] if then else [Stub(pid=7, model="", version="", age_s=0.5, ended=True)]
         for stubs in (first, then, then):
             monkeypatch.setattr(module, "read_stubs", lambda _, stubs=stubs: stubs)
             assert watchdog.look(Snapshot()) is None
-            clock[0] += 4.9  # longer would look like a suspension of this process
+            clock.pass_by(4.9)  # longer would look like a suspension of this process
 
     def test_what_has_loaded_without_end_before_gets_no_second_chance(
         self, tmp_path: Path, process: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
@@ -269,22 +273,29 @@ def listener() -> Iterator[socket.socket]:
         yield listener
 
 
-def address(port: int) -> ListenAddress:
-    return ListenAddress(protocol="HTTP", host="127.0.0.1", port=port)
+def address(port: int, protocol: str = "HTTP") -> ListenAddress:
+    return ListenAddress(protocol=protocol, host="127.0.0.1", port=port)
 
 
 def test_a_server_that_responds_is_not_silent(listener: socket.socket) -> None:
     with LivenessProbe(address(listener.getsockname()[1])) as probe:
         time.sleep(0.3)
-        assert probe.silent_s() >= 0.3
+        silent_s = probe.silent_s()
+        assert silent_s >= 0.3
         connection, _ = listener.accept()
         with connection:
             assert connection.recv(4096).startswith(b"GET /v2/health/live HTTP/1.1\r\n")
-            assert probe.silent_s() >= 0.3, "it waits for nothing"
+            assert probe.silent_s() >= silent_s, "it does not wait for a response"
             connection.sendall(b"HTTP/1.1 403 No\r\n\r\n")
-            deadline = time.monotonic() + 10
-            while probe.silent_s() >= 0.3:
-                assert time.monotonic() < deadline
+            wait_until(lambda: probe.silent_s() < silent_s)
+
+
+def test_a_server_that_responds_over_grpc_is_not_silent() -> None:
+    with CannedGrpc([]) as server, LivenessProbe(address(server.port, "gRPC")) as probe:
+        for _ in range(2):
+            time.sleep(0.3)
+            silent_s = probe.silent_s()
+            wait_until(lambda silent_s=silent_s: probe.silent_s() < silent_s)
 
 
 def test_a_server_that_accepts_and_does_not_respond_is_silent_for_ever(listener: socket.socket) -> None:
@@ -303,40 +314,6 @@ def test_a_server_that_breaks_off_is_asked_again(listener: socket.socket) -> Non
         probe.silent_s()
         listener.settimeout(10)
         listener.accept()[0].close()
-
-
-class TestOverGrpc:
-    def wait_for_answer(self, probe: GrpcLivenessProbe) -> None:
-        time.sleep(0.3)
-        deadline = time.monotonic() + 30
-        while probe.silent_s() >= 0.3:
-            assert time.monotonic() < deadline
-            time.sleep(0.01)
-
-    def test_a_server_that_responds_is_not_silent(self) -> None:
-        with CannedGrpc([b""]) as server, GrpcLivenessProbe(address(server.port)) as probe:
-            self.wait_for_answer(probe)
-            self.wait_for_answer(probe)
-
-    @pytest.mark.parametrize(
-        "status", [(grpc.StatusCode.UNAVAILABLE, "This protocol is restricted"), (grpc.StatusCode.INTERNAL, "no")]
-    )
-    def test_a_refusal_is_a_response(
-        self, monkeypatch: pytest.MonkeyPatch, status: tuple[grpc.StatusCode, str]
-    ) -> None:
-        monkeypatch.setattr(CannedGrpc, "_answer", lambda _, __, context: context.abort(*status))
-        with CannedGrpc([b""]) as server, GrpcLivenessProbe(address(server.port)) as probe:
-            self.wait_for_answer(probe)
-
-    def test_a_server_that_accepts_and_does_not_respond_is_silent(self, listener: socket.socket) -> None:
-        with GrpcLivenessProbe(address(listener.getsockname()[1])) as probe:
-            first = probe.silent_s()
-            for _ in range(3):
-                time.sleep(0.1)
-                assert probe.silent_s() >= first + 0.1
-
-
-# A pause of this very process is noticed by the time between two calls.
 
 
 # The processes of instances, as Triton starts them.
@@ -388,10 +365,8 @@ def end(process: int) -> None:
 
 
 def wait_for(process: int, count: int) -> list[str]:
-    deadline = time.monotonic() + 20
-    while len(stubs := read_stubs(process)) != count:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len(read_stubs(process)) == count)
+    stubs = read_stubs(process)
     assert all(-1 < stub.age_s < 60 for stub in stubs)
     return [f"{stub.model} {stub.version}" for stub in stubs]
 
@@ -413,11 +388,8 @@ def test_a_child_that_has_ended_is_told_until_somebody_asks_how() -> None:
         assert process.stdout is not None
         try:
             process.stdout.readline()
-            deadline = time.monotonic() + 20
-            while not (found := read_stubs(process.pid)):
-                assert time.monotonic() < deadline
-                time.sleep(0.01)
-            (stub,) = found
+            wait_until(lambda: bool(read_stubs(process.pid)))
+            (stub,) = read_stubs(process.pid)
             assert (stub.ended, stub.model) == (True, "")
             assert -1 < stub.age_s < 60
             others = {each.pid for each in read_stubs(os.getpid())}  # a server of other tests may run here
