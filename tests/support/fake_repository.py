@@ -5,6 +5,7 @@ A graph whose file says `bad` cannot be loaded. A version that failed stays fail
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -22,18 +23,25 @@ class FakeTriton:
         readiness: What the readiness said after each call.
     """
 
-    def __init__(self, mirror: Path) -> None:
-        self._mirror = mirror
+    def __init__(self, *repositories: Path) -> None:
+        self._repositories = repositories
         self._states: dict[tuple[str, int], tuple[str, str]] = {}
         self.loads: list[str] = []
         self.readiness: list[bool] = []
 
     def start(self) -> None:
-        for model in sorted(self._mirror.iterdir()):
-            self._load(model.name)
+        for model in self._models():
+            self._load(model)
+
+    def _models(self) -> list[str]:
+        return sorted({path.name for repository in self._repositories for path in repository.iterdir()})
+
+    def _folder(self, model: str) -> Path:
+        folders = [repository / model for repository in self._repositories]
+        return next((folder for folder in folders if folder.is_dir()), folders[0])
 
     def index(self) -> list[VersionState]:
-        names = {path.name for path in self._mirror.iterdir()} | {name for name, _ in self._states}
+        names = {*self._models()} | {name for name, _ in self._states}
         rows = [
             VersionState(model=name, version=str(version), state=state, reason=reason)
             for (name, version), (state, reason) in sorted(self._states.items())
@@ -45,7 +53,7 @@ class FakeTriton:
         assert timeout_s > 0
         self.loads.append(model)
         with TemporaryDirectory() as folder:
-            error = self._load(model, _write(override, Path(folder)) if override else None)
+            error = self._load(model, _write(override, self._folder(model), Path(folder)) if override else None)
         self.readiness.append(self.ready)
         return error
 
@@ -63,7 +71,7 @@ class FakeTriton:
         return [version for (name, version), (state, _) in self._states.items() if name == model and state == "READY"]
 
     def _load(self, model: str, overriding: Path | None = None) -> str:
-        folder = overriding or self._mirror / model
+        folder = overriding or self._folder(model)
         if not folder.is_dir():
             return "failed to poll from model repository"
         versions = [int(path.name) for path in folder.iterdir() if path.name.isdecimal()]
@@ -99,7 +107,9 @@ class StoreOfFakes:
         return folder
 
 
-def _write(override: LoadOverride, folder: Path) -> Path:
+def _write(override: LoadOverride, model: Path, folder: Path) -> Path:
+    if not override.files:
+        shutil.copytree(model, folder, dirs_exist_ok=True)
     for path, text in override.files.items():
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)

@@ -106,12 +106,12 @@ def _problem(stored: StoredModel, same_name: StoredModel | None) -> str:
 class ExplicitImages:
     """Load and unload image models with their tensor models in the user's explicit mode.
 
-    Triton reads the user's stores, which contain no image models: their files are sent with the load request. A user
-    who loads one by name gets the error of a placeholder in another repository, which names the model to load.
+    Triton reads the user's stores, which contain no image models: they are in another repository, as placeholders while
+    their tensor models are not loaded. A user who loads one by name then gets an error that names the model to load.
 
     Attributes:
         stores: The user's stores.
-        mirror: The repository of placeholders.
+        mirror: The repository of image models.
         control: Repository control of the running server.
         load_timeout_s: Time limit for one load.
     """
@@ -121,13 +121,13 @@ class ExplicitImages:
     control: RepositoryControl
     load_timeout_s: float
     _configs: dict[Path, tuple[int, bool]] = field(default_factory=dict)
-    # Model -> serving versions, and modification time of the configuration.
+    _shown: set[str] = field(default_factory=set)  # tensor models with an image model in the mirror
+    # Tensor model -> its versions, and modification time of its configuration, when its image model was loaded.
     _loaded: dict[str, tuple[tuple[int, ...], int]] = field(default_factory=dict)
-    _shown: set[str] = field(default_factory=set)
 
     def takes_images(self, name: str) -> bool:
         """True if a model is an image model."""
-        return name in self._shown
+        return name in map(image_model_name, self._shown)
 
     def follow(self, serving: Mapping[str, tuple[int, ...]]) -> None:
         """Load and unload image models according to the serving models.
@@ -136,10 +136,15 @@ class ExplicitImages:
             OSError: The server exited, or the stores cannot be read.
         """
         found = self._find()
-        self._show(found)
-        for name in self._loaded.keys() - (serving.keys() & found.keys()):
+        ended = self._loaded.keys() - (serving.keys() & found.keys())
+        for name in ended:
             self.control.unload(image_model_name(name))
             del self._loaded[name]
+        for name in self._shown - found.keys():
+            self.mirror.remove(image_model_name(name))
+        for name in found.keys() - (self._shown - ended):
+            self._refuse(name, f"{image_model_name(name)} is loaded and unloaded with '{name}': load '{name}'")
+        self._shown = {*found}
         for name in found.keys() & serving.keys():
             key = serving[name], self._configs[found[name]][0]
             if self._loaded.get(name) != key:
@@ -160,23 +165,17 @@ class ExplicitImages:
                     found[folder.name] = folder
         return {name: folder for name, folder in found.items() if image_model_name(name) not in taken}
 
-    def _show(self, found: Mapping[str, Path]) -> None:
-        names = {image_model_name(name): name for name in found}
-        for gone in self._shown - names.keys():
-            self.mirror.remove(gone)
-        for image_model in names.keys() - self._shown:
-            name = names[image_model]
-            reason = f"{image_model} is loaded and unloaded with '{name}': load '{name}'"
-            self.mirror.refuse(image_model, {1: reason})
-        self._shown = {*names}
-
     def _load(self, folder: Path, versions: tuple[int, ...]) -> None:
         name = image_model_name(folder.name)
         try:
             config = configure(complete_config(folder, BACKEND_NAMES, lambda version: version, versions[-1], versions))
         except GraphkilnError as error:
             _log.error("%s is not served: %s", name, error)
-            self.mirror.refuse(name, {1: str(error)})
+            self._refuse(folder.name, str(error))
             return
-        if problem := self.control.load(name, self.load_timeout_s, self.mirror.images(folder, versions, config)):
+        self.mirror.show_images(name, folder, versions, config)
+        if problem := self.control.load(name, self.load_timeout_s):
             _log.error("%s could not be loaded: %s", name, problem)
+
+    def _refuse(self, name: str, reason: str) -> None:
+        self.mirror.refuse(image_model_name(name), {1: reason})

@@ -25,7 +25,7 @@ from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.limits import check_instances, default_limit, pool_size
 from graphkiln_backend.server.log import NoiseFilter
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
-from graphkiln_backend.server.mirror import Mirror, StoreView
+from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
@@ -188,7 +188,8 @@ class Launch:
         if mode.managed:
             stores = [Mirror(folder.overlay).path]
         elif mode.name == "explicit" and self.is_controllable:
-            stores, found = self._link_stores(folder)
+            found = self._scan()
+            stores = [*stores, _image_mirror(folder).path]
             flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments, found)))
             loads = may_all_load(flags.arguments, found)
         self.readiness.choose(flags, loads=loads)
@@ -204,7 +205,6 @@ class Launch:
         mode, control = ControlMode.read(self.flags), self.control()
         if control is None or not (mode.managed or mode.name == "explicit"):
             return None
-        mirror = Mirror(folder.overlay)
         load_timeout_s = self.load_deadline_s + _LOAD_MARGIN_S
         images = None
         if not mode.managed:
@@ -217,13 +217,12 @@ class Launch:
         return VersionController(
             mode=mode,
             stores=self.managed,
-            mirror=mirror,
+            mirror=Mirror(folder.overlay),
             control=control,
             instances=folder.instances,
             admit=partial(self._admit, folder.temporary),
             load_timeout_s=load_timeout_s,
             copies=self.copies,
-            view=None if mode.managed else self._view(folder, mirror),
             images=images,
             on_loaded=self.loaded.remember,
         )
@@ -262,20 +261,9 @@ class Launch:
         access = self.access
         return RepositoryControl(http=http, headers=access.http_headers, grpc=grpc, metadata=access.grpc_metadata)
 
-    def _view(self, folder: RunFolder, mirror: Mirror) -> StoreView:
-        return StoreView(folder.overlay / "stores", self.managed.stores, mirror)
-
-    def _link_stores(self, folder: RunFolder) -> tuple[list[Path], dict[str, StoredModel]]:
-        """Return the stores as Triton sees them in explicit mode, and their models.
-
-        Raises:
-            ServerSetupError: The stores cannot be read.
-        """
-        mirror = Mirror(folder.overlay)
-        view = self._view(folder, mirror)
+    def _scan(self) -> dict[str, StoredModel]:
         try:
-            view.show_mirrored(())
-            return [*view.paths, _image_mirror(folder).path], self.managed.scan()
+            return self.managed.scan()
         except OSError as error:
             raise _unreadable(error) from error
 

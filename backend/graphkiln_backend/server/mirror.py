@@ -1,4 +1,4 @@
-"""The model repository that Triton sees: links to the versions to serve, and placeholders.
+"""The model repository that Triton sees, except in explicit mode: links to the versions to serve, and placeholders.
 
 Triton (24.10) reports a failed version as not ready until the same version number loads successfully, even if its
 folder is deleted or the model unloaded. A placeholder is a model of Triton's Python backend that loads in half a
@@ -9,8 +9,7 @@ not served.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Collection, Sequence
-from itertools import count
+from collections.abc import Collection
 from pathlib import Path
 
 from google.protobuf import json_format, text_format
@@ -105,17 +104,6 @@ class Mirror:
         copy_labels(model, self._next, config)
         self._swap_in(name)
 
-    def images(self, model: Path, versions: Collection[int], config: ModelConfigProto) -> LoadOverride:
-        """Make the load request for a model that takes images and is not in any repository.
-
-        Raises:
-            OSError: The labels cannot be read.
-        """
-        labels = {output.label_filename for output in config.output if output.label_filename}
-        files = {name: (model / name).read_text(encoding="utf-8") for name in labels}
-        files |= {f"{version}/model.py": _IMAGES for version in versions}
-        return LoadOverride(config=json_format.MessageToJson(config), files=files)
-
     def refuse(self, name: str, reasons: dict[int, str]) -> None:
         """Show versions of a model whose load fails with the given reasons."""
         self._show_placeholder(name, {version: _refusing(text) for version, text in reasons.items()})
@@ -153,54 +141,3 @@ class Mirror:
     def _swap_in(self, name: str) -> None:
         self.remove(name)
         self._next.rename(self.path / name)
-
-
-class StoreView:
-    """Links to the user's stores for Triton in explicit mode, redirected while some models are mirrored.
-
-    Loaded models keep their paths, so that instances are not affected.
-
-    Attributes:
-        paths: Repository paths for Triton, one for each store.
-    """
-
-    def __init__(self, folder: Path, stores: Sequence[Path], mirror: Mirror) -> None:
-        folder.mkdir(parents=True, exist_ok=True)
-        self.paths = [folder / str(index) for index in range(len(stores))]
-        self._stores = [store.absolute() for store in stores]
-        self._mirror = mirror
-        self._numbers = count()
-
-    def show_mirrored(self, models: Collection[str]) -> None:
-        """Show these models from the mirror, and all others from the stores.
-
-        Raises:
-            OSError: The links cannot be written.
-        """
-        for path, store in zip(self.paths, self._stores, strict=True):
-            before = path.readlink() if path.is_symlink() else store
-            _relink(path, self._mixture(path, store, models) if models else store)
-            if before.parent == path.parent:
-                shutil.rmtree(before)
-
-    def _mixture(self, path: Path, store: Path, models: Collection[str]) -> Path:
-        folder = self._new_folder(path)
-        for entry in store.iterdir():
-            mirrored = self._mirror.path / entry.name
-            shown = mirrored if entry.name in models and mirrored.exists() else entry
-            (folder / entry.name).symlink_to(shown)
-        return folder
-
-    def _new_folder(self, path: Path) -> Path:
-        folder = next(
-            each for number in self._numbers if not (each := path.with_name(f"{path.name}.{number}")).exists()
-        )
-        folder.mkdir()
-        return folder
-
-
-def _relink(link: Path, target: Path) -> None:
-    """Redirect a link, atomically."""
-    new = link.with_name(f"{link.name}.next")
-    new.symlink_to(target)
-    new.replace(link)

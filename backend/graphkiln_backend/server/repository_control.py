@@ -1,7 +1,7 @@
 """Triton's model repository extension: list versions, load and unload models.
 
-Over HTTP if possible, because a start then needs no gRPC library. Loads over gRPC if possible: over HTTP, Triton (24.10)
-loads in a thread that serves connections, which blocks all other connections of that thread until the load is done.
+Over HTTP if possible, because a start then needs no gRPC library. Loads over gRPC if possible: over HTTP, Triton
+(24.10) loads in a thread that serves connections, which blocks all other connections of that thread until it is done.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ class LoadOverride:
 
     Attributes:
         config: Configuration in JSON.
-        files: Contents by path below the model's folder.
+        files: Contents by path below the model's folder; none to use the files of the repository.
     """
 
     config: str
-    files: Mapping[str, str]
+    files: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

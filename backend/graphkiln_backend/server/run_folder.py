@@ -11,7 +11,7 @@ Contents of `/tmp/graphkiln-XXXX/`:
 - `stores/0`, `1`, ...: links to model stores whose paths Triton does not accept
 - `cache`: link to the artifact cache, if its path is not ASCII
 - `overlay/models/`: mirror of the stores, with complete configurations (graphkiln_backend.server.mirror); in explicit
-  mode also `stores/` (links to the stores) and `images/` (models that take images)
+  mode `overlay/images/models/`: models that take images
 - `instances/`: link to `/dev/shm/graphkiln-XXXX-instances/`, status files (graphkiln_backend.triton.instance_status)
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime)
 - `tmp/`: TMPDIR of the server and its stubs, removed with the run

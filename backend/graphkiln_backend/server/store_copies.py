@@ -5,7 +5,9 @@ Copies are made before the server starts, and updated every `--repository-poll-s
 store cannot be read, its copy stays.
 
 Copies of remote stores are kept in the artifact cache's folder: the next start downloads changes only, and works
-without network. Copies of signed versions are made at each start, because only this server has verified them.
+without network. Copies of signed versions are made at each start, because only this server has verified them: files are
+hashed while they are copied, so that exactly the verified bytes are served, also after a restart. A version that is
+unsigned, or differs from what was signed, is not copied; an earlier copy of it stays.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import count
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.trust import find_distrust, make_private
-from graphkiln_backend.graph.errors import GraphkilnError, ServerSetupError
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
+from graphkiln_backend.graph.files import open_regular
+from graphkiln_backend.repository.attestation import HOW_TO_SIGN, check_hash, find_signer, hash_stream
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
 from graphkiln_backend.repository.remote_model import is_model
-from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files
+from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files, short
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
-from graphkiln_backend.server.attested_copy import AttestedCopy, CopiedModel
+from graphkiln_backend.repository.version_folders import is_version
+from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
 from graphkiln_backend.system.locks import locked
@@ -75,11 +81,11 @@ def copied_stores(
             _begin(remote)
         stores = [*folders, *(remote.folder for remote in copies)]
         if trusted:
-            temporary = stack.enter_context(OwnedFolder(_attested_folder(cache))).path
-            attested = [
-                AttestedStore(source, AttestedCopy(temporary / str(index), trusted))
-                for index, source in enumerate(stores)
-            ]
+            parent = _private_folder(cache, "attested")
+            if parent:
+                remove_dead(parent)
+            temporary = stack.enter_context(OwnedFolder(parent)).path
+            attested = [AttestedStore(source, temporary / str(index), trusted) for index, source in enumerate(stores)]
             for store in attested:
                 _begin(store)
             copies += attested
@@ -245,6 +251,15 @@ class RemoteStore(StoreCopy):
         size = self.copy.size_bytes() / 1e6
         _log.info("%s is served from its copy in %s, %.1f MB", self.source, self.folder, size)
 
+    def _refuse_model(self, changes: Changes) -> None:
+        """Refuse the address of a model or version instead of a store."""
+        if is_model(changes.listing):
+            above, name = self.copy.files.address.split()
+            raise RemoteStoreError(
+                f"{self.source} is a model, not a store of models",
+                hint=f"to serve it alone: --model-store {above} --model-control-mode=explicit --load-model={name}",
+            )
+
     def update(self, stopped: Callable[[], bool]) -> bool:
         """Copy changes; return true if the store is still changing."""
         changes = _call_until(self.copy.fetch, stopped)
@@ -254,15 +269,6 @@ class RemoteStore(StoreCopy):
                 what = f"version {version}" if version else "configuration"
                 _log.info("%s: %s %s: %s", self.source, model, what, outcome)
         return bool(changes.waiting)
-
-    def _refuse_model(self, changes: Changes) -> None:
-        """Refuse the address of a model or version instead of a store."""
-        if is_model(changes.listing):
-            above, name = self.copy.files.address.split()
-            raise RemoteStoreError(
-                f"{self.source} is a model, not a store of models",
-                hint=f"to serve it alone: --model-store {above} --model-control-mode=explicit --load-model={name}",
-            )
 
 
 def _call_until(call: Callable[[], Changes], stopped: Callable[[], bool]) -> Changes:
@@ -346,24 +352,76 @@ def remove_unused(parent: Path, now_s: float) -> None:
 
 # Copies of signed versions.
 
+_OWN, _SHARED = "own", "shared"
+
+
+@dataclass(frozen=True, slots=True)
+class VersionCopy:
+    """The copy of a signed version.
+
+    Attributes:
+        folder: Contains `own`, the version folder, and `shared`, the files shared with other versions of the model.
+        stamps: Stamps of the own and the shared files in the store, taken before the copy.
+        shared: SHA-256 of the shared files, by path below the model's folder.
+    """
+
+    folder: Path
+    stamps: tuple[str, str]
+    shared: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class CopiedModel:
+    """A model in the copy.
+
+    Attributes:
+        stored: State of the model in the store at the last scan.
+        versions: The shown versions.
+        refused: Version number -> why it was not copied.
+        shown: The model's folder in the copy.
+    """
+
+    stored: StoredModel
+    versions: Mapping[int, VersionCopy] = field(default_factory=dict)
+    refused: Mapping[int, str] = field(default_factory=dict)
+    shown: Path | None = None
+
+    @property
+    def folders(self) -> set[Path]:
+        """All folders of the model in the copy."""
+        shown = {self.shown} if self.shown else set()
+        return shown | {version.folder for version in self.versions.values()}
+
 
 class AttestedStore(StoreCopy):
-    """A store and the copy of its signed versions."""
+    """A store and the copy of its signed versions.
+
+    Args:
+        source: The store.
+        place: Empty or missing folder for the copy.
+        trusted: Keys whose signatures are accepted.
+    """
 
     source: Path
 
-    def __init__(self, source: Path, copy: AttestedCopy) -> None:
+    def __init__(self, source: Path, place: Path, trusted: TrustedKeys) -> None:
         self.source = source
-        self.folder = copy.store
-        self._copy = copy
+        self.folder = place / "store"
+        self._contents = place / "contents"
+        self._refused = Mirror(place / "refused")
+        self._trusted = trusted
+        self._taken: dict[str, CopiedModel] = {}
+        self._numbers = count()
         self._seen: dict[str, StoredModel] = {}
         self._gone: frozenset[str] = frozenset()
+        for each in (self.folder, self._contents):
+            each.mkdir()
 
     def begin(self) -> None:
         """Copy the signed versions."""
         self._seen = scan_stores([self.source])
         for stored in self._seen.values():
-            self._copy.take(stored)
+            self.take(stored)
 
     def update(self, stopped: Callable[[], bool]) -> bool:
         """Copy changes that two scans confirm; return true if the store is still changing."""
@@ -375,28 +433,182 @@ class AttestedStore(StoreCopy):
         before, self._seen = self._seen, scan_stores([self.source])
         present = {name: stored for name, stored in self._seen.items() if stored.versions or stored.unreadable}
         # A model without versions is not present, but not removed either.
-        known = {name for name, stored in self._seen.items() if self._copy.is_known(stored)}
-        missing = frozenset(self._copy.names() - present.keys() - known)
+        known = {name for name, taken in self._taken.items() if taken.stored == self._seen.get(name)}
+        missing = frozenset(self._taken.keys() - present.keys() - known)
         for name in missing & self._gone:  # missing in two scans: a folder replaced by renaming is missing for a moment
-            self._copy.remove(name)
+            self._remove(name)
         self._gone = missing - self._gone
         changed = [stored for name, stored in present.items() if not stored.unreadable and name not in known]
         settled = [stored for stored in changed if before.get(stored.name) == stored]
         for stored in settled:
-            self._copy.take(stored, give_up)
+            self.take(stored, give_up)
         return bool(self._gone or len(settled) < len(changed))
 
     def refused(self) -> Mapping[str, CopiedModel]:
         """Models with refused versions, or without any version to show."""
-        return self._copy.refused()
+        return {name: taken for name, taken in self._taken.items() if taken.refused or not taken.versions}
+
+    def _remove(self, name: str) -> None:
+        taken = self._taken.pop(name)
+        (self.folder / name).unlink(missing_ok=True)
+        self._refused.remove(name)
+        _discard(taken.folders)
+
+    def take(self, stored: StoredModel, on_chunk: Callable[[], None] = lambda: None) -> None:
+        """Copy the signed versions of a model.
+
+        Args:
+            stored: The model in the store.
+            on_chunk: Called after each MiB; may raise to abort.
+
+        Raises:
+            OSError: The copy cannot be written.
+        """
+        before = self._taken.get(stored.name) or CopiedModel(stored)
+        made: set[Path] = set()
+        try:
+            good, reasons = self._copy_versions(stored, before, made, on_chunk)
+            versions, refused = _merge(stored, before, good, reasons)
+            shown = self._show(stored, versions, refused, before)
+        except BaseException:
+            _discard(made)
+            raise
+        after = self._taken[stored.name] = CopiedModel(stored, versions, refused, shown)
+        _discard((before.folders | made) - after.folders)
+        _log_refusals(stored, before, after, reasons)
+
+    def _copy_versions(
+        self, stored: StoredModel, before: CopiedModel, made: set[Path], on_chunk: Callable[[], None]
+    ) -> tuple[dict[int, VersionCopy], dict[int, str]]:
+        """Copy the versions signed with the same shared files; return the copies and the reasons of refusals."""
+        good: dict[int, VersionCopy] = {}
+        reasons = dict(stored.faults)
+        for version in sorted(stored.versions.keys() - stored.faults.keys(), reverse=True):
+            stamps = stored.versions[version], stored.stamp
+            known = before.versions.get(version)
+            try:
+                copy = known if known and known.stamps == stamps else self._copy(stored, version, made, on_chunk)
+                if any(copy.shared != newer.shared for newer in good.values()):
+                    raise RepositoryError("a newer version was signed with another config.pbtxt", hint=HOW_TO_SIGN)
+                good[version] = copy
+            except (GraphkilnError, _NotReadError) as error:
+                reasons[version] = str(error)
+        return good, reasons
+
+    def _copy(self, stored: StoredModel, version: int, made: set[Path], on_chunk: Callable[[], None]) -> VersionCopy:
+        """Copy a version and its shared files.
+
+        Raises:
+            RepositoryError: It is unsigned, or differs from what was signed.
+            _NotReadError: A file cannot be read.
+        """
+        try:
+            statement, key_id = find_signer(stored.folder, version, self._trusted)
+        except OSError as error:
+            raise _NotReadError(f"its attestation cannot be read: {error}") from error
+        folder = self._new_folder()
+        made.add(folder)
+        (folder / _OWN).mkdir()
+        shared = {}
+        for name, sha256 in statement.files.items():
+            first, _, rest = name.partition("/")
+            target = folder / _OWN / rest if rest and is_version(first) else folder / _SHARED / name
+            target.parent.mkdir(parents=True, exist_ok=True)
+            check_hash(name, _copy_file(stored.folder / name, target, on_chunk), sha256)
+            if not target.is_relative_to(folder / _OWN):
+                shared[name] = sha256
+        who = self._trusted.names[key_id]
+        _log.info("%s version %d is signed by %s (%s)", stored.name, version, who, short(key_id))
+        return VersionCopy(folder, (stored.versions[version], stored.stamp), shared)
+
+    def _show(
+        self, stored: StoredModel, versions: Mapping[int, VersionCopy], refused: Mapping[int, str], before: CopiedModel
+    ) -> Path | None:
+        """Show versions together with their shared files; return the model's folder."""
+        name = stored.name
+        if not versions:
+            self._refused.refuse(name, dict(refused) or {1: stored.problem})
+            self._link(name, self._refused.path / name)
+            return None
+        if versions == before.versions:
+            return before.shown
+        folder = self._new_folder()
+        newest = versions[max(versions)]
+        for shared in newest.shared:
+            (folder / shared).parent.mkdir(parents=True, exist_ok=True)
+            (folder / shared).hardlink_to(newest.folder / _SHARED / shared)
+        for version, copy in versions.items():
+            (folder / str(version)).symlink_to(copy.folder / _OWN)
+        self._link(name, folder)
+        self._refused.remove(name)
+        return folder
+
+    def _link(self, name: str, target: Path) -> None:
+        """Point a model of the store to a folder, atomically."""
+        new = self._contents / f"{name}.next"
+        new.unlink(missing_ok=True)
+        new.symlink_to(target)
+        new.replace(self.folder / name)
+
+    def _new_folder(self) -> Path:
+        folder = self._contents / str(next(self._numbers))
+        folder.mkdir()
+        return folder
 
 
-def _attested_folder(cache: CacheSettings) -> Path | None:
-    """Folder for copies of signed versions, cleared of those of dead servers; None for temporary files."""
-    folder = _private_folder(cache, "attested")
-    if folder:
-        remove_dead(folder)
-    return folder
+class _NotReadError(Exception):
+    """A file of the store cannot be read."""
+
+
+def _merge(
+    stored: StoredModel, before: CopiedModel, good: dict[int, VersionCopy], reasons: dict[int, str]
+) -> tuple[dict[int, VersionCopy], dict[int, str]]:
+    """Return the versions to show and those refused; earlier copies stay if their shared files are unchanged.
+
+    A version that was shown before is not reported as refused, so that it does not block changes of the others.
+    """
+    kept = {number: before.versions[number] for number in reasons if number in before.versions}
+    if good:
+        shared = next(iter(good.values())).shared
+        kept = {number: copy for number, copy in kept.items() if copy.shared == shared}
+    elif stored.versions:
+        kept = dict(before.versions)
+    versions = dict(sorted({**kept, **good}.items()))
+    return versions, {number: why for number, why in reasons.items() if number not in {*versions, *before.versions}}
+
+
+def _log_refusals(stored: StoredModel, before: CopiedModel, after: CopiedModel, reasons: dict[int, str]) -> None:
+    """Log refused versions that were shown before; others are logged when they are not served."""
+    for version, reason in sorted(reasons.items()):
+        if version in before.versions:
+            stays = version in after.versions
+            outcome = "the verified copy keeps serving" if stays else "it is no longer served"
+            _log.error("%s version %d: %s; %s", stored.name, version, reason, outcome)
+
+
+def _discard(folders: set[Path]) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _copy_file(source: Path, target: Path, on_chunk: Callable[[], None]) -> str:
+    """Copy a file; return the SHA-256 of the written bytes.
+
+    Raises:
+        _NotReadError: The source cannot be read.
+        OSError: The target cannot be written.
+    """
+    try:
+        file = open_regular(source)
+    except OSError as error:
+        raise _NotReadError(f"{source} cannot be read: {error.strerror or error}") from error
+    with file, target.open("wb") as copy:
+
+        def write(chunk: bytes) -> None:
+            copy.write(chunk)
+            on_chunk()
+
+        return hash_stream(file, write)
 
 
 def read_trusted(place: Path | None) -> TrustedKeys | None:

@@ -4,8 +4,8 @@ In the modes `none` and `poll`, Triton runs in explicit mode over a mirror of th
 unloads models; in the user's explicit mode Triton reads the stores and the user decides. Each live server has one
 controller, in a thread:
 
-1. Settle: replace each version that failed at the start by the next older one. A model without a good version stays
-   failed, and the server is not ready.
+1. Settle: replace each version that failed at the start by the next older one, by the mirror or, in explicit mode, by a
+   load request with a version policy. A model without a good version stays failed, and the server is not ready.
 2. Step, repeatedly in the modes `poll` and `explicit`: update the copies of stores, then
 
    - in poll mode, prove new and changed versions outside of the server, and load those that pass;
@@ -23,16 +23,20 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
+from google.protobuf import json_format
+
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.text import plain_reason
 from graphkiln_backend.repository.agreement import HINT, find_disagreement
+from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.stores import StoredModel
+from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.flags import ControlMode
 from graphkiln_backend.server.image_models import ExplicitImages
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
-from graphkiln_backend.server.mirror import Mirror, StoreView
+from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.model_states import explain
-from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
+from graphkiln_backend.server.repository_control import LoadOverride, RepositoryControl, VersionState
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.system.signals import ServerStopping
 
@@ -59,13 +63,12 @@ class VersionController:
     Args:
         mode: The user's control mode.
         stores: The models shown to Triton; kept across restarts of the server.
-        mirror: The repository that Triton sees; in explicit mode, replacements of models whose newest version failed.
+        mirror: The repository that Triton sees, except in explicit mode.
         control: Repository control of the running server.
         instances: Folder of its status files.
         admit: Proves a version outside of the server.
         copies: Copies of stores to update.
         load_timeout_s: Time limit for one load.
-        view: In explicit mode, the stores as Triton sees them.
         images: In explicit mode, the models that take images.
         on_loaded: In explicit mode, called with the names of the serving models.
     """
@@ -81,7 +84,6 @@ class VersionController:
         admit: Admit,
         load_timeout_s: float,
         copies: StoreCopies | None = None,
-        view: StoreView | None = None,
         images: ExplicitImages | None = None,
         on_loaded: Callable[[list[str]], None] = lambda _: None,
     ) -> None:
@@ -94,7 +96,6 @@ class VersionController:
         self._admit = admit
         self._copies = copies or StoreCopies()
         self._load_timeout_s = load_timeout_s
-        self._view = view
         self._images = images
         self._on_loaded = on_loaded
         self._thread: threading.Thread | None = None
@@ -197,9 +198,7 @@ class VersionController:
             OSError: The server ended, or the mirror cannot be written.
         """
         self._replace_failed()
-        if self._view:
-            self._failed_at_start = {name for name, model in self._stores.shown.items() if not model.versions}
-            self._view.show_mirrored(())
+        self._failed_at_start = {name for name, model in self._stores.shown.items() if not model.versions}
         self._forget_failures(self._states())
 
     def step(self) -> float | None:
@@ -382,11 +381,23 @@ class VersionController:
                     brief = _brief(reason, self._mirror.path / name, model.stored.folder)
                     self._stores.quarantine.add(model.stored, version, brief)
                 if failures or self._stores.is_outdated(model):
-                    self._stores.present(self._mirror, self._stores.plan(model.stored, model.stored.versions))
-                    if self._view:
-                        self._view.show_mirrored({name})
-                    self._control.load(name, self._load_timeout_s)
+                    self._show(self._stores.plan(model.stored, model.stored.versions))
                     pending = True
+
+    def _show(self, planned: ShownModel) -> None:
+        """Load other versions of a model; in explicit mode, the next load is of the user's files again."""
+        name, override = planned.stored.name, None
+        if not self._is_explicit:
+            self._stores.present(self._mirror, planned)
+        else:
+            self._stores.shown[name] = planned
+            if not planned.versions:
+                return
+            config = read_config(planned.stored.folder / CONFIG_FILE)
+            config.ClearField("version_policy")
+            config.version_policy.specific.versions.extend(planned.versions)
+            override = LoadOverride(config=json_format.MessageToJson(config))
+        self._control.load(name, self._load_timeout_s, override)
 
     def _forget_failures(self, states: Mapping[str, list[VersionState]]) -> None:
         """Clear failures in Triton if another version of the model serves, or the model is gone.

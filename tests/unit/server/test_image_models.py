@@ -140,8 +140,8 @@ class Setup:
         self.config = self.store / "digits" / "config.pbtxt"
         self.written = self.config.read_text()
         self.configure(f"{self.written}\n{ACCEPT_IMAGES_LINE}\n")
-        self.triton = FakeTriton(self.store)
         self.mirror = Mirror(folder / "images")
+        self.triton = FakeTriton(self.store, self.mirror.path)
         self.images = ExplicitImages(stores=[self.store], mirror=self.mirror, control=self.triton, load_timeout_s=5)
 
     def configure(self, text: str) -> None:
@@ -169,6 +169,7 @@ def test_it_comes_and_goes_with_its_model(setup: Setup) -> None:
     assert setup.follow({"digits": (1,), TAKER: (1,)}) == [1]
     assert setup.triton.loads == [TAKER], "it is loaded once"
     assert setup.follow({TAKER: (1,)}) == []
+    assert "load 'digits'" in setup.placeholder()
     assert setup.follow({"digits": (1,)}) == [1]
 
 

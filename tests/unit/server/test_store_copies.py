@@ -21,7 +21,6 @@ from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.attestation import sign_version
 from graphkiln_backend.repository.remote_copy import Changes
 from graphkiln_backend.repository.stores import scan_stores
-from graphkiln_backend.server.attested_copy import AttestedCopy
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.store_copies import (
@@ -218,7 +217,7 @@ def signed(tmp_path: Path) -> SignedStore:
 
 @pytest.fixture
 def store(signed: SignedStore, tmp_path: Path) -> AttestedStore:
-    return AttestedStore(signed.folder, AttestedCopy(tmp_path / "copies", signed.trusted))
+    return AttestedStore(signed.folder, tmp_path / "copies", signed.trusted)
 
 
 def shown(store: AttestedStore) -> dict[str, str]:

@@ -18,7 +18,7 @@ from graphkiln_backend.server import version_control as module
 from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.flags import ControlMode
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
-from graphkiln_backend.server.mirror import Mirror, StoreView
+from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import LoadOverride
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.signals import ServerStopping
@@ -444,22 +444,18 @@ class ExplicitSetup:
     def start(self, *models: str) -> None:
         """Starts a server which loads some models."""
         self.starts += 1
-        mirror = Mirror(self.folder / f"overlay {self.starts}")
-        self.view = StoreView(self.folder / f"view {self.starts}", [self.store.folder], mirror)
-        self.view.show_mirrored(())
-        self.triton = FakeTriton(self.view.paths[0])
+        self.triton = FakeTriton(self.store.folder)
         for model in models:
             self.triton.load(model, 1)
         self.triton.loads.clear()
         self.controller = VersionController(
             mode=mode("explicit"),
             stores=self.stores,
-            mirror=mirror,
+            mirror=Mirror(self.folder / f"overlay {self.starts}"),
             control=self.triton,
             instances=self.folder,
             admit=lambda *_: Verdict("never asked"),
             load_timeout_s=5,
-            view=self.view,
             on_loaded=lambda names: self.loaded.__setitem__(slice(None), names),
         )
         if not self.controller.is_settled():
@@ -488,7 +484,6 @@ class TestExplicitMode:
         setup.start("m")
         assert setup.triton.serving("m") == [1]
         assert setup.triton.ready
-        assert sorted(path.name for path in (setup.view.paths[0] / "m").iterdir()) == ["1", "2"]
 
     def test_a_model_without_a_good_version_keeps_readiness_down(self, setup: ExplicitSetup) -> None:
         setup.store.add("m", 1, "bad")
