@@ -27,6 +27,16 @@ class Finished:
 RunVerb = Callable[..., Finished]
 
 
+def table_rows(out: str) -> list[list[str]]:
+    """Cells of the rows of all printed tables, without their titles."""
+    return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
+
+
+def words(out: str) -> str:
+    """Printed text without frames of tables and line breaks."""
+    return " ".join(out.replace("│", " ").split())
+
+
 @dataclass
 class FakeModel:
     """A model that a test describes."""
