@@ -1,4 +1,4 @@
-"""`graphkiln bench` with a fake load generator: loads, inputs, tables, reports and mistakes."""
+"""`graphkiln bench` with a fake load generator: loads, contents of requests, tables, reports and mistakes."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from commands import FakeClient, FakeModel, RunVerb
+from commands import FakeClient, FakeModel, RunVerb, table_rows
+from commands import words as words_of
 from PIL import Image
 
 from graphkiln.bench import processes as load_processes
 from graphkiln.bench.generator import Measurement
 from graphkiln.bench.processes import Feeds, Load, Target
-from graphkiln.cli.bench_requests import read_feeds, read_samples
-from graphkiln_backend.graph.errors import ConnectionFailed, InvalidInput, ServerError
+from graphkiln_backend.graph.errors import ConnectionFailed, ServerError
 
 LATENCIES = {"p50": 1.5, "p90": 2.0, "p99": 3.25, "p99.9": 4.0, "mean": 1.6}
 
@@ -68,11 +68,12 @@ def test_options_reach_the_load(run: RunVerb, loads: Loads) -> None:
 
 
 @pytest.fixture
-def arrivals(run: RunVerb, loads: Loads) -> Callable[..., tuple[Load, list[float]]]:
+def arrivals(run: RunVerb, client: FakeClient, loads: Loads) -> Callable[..., tuple[Load, list[float]]]:
     """Run an open loop; return its load and due times."""
 
     def run_bench(*words: object) -> tuple[Load, list[float]]:
         assert run("bench", "--model", "m", *words).code == 0
+        assert client.open == 0
         load = loads.calls[-1]
         assert load.arrivals is not None
         return load, load.arrivals.tolist()
@@ -80,7 +81,6 @@ def arrivals(run: RunVerb, loads: Loads) -> Callable[..., tuple[Load, list[float
     return run_bench
 
 
-@pytest.mark.usefixtures("client")
 def test_rate_is_an_open_loop(arrivals: Any) -> None:
     load, even = arrivals("--rate", 4, "--arrivals", "constant", "--duration", 1, "--warmup", 0.5)
     assert (load.callers, even) == (256, [0, 0.25, 0.5, 0.75, 1, 1.25])
@@ -91,7 +91,6 @@ def test_rate_is_an_open_loop(arrivals: Any) -> None:
     assert {int(size) % 5 for size in np.unique(together, return_counts=True)[1]} == {0}
 
 
-@pytest.mark.usefixtures("client")
 def test_trace_has_its_recorded_duration(arrivals: Any, tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     trace.write_text("10\n11\n12\n")
@@ -106,20 +105,15 @@ def test_trace_has_its_recorded_duration(arrivals: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        *((f"--concurrency {text}", "expected numbers from 1") for text in ("0", "1,0", "two", "1,,2", "1,4097")),
+        *((f"--concurrency {text}", "expected numbers from 1") for text in ("1,0", "1,,2", "1,4097")),
         ("--concurrency 2 --rate 5", "--concurrency and --rate are mutually exclusive"),
-        ("--rate 5 --trace none.csv", "mutually exclusive"),
         ("--burst 5", "add --rate"),
-        ("--arrivals constant --concurrency 2", "add --rate"),
         ("--rate 5 --burst 5 --arrivals constant", "--burst and --arrivals"),
         ("--rate inf", "inf requests per second for 11 s"),
         ("--rate 1e9 --duration 1", "requests per second for 2 s is out of range"),
-        ("--rate 1 --duration inf", "1 requests per second for inf s"),
         ("--duration 1e10", "a run of 1e+10 s"),
-        ("--duration nan", "duration"),
         ("--trace endless.csv", "1e+300 s is out of range"),
         ("--rate 0.01 --duration 1", "no request is due in"),
-        ("--rate 5 --burst 1000000", "no request is due in"),
         ("--samples x.npz --input random", "--samples and --input"),
         ("--html none/page.html", "there is no folder"),
     ],
@@ -136,41 +130,22 @@ def test_mistakes(
     assert client.connected == []
 
 
-class TestInputs:
-    def test_samples_are_sent(self, run: RunVerb, client: FakeClient, loads: Loads, tmp_path: Path) -> None:
-        np.savez(tmp_path / "s.npz", X=np.arange(12, dtype=np.float32).reshape(3, 2, 2))
-        assert run("bench", "--model", "m", "--samples", tmp_path / "s.npz").code == 0
-        assert [feeds["X"].shape for feeds in loads.samples[0]] == [(1, 2, 2)] * 3
-        assert len(client.fake_model.fed) == 1  # the first one is checked before the load
-        assert client.open == 0
-
-    def test_error_of_the_model_precedes_the_load(self, run: RunVerb, loads: Loads, client: FakeClient) -> None:
-        client.fake_model.error = ServerError("no such tensor")
-        finished = run("bench", "--model", "m")
-        assert (finished.code, finished.err) == (1, "graphkiln: no such tensor\n")
-        assert loads.calls == []
-        assert client.open == 0
-
-
 class TestTables:
-    def cells(self, out: str) -> list[list[str]]:
-        return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
-
     @pytest.mark.usefixtures("client", "loads")
     def test_tables_of_client_and_server(self, run: RunVerb) -> None:
         out = run("bench", "--model", "m").out
-        client, server = self.cells(out)
-        assert "sent by graphkiln in 3 processes, using up to" in " ".join(out.split())
+        client, server = table_rows(out)
+        assert "sent by graphkiln in 3 processes, using up to" in words_of(out)
         assert client == ["1", "100.0 ± 3.0", "1.50", "2.00", "3.25", "4.00", "0.25"]
         assert server == ["1", "10", "20", "300", "40", "5.0", "-"]  # means of one request, and the batch
-        assert "±: 95% interval of the rate" in " ".join(out.split())
+        assert "±: 95% interval of the rate" in words_of(out)
 
     @pytest.mark.usefixtures("client")
     def test_errors_and_unsent_requests(self, run: RunVerb, loads: Loads) -> None:
         loads.results = [measurement(), measurement(errors={"Overloaded": 3, "ServerError": 1}, unsent=7)]
         finished = run("bench", "--model", "m", "--concurrency", "1,2")
         assert finished.code == 1
-        rows = self.cells(finished.out)
+        rows = table_rows(finished.out)
         first, second = (next(row for row in rows if row[0] == load and len(row) == 9) for load in "12")
         assert first[-2:] == ["0", "0"]
         assert second[-1] == "7"
@@ -180,7 +155,7 @@ class TestTables:
     @pytest.mark.usefixtures("client")
     def test_run_without_answers(self, run: RunVerb, loads: Loads) -> None:
         loads.results = [measurement(latency_ms={}, per_second=0.0, per_second_range=(0.0, 0.0), answered=0)]
-        (client, _) = self.cells(run("bench", "--model", "m").out)
+        (client, _) = table_rows(run("bench", "--model", "m").out)
         assert client[1:6] == ["0.0 ± 0.0", "-", "-", "-", "-"]
 
     @pytest.mark.usefixtures("client")
@@ -189,17 +164,15 @@ class TestTables:
     )
     def test_missed_rate_is_noted(self, run: RunVerb, loads: Loads, due: int, answered: int, is_noted: bool) -> None:
         loads.results = [measurement(due=due, answered=answered)]
-        out = " ".join(run("bench", "--model", "m", "--rate", "100").out.split())
+        out = words_of(run("bench", "--model", "m", "--rate", "100").out)
 
         assert (f"only {answered / 2:.1f} of {due / 2:.1f} requests per second" in out) is is_noted
 
     @pytest.mark.usefixtures("client")
-    @pytest.mark.parametrize(
-        ("answered", "few"), [(1, "p50, p90, p99, p99.9"), (99, "p99, p99.9"), (100, "p99.9"), (1000, ""), (0, "")]
-    )
+    @pytest.mark.parametrize(("answered", "few"), [(1, "p50, p90, p99, p99.9"), (100, "p99.9"), (1000, ""), (0, "")])
     def test_percentiles_of_few_requests_are_noted(self, run: RunVerb, loads: Loads, answered: int, few: str) -> None:
         loads.results = [measurement(answered=answered)]
-        out = " ".join(run("bench", "--model", "m").out.split())
+        out = words_of(run("bench", "--model", "m").out)
 
         assert (f"1: {few} of only {answered} answered requests" in out) is bool(few)
         assert ("the slowest request" in out) is bool(few)
@@ -221,10 +194,10 @@ class TestTables:
         monkeypatch.setattr(client.fake_model, "statistics", read)
         page = tmp_path / "bench.html"
         finished = run("bench", "--model", "m", "--html", page)
-        measured, served = self.cells(finished.out)
+        measured, served = table_rows(finished.out)
         assert measured[2] == "1.50"
         assert served == ["1", "-", "-", "-", "-", "-", "-"]
-        assert "the server was restarted or is gone" in " ".join(finished.out.split())
+        assert "the server was restarted or is gone" in words_of(finished.out)
         assert finished.code == 0
         assert page.stat().st_size
 
@@ -279,147 +252,136 @@ def test_html_report(run: RunVerb, loads: Loads, tmp_path: Path) -> None:
     assert "To repeat it" in page
 
 
-# Inputs: random, given, or samples.
+# Contents of requests: random numbers, given tensors or samples.
 
 ROWS = np.arange(20, dtype=np.float32).reshape(5, 2, 2)
 
 
-def read(path: Path, size: int = 1) -> list[Any]:
-    model: Any = FakeModel()
-    return [feeds["X"] for feeds in read_samples(model, path, size)]
+class TestContents:
+    @pytest.fixture(autouse=True)
+    def _here(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.chdir(tmp_path)
 
+    @pytest.fixture
+    def sent(self, run: RunVerb, client: FakeClient, loads: Loads) -> Any:
+        """Run a load; return the contents of its requests, or the error."""
 
-def test_rows_of_an_archive_are_requests(tmp_path: Path) -> None:
-    np.savez(tmp_path / "s.npz", X=ROWS)
-    found = read(tmp_path / "s.npz")
-    np.testing.assert_array_equal(np.concatenate(found), ROWS)
+        def send(options: str) -> Any:
+            finished = run("bench", "--model", "m", *options.split())
+            assert finished.code in (0, 2), finished.err
+            assert client.open == 0
+            return words_of(finished.err) if finished.code else loads.samples[-1]
 
-    assert {array.shape for array in found} == {(1, 2, 2)}
-    assert [array.shape for array in read(tmp_path / "s.npz", 2)] == [(2, 2, 2)] * 2
+        return send
 
+    def declare(self, client: FakeClient, *inputs: tuple[str, str, list[int]]) -> None:
+        client.fake_model.inputs = [{"name": name, "datatype": kind, "shape": shape} for name, kind, shape in inputs]
 
-def test_golden_samples(tmp_path: Path, repository: Path) -> None:
-    np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "source/Y": ROWS, "graph/Y": ROWS})
-    for path in (tmp_path, tmp_path / "golden.npz"):
-        assert len(read(path)) == 5
-    model: Any = FakeModel()
-    digits = read_samples(model, repository / "model_repository" / "digits" / "1", 1)
-    assert {name: array.shape for name, array in digits[0].items()} == {"INPUT_0": (1, 1, 32, 32)}
+    def test_rows_of_an_archive_are_requests(self, sent: Any, client: FakeClient) -> None:
+        np.savez("s.npz", X=ROWS)
+        found = [feeds["X"] for feeds in sent("--samples s.npz")]
+        assert [array.shape for array in found] == [(1, 2, 2)] * 5
+        np.testing.assert_array_equal(np.concatenate(found), ROWS)
+        assert len(client.fake_model.fed) == 1  # the first one is checked before the load
+        assert [feeds["X"].shape for feeds in sent("--samples s.npz --batch-size 2")] == [(2, 2, 2)] * 2
 
+    def test_golden_samples(self, sent: Any, client: FakeClient) -> None:
+        np.savez("golden.npz", **{"input/X": ROWS, "source/Y": ROWS, "graph/Y": ROWS})
+        for path in (".", "golden.npz"):
+            assert [feeds["X"].shape for feeds in sent(f"--samples {path}")] == [(1, 2, 2)] * 5
+        self.declare(client, ("X", "FP32", [2, 2]))  # no batch dimension
+        np.testing.assert_array_equal(np.stack([feeds["X"] for feeds in sent("--samples .")]), ROWS)
 
-def test_samples_of_a_model_without_batches(tmp_path: Path) -> None:
-    np.savez(tmp_path / "golden.npz", **{"input/X": ROWS, "graph/Y": ROWS})
-    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
-    found = [feeds["X"] for feeds in read_samples(model, tmp_path, 1)]
-    np.testing.assert_array_equal(np.stack(found), ROWS)
+    def test_folder_of_images_and_archives(self, sent: Any, client: FakeClient) -> None:
+        for name in (".DS_Store", "._b.png"):
+            Path(name).write_bytes(b"no image")
+        Image.new("L", (4, 4), 255).save("b.png")
+        np.savez("a.npz", X=ROWS[:3])
+        self.declare(client, ("X", "FP32", [-1, 3, 2, 2]))
+        first, second = sent("--samples .")
+        assert (first["X"].shape, second["X"].shape) == ((3, 2, 2), (1, 3, 2, 2))
+        assert "--batch-size 2: each file of . is a request" in sent("--samples . --batch-size 2")
 
+    @pytest.mark.parametrize(
+        ("arrays", "size", "message"),
+        [
+            ({"X": ROWS, "Z": ROWS[:2]}, 1, "row for each sample, got X [5, 2, 2], Z [2, 2, 2]"),
+            ({"X": ROWS}, 6, "5 samples are fewer than --batch-size 6"),
+            ({"X": ROWS[:0]}, 1, "is empty"),
+            ({"X": np.float32(1)}, 1, "is empty"),
+            ({}, 1, "a row for each sample"),
+        ],
+    )
+    def test_invalid_archives(self, sent: Any, arrays: dict[str, Any], size: int, message: str) -> None:
+        np.savez("s.npz", **arrays)
+        assert message in sent(f"--samples s.npz --batch-size {size}")
 
-def test_folder_of_images_and_archives(tmp_path: Path) -> None:
-    for name in (".DS_Store", "._b.png"):
-        (tmp_path / name).write_bytes(b"no image")
-    Image.new("L", (4, 4), 255).save(tmp_path / "b.png")
-    np.savez(tmp_path / "a.npz", X=ROWS[:3])
-    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [-1, 3, 2, 2]}])
-    first, second = read_samples(model, tmp_path, 1)
-    assert (first["X"].shape, second["X"].shape) == ((3, 2, 2), (1, 3, 2, 2))
+    def test_invalid_paths(self, sent: Any) -> None:
+        Path("bad.npz").write_text("no archive")
+        Path("empty").mkdir()
+        Path("texts").mkdir()
+        Path("texts/a.txt").write_text("no image")
+        for name in ("bad.npz", "empty", "nowhere", "nowhere.npz", "texts"):
+            assert isinstance(sent(f"--samples {name}"), str)
 
+    def test_random_inputs_are_reproducible(self, sent: Any, client: FakeClient) -> None:
+        self.declare(
+            client, ("F", "FP16", [-1, 3]), ("I", "INT64", [-1]), ("B", "BOOL", [2, 2]), ("T", "BYTES", [-1, 1]),
+            ("S", "FP32", []),
+        )  # fmt: skip
+        ((first,), (second,)) = (sent("--input random --batch-size 5") for _ in range(2))
+        assert {name: (array.dtype.name, array.shape) for name, array in first.items()} == {
+            "F": ("float16", (5, 3)), "I": ("int64", (5,)), "B": ("bool", (2, 2)), "T": ("object", (5, 1)),
+            "S": ("float32", (1,)),
+        }  # fmt: skip
+        assert set(first["I"].tolist()) <= {0, 1}
+        assert set(first["T"].ravel()) == {b"text"}
+        for name in first:
+            np.testing.assert_array_equal(first[name], second[name])
+        self.declare(client, ("X", "FP32", [-1, -1, 3]))
+        assert "'X' has no fixed shape: [-1, -1, 3] (use --input NAME=FILE.npy)" in sent("")
 
-@pytest.mark.parametrize(
-    ("arrays", "size", "words"),
-    [
-        ({"X": ROWS, "Z": ROWS[:2]}, 1, r"row for each sample, got X \[5, 2, 2\], Z \[2, 2, 2\]"),
-        ({"X": ROWS}, 6, "5 samples are fewer than --batch-size 6"),
-        ({"X": ROWS[:0]}, 1, "is empty"),
-        ({"X": np.float32(1)}, 1, "is empty"),
-        ({}, 1, "a row for each sample"),
-    ],
-)
-def test_invalid_archives(tmp_path: Path, arrays: dict[str, Any], size: int, words: str) -> None:
-    np.savez(tmp_path / "s.npz", **arrays)
-    with pytest.raises(InvalidInput, match=words):
-        read(tmp_path / "s.npz", size)
+    @pytest.mark.parametrize(("declared", "shape"), [([-1, 3, 2, 2], (1, 3, 2, 2)), ([3, 2, 2], (3, 2, 2))])
+    def test_image_is_preprocessed(self, sent: Any, client: FakeClient, declared: list[int], shape: Any) -> None:
+        Image.new("RGB", (8, 6), (255, 0, 0)).save("red.png")
+        self.declare(client, ("X", "FP32", declared))
+        (feeds,) = sent("--input red.png")
+        assert feeds["X"].shape == shape
+        assert feeds["X"].reshape(3, -1)[:, 0].tolist() == [1.0, 0.0, 0.0]
+        self.declare(client, ("X", "FP32", declared), ("Y", "FP32", declared))
+        assert "has 2 inputs" in sent("--input red.png")
 
+    def test_tensors_from_files(self, sent: Any) -> None:
+        np.save("a.npy", np.ones(3))
+        (feeds,) = sent("--input A=a.npy --input B=a.npy")
+        assert list(feeds) == ["A", "B"]
+        assert "--batch-size applies" in sent("--input A=a.npy --batch-size 2")
 
-def test_invalid_paths(tmp_path: Path) -> None:
-    (tmp_path / "bad.npz").write_text("no archive")
-    (tmp_path / "empty").mkdir()
-    (tmp_path / "texts").mkdir()
-    (tmp_path / "texts" / "a.txt").write_text("no image")
-    for name in ("bad.npz", "empty", "nowhere", "nowhere.npz", "texts"):
-        with pytest.raises(InvalidInput):
-            read(tmp_path / name)
+    @pytest.mark.parametrize("shape", [[-1, 1], [1]])
+    def test_image_model_gets_encoded_images(self, sent: Any, client: FakeClient, shape: list[int]) -> None:
+        Path("photos").mkdir()
+        Image.new("L", (4, 4), 255).save("photos/a.png")
+        content = Path("photos/a.png").read_bytes()
+        client.fake_model.config = {"parameters": {"tensor_model": {"string_value": "m"}}}
+        self.declare(client, ("IMAGE", "BYTES", shape))
+        for option in ("--input photos/a.png", "--samples photos"):
+            (feeds,) = sent(option)
+            assert (feeds["IMAGE"].ndim, feeds["IMAGE"].ravel().tolist()) == (len(shape), [content])
+        assert "requires encoded images" in sent("")
+        assert "cannot read b.png: No such file" in sent("--input b.png")
+        Path("photos/b.png").write_bytes(b"hello")
+        assert "b.png: 5 bytes is not an image in a known format" in sent("--samples photos")
 
+    def test_batch_size_of_a_model_without_batches(self, sent: Any, client: FakeClient) -> None:
+        self.declare(client, ("X", "FP32", [2, 2]))
+        assert sent("")[0]["X"].shape == (2, 2)
+        assert "does not support batches (remove --batch-size 8)" in sent("--batch-size 8")
+        np.savez("a.npz", X=ROWS)
+        assert "does not support batches" in sent("--samples a.npz --batch-size 2")
 
-def test_random_inputs_are_reproducible() -> None:
-    rows = [
-        ("F", "FP16", [-1, 3]),
-        ("I", "INT64", [-1]),
-        ("B", "BOOL", [2, 2]),
-        ("T", "BYTES", [-1, 1]),
-        ("S", "FP32", []),
-    ]
-    model: Any = FakeModel(inputs=[{"name": name, "datatype": kind, "shape": shape} for name, kind, shape in rows])
-    first, second = (read_feeds(model, ["random"], 5) for _ in range(2))
-    assert {name: (array.dtype.name, array.shape) for name, array in first.items()} == {
-        "F": ("float16", (5, 3)), "I": ("int64", (5,)), "B": ("bool", (2, 2)), "T": ("object", (5, 1)),
-        "S": ("float32", (1,)),
-    }  # fmt: skip
-    assert set(first["I"].tolist()) <= {0, 1}
-    assert set(first["T"].ravel()) == {b"text"}
-    for name in first:
-        np.testing.assert_array_equal(first[name], second[name])
-    unknown: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [-1, -1, 3]}])
-    with pytest.raises(InvalidInput, match=r"'X' has no fixed shape: \[-1, -1, 3\].*--input NAME=FILE.npy"):
-        read_feeds(unknown, ["random"], 1)
-
-
-@pytest.mark.parametrize(("declared", "shape"), [([-1, 3, 2, 2], (1, 3, 2, 2)), ([3, 2, 2], (3, 2, 2))])
-def test_image_is_preprocessed(tmp_path: Path, declared: list[int], shape: Any) -> None:
-    Image.new("RGB", (8, 6), (255, 0, 0)).save(tmp_path / "red.png")
-    model: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": declared}])
-    fed = read_feeds(model, [str(tmp_path / "red.png")], 1)["X"]
-    assert fed.shape == shape
-    assert fed.reshape(3, -1)[:, 0].tolist() == [1.0, 0.0, 0.0]
-    model.inputs *= 2
-    with pytest.raises(InvalidInput, match="has 2 inputs"):
-        read_feeds(model, [str(tmp_path / "red.png")], 1)
-
-
-def test_tensors_from_files(tmp_path: Path) -> None:
-    np.save(tmp_path / "a.npy", np.ones(3))
-    model: Any = FakeModel()
-    assert list(read_feeds(model, [f"A={tmp_path / 'a.npy'}", f"B={tmp_path / 'a.npy'}"], 1)) == ["A", "B"]
-
-
-def test_image_model_gets_encoded_images(tmp_path: Path) -> None:
-    Image.new("L", (4, 4), 255).save(tmp_path / "a.png")
-    content = (tmp_path / "a.png").read_bytes()
-    config = {"parameters": {"tensor_model": {"string_value": "m"}}}
-    for shape, expected in (([-1, 1], (1, 1)), ([1], (1,))):
-        inputs = [{"name": "IMAGE", "datatype": "BYTES", "shape": shape}]
-        model: Any = FakeModel(name="m.images", inputs=inputs, config=config)
-        for feeds in (read_feeds(model, [str(tmp_path / "a.png")], 1), *read_samples(model, tmp_path, 1)):
-            assert (feeds["IMAGE"].shape, feeds["IMAGE"].ravel().tolist()) == (expected, [content])
-        with pytest.raises(InvalidInput, match=r"'m\.images' requires encoded images"):
-            read_feeds(model, ["random"], 1)
-        with pytest.raises(InvalidInput, match=r"cannot read .*b\.png: No such file"):
-            read_feeds(model, [str(tmp_path / "b.png")], 1)
-        (tmp_path / "b.png").write_bytes(b"hello")
-        with pytest.raises(InvalidInput, match=r"b\.png: 5 bytes is not an image in a known format"):
-            read_samples(model, tmp_path, 1)
-        (tmp_path / "b.png").unlink()
-
-
-def test_batch_size_without_effect_is_refused(tmp_path: Path) -> None:
-    whole: Any = FakeModel(inputs=[{"name": "X", "datatype": "FP32", "shape": [2, 2]}])
-    assert read_feeds(whole, ["random"], 1)["X"].shape == (2, 2)
-    with pytest.raises(InvalidInput, match=r"batches.*--batch-size 8"):
-        read_feeds(whole, ["random"], 8)
-    np.savez(tmp_path / "a.npz", X=ROWS)
-    with pytest.raises(InvalidInput, match="does not support batches"):
-        read_samples(whole, tmp_path / "a.npz", 2)
-    with pytest.raises(InvalidInput, match="--batch-size applies"):
-        read_feeds(whole, [f"X={tmp_path / 'a.npz'}"], 2)
-    assert len(read(tmp_path)) == 1
-    with pytest.raises(InvalidInput, match=r"--batch-size 2: each file of .* is a request"):
-        read(tmp_path, 2)
+    def test_error_of_the_model_precedes_the_load(self, run: RunVerb, loads: Loads, client: FakeClient) -> None:
+        client.fake_model.error = ServerError("no such tensor")
+        finished = run("bench", "--model", "m")
+        assert (finished.code, finished.err) == (1, "graphkiln: no such tensor\n")
+        assert loads.calls == []
+        assert client.open == 0
