@@ -27,28 +27,20 @@ def found(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     return findings
 
 
-def test_no_problems(run: RunVerb, found: list[Finding]) -> None:
-    found.append(Finding(check="ports", subject="HTTP port 8000", message="free"))
+@pytest.mark.parametrize(
+    ("level", "code", "summary"),
+    [
+        (Level.OK, 0, "errors: 0, warnings: 0: `graphkiln serve` would start"),
+        (Level.WARNING, 0, "errors: 0, warnings: 1"),
+        (Level.ERROR, 1, "errors: 1, warnings: 0"),
+    ],
+)
+def test_table_and_exit_code(run: RunVerb, found: list[Finding], level: Level, code: int, summary: str) -> None:
+    found.append(Finding(check="ports", subject="port 8000", level=level, message="[bold]in use[/bold]", hint="look"))
     finished = run("doctor")
-    assert finished.code == 0
-    assert "HTTP port 8000: free" in finished.out
-    assert "would start" in finished.out
-
-
-def test_warnings_are_exit_code_0(run: RunVerb, found: list[Finding]) -> None:
-    found.append(Finding(check="cache", subject="x", level=Level.WARNING, message="is odd", hint="look at it"))
-    finished = run("doctor")
-    assert finished.code == 0
-    assert "-> look at it" in finished.out
-    assert "errors: 0, warnings: 1" in finished.out
-
-
-def test_errors_are_exit_code_1(run: RunVerb, found: list[Finding]) -> None:
-    found.append(Finding(check="ports", subject="x", level=Level.ERROR, message="[bold]in use[/bold]"))
-    finished = run("doctor")
-    assert finished.code == 1
-    assert "[bold]in use[/bold]" in finished.out
-    assert "errors: 1, warnings: 0" in finished.out
+    assert finished.code == code
+    for text in ("port 8000: [bold]in use[/bold]", "-> look", summary):
+        assert text in finished.out
 
 
 def test_table_fits_80_columns(run: RunVerb, found: list[Finding]) -> None:
@@ -67,17 +59,16 @@ def test_json(run: RunVerb, found: list[Finding]) -> None:
     assert document["findings"][1]["facts"] == {"port": 1}
 
 
-def test_options(run: RunVerb, found: list[Finding], tmp_path: Path) -> None:
-    assert found == []
-
+@pytest.mark.usefixtures("found")
+def test_options(run: RunVerb, tmp_path: Path) -> None:
     printed = run("doctor", "--json", "--model-store", tmp_path, "--cache", "off", "--http-port=9", "--grpc-port=8").out
     message = json.loads(printed)["findings"][0]["message"]
     assert "cache='off', host='127.0.0.1', arguments=('--http-port=9', '--grpc-port=8')" in message
     assert str(tmp_path) in message
 
 
-def test_default_store(run: RunVerb, found: list[Finding], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert found == []
+@pytest.mark.usefixtures("found")
+def test_default_store(run: RunVerb, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     assert json.loads(run("doctor", "--json").out)["findings"][0]["subject"] == "[]"
     (tmp_path / "model_repository").mkdir()
@@ -92,16 +83,8 @@ def test_broken_machine(tmp_path: Path, digits: Path) -> None:
     (tmp_path / "cache").chmod(0o777)
     (tmp_path / "packaging.py").write_text("raise OSError('a package that is broken')\n")
     ports = [f"--{name}-port={port}" for name, port in zip(("http", "grpc", "metrics"), free_ports(3), strict=True)]
-    finished = run_command(
-        "doctor",
-        "--json",
-        "--model-store",
-        tmp_path / "store",
-        "--cache",
-        tmp_path / "cache",
-        *ports,
-        env={"PYTHONPATH": str(tmp_path)},
-    )
+    options = ("--model-store", tmp_path / "store", "--cache", tmp_path / "cache", *ports)
+    finished = run_command("doctor", "--json", *options, env={"PYTHONPATH": str(tmp_path)})
     assert finished.returncode == 1, finished.stderr
     assert "Traceback" not in finished.stderr
     found = {(each["check"], each["subject"]): each for each in json.loads(finished.stdout)["findings"]}

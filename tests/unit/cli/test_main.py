@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from commands import RunVerb
+from running import run_command
 
 from graphkiln.cli import main as command
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerError
@@ -21,15 +22,6 @@ VERBS = (
     "segment", "embed", "infer", "models", "load", "unload", "health", "doctor", "bench", "score", "story",
     "tune", "cache",
 )  # fmt: skip
-
-
-def registered() -> dict[str, str]:
-    """Return the first line of the docstring of each verb."""
-    return {
-        verb.name or verb.callback.__name__: str(verb.callback.__doc__).splitlines()[0]
-        for verb in command.app.registered_commands
-        if verb.callback
-    }
 
 
 class TestHelp:
@@ -46,7 +38,7 @@ class TestHelp:
     def test_help_of_a_verb(self, run: RunVerb, verb: str) -> None:
         finished = run(verb, "--help")
         assert finished.code == 0
-        assert registered().get(verb, "List, prune and verify").rstrip(".") in " ".join(finished.out.split())
+        assert f"Usage: graphkiln {verb}" in finished.out
         assert max(map(len, finished.out.splitlines())) <= 80
 
     def test_no_verb_shows_help(self, run: RunVerb) -> None:
@@ -65,7 +57,8 @@ class TestHelp:
         loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stderr
         heavy = {
             "numpy", "PIL", "torch", "onnx", "onnx_ir", "onnxruntime", "openvino", "psutil", "aiohttp", "grpc",
-            "tritonclient", "rich.markdown", "markdown_it", "pydantic", "jinja2", "sklearn", "graphkiln.story",
+            "tritonclient", "rich.markdown", "markdown_it", "pydantic", "yaml", "jinja2", "sklearn", "graphkiln.story",
+            "graphkiln_converters",
         }  # fmt: skip
         assert not heavy & set(loaded.split())
 
@@ -90,9 +83,7 @@ def test_command_imports_only_its_verb() -> None:
         (GraphkilnError("[red]text[/]"), 1, "graphkiln: [red]text[/]\n"),
         (ServerError("\x1b[2Jgone\r\nsecond"), 1, "graphkiln: \\x1b[2Jgone\\r\nsecond\n"),
         (PermissionError(13, "Permission denied", "/a/b"), 1, "graphkiln: /a/b: Permission denied\n"),
-        (OSError("no words"), 1, "graphkiln: no words\n"),
         (FileNotFoundError(2, "No such file"), 1, "graphkiln: the working folder was deleted: "),
-        (MemoryError(), 1, "graphkiln: there is not enough memory\n"),
         (MemoryError("for 8 TiB"), 1, "graphkiln: there is not enough memory: for 8 TiB\n"),
     ],
 )
@@ -120,24 +111,18 @@ def test_bugs_raise_and_log_records_are_shown(run: RunVerb, monkeypatch: pytest.
     assert run("lower").err.endswith("graphkiln: two\n")
 
 
-@pytest.mark.parametrize(("given", "kept"), [(None, "NONE"), ("debug", "debug")])
-def test_grpc_verbosity(run: RunVerb, monkeypatch: pytest.MonkeyPatch, given: str | None, kept: str) -> None:
+def test_grpc_verbosity(run: RunVerb, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str | None] = []
-    monkeypatch.setenv("GRPC_VERBOSITY", given or "removed at once")
-    if given is None:
-        monkeypatch.delenv("GRPC_VERBOSITY")
     monkeypatch.setattr(command, "application", lambda _: lambda **_: seen.append(os.environ.get("GRPC_VERBOSITY")))
+    monkeypatch.setenv("GRPC_VERBOSITY", "debug")
     run("models")
-    assert seen == [kept]
+    monkeypatch.delenv("GRPC_VERBOSITY")
+    run("models")
+    assert seen == ["debug", "NONE"]
 
 
 def test_python_m() -> None:
-    finished = subprocess.run(
-        [sys.executable, "-m", "graphkiln.cli", "cache", "list", "--cache", "off"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    finished = run_command("cache", "list", "--cache", "off")
     assert finished.returncode == 1
     assert finished.stderr.startswith("graphkiln: the cache is off")
 

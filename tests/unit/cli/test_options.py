@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from tiny import convert, run, write_source
 
-from graphkiln.cli.options import local_path, version_folder
+from graphkiln.cli.options import version_folder
 from graphkiln.doctor.examination import Request
 from graphkiln.doctor.models import check_remote_stores
 from graphkiln_backend.graph.errors import RepositoryError
@@ -92,8 +92,3 @@ def test_doctor_examines_one_model(store: str) -> None:
     found = {finding.subject: finding for finding in check_remote_stores(Request(remote=(address,)))}
     assert "whole, golden samples" in found["m"].message
     assert "serve takes the store" in found[f"{store}/m"].hint
-
-
-def test_local_path_is_unchanged(tmp_path: Path) -> None:
-    with local_path(str(tmp_path)) as path:
-        assert path == tmp_path

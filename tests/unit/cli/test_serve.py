@@ -4,21 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import socket
 from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
-from typing import Annotated
 
 import pytest
-import typer
-from commands import Finished, RunVerb
+from commands import Finished, RunVerb, table_rows, words
 from running import free_ports
 from statuses import instance_status
-from typer.testing import CliRunner
 
 from graphkiln.cli import serve as module
-from graphkiln.cli.serve import LoadDisplay, LogFormatOption, log_states
+from graphkiln.cli.options import open_stores
+from graphkiln.cli.serve import LoadDisplay, log_states
 from graphkiln.page import launch
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.server import installation as finding
@@ -77,9 +76,10 @@ def supervisor(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeSuperviso
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """A store of two models without versions."""
-    for name in ("resnet", "digits"):
-        (tmp_path / "store" / name).mkdir(parents=True)
+    """A store of models: one without a version, one without a configuration, one whose name is a number."""
+    for file in ("resnet/labels.txt", "digits/1/x", "digits/config.pbtxt", "bare/1/model.onnx", "7/1/model.onnx"):
+        (tmp_path / "store" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "store" / file).touch()
     return tmp_path / "store"
 
 
@@ -94,24 +94,30 @@ def serve(run: RunVerb, supervisor: FakeSupervisor, store: Path) -> Serve:
     return lambda *words: run("serve", "--model-store", store, *port_flags(), *words)
 
 
-class TestLaunch:
-    def test_stores_of_all_flags_are_served(
-        self, serve: Serve, supervisor: FakeSupervisor, store: Path, tmp_path: Path
+class TestStores:
+    def test_all_flags_name_stores(self, serve: Serve, supervisor: FakeSupervisor, store: Path, tmp_path: Path) -> None:
+        (tmp_path / "empty").mkdir()
+        assert serve(f"--model-repository={tmp_path / 'empty'}").code == 0
+        assert supervisor.launch.stores == [store, tmp_path / "empty"]
+
+    @pytest.mark.parametrize("path", ["bare", "bare/1", "bare/1/model.onnx", "7", "7/1", "digits"])
+    def test_one_model_of_a_store(self, run: RunVerb, supervisor: FakeSupervisor, store: Path, path: str) -> None:
+        name = path.partition("/")[0]
+        assert run("serve", store / path, *port_flags(), "--set", f"{name}.threads=1").code == 0
+        (chosen,) = supervisor.launch.stores
+        assert not chosen.exists()
+        assert list(supervisor.launch.overrides) == [name]
+
+    def test_models_and_stores_are_linked_together(
+        self, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         (tmp_path / "other").mkdir()
-        assert serve(f"--model-repository={tmp_path / 'other'}").code == 0
-        assert supervisor.launch.stores == [store, tmp_path / "other"]
-
-    @pytest.mark.parametrize("option", [[], ["--model-store"]])
-    def test_one_model_of_a_store(
-        self, run: RunVerb, supervisor: FakeSupervisor, store: Path, option: list[str]
-    ) -> None:
-        (store / "digits" / "1").mkdir()
-        assert run("serve", *option, store / "digits", *port_flags(), "--set", "digits.threads=1").code == 0
-        (chosen,) = supervisor.launch.stores
-        assert chosen != store
-        assert not chosen.exists()
-        assert list(supervisor.launch.overrides) == ["digits"]
+        monkeypatch.chdir(store / "bare")
+        with open_stores([Path(), tmp_path / "other", store / "7", store / "7"]) as (first, second):
+            assert first == tmp_path / "other"
+            links = {entry.name: entry.resolve() for entry in second.iterdir()}
+            assert links == {"bare": store / "bare", "7": store / "7"}
+        assert (store / "bare").exists()
 
     def test_store_of_the_working_folder_or_environment(
         self, run: RunVerb, supervisor: FakeSupervisor, store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -124,6 +130,8 @@ class TestLaunch:
         assert run("serve", *port_flags()).code == 0
         assert supervisor.launch.stores == [store]
 
+
+class TestLaunch:
     def test_options_are_passed_on(self, serve: Serve, supervisor: FakeSupervisor, tmp_path: Path) -> None:
         cache = ("--cache", tmp_path / "cache", "--cache-size", "3G")
         words = ("--replace-onnxruntime", "--replay-interval", "2.5", "--load-deadline=inf")
@@ -190,8 +198,7 @@ class TestTable:
         for cell in ("3", "onnxruntime on cpu, 4", "bf16", "1234 ms"):
             assert cell in ours
         for name, version, state in (("other", "1", "ready"), ("ending", "2", "unloading")):
-            cells = [cell.strip() for cell in next(line for line in lines if name in line).split("│")[1:-1]]
-            assert cells == [name, version, state, "-", "-", "-"]
+            assert [name, version, state, "-", "-", "-"] in table_rows("\n".join(lines))
 
     def test_long_reason_follows_the_table(self, serve: Serve, supervisor: FakeSupervisor) -> None:
         reason = "[no markup] /a/long/" + "folder/" * 30 + "model.onnx is cut short"
@@ -232,8 +239,18 @@ def test_json_log_has_an_event_per_version(caplog: pytest.LogCaptureFixture) -> 
     assert (fourth.levelname, fourth.getMessage()) == ("WARNING", "no model is loaded")
 
 
+@pytest.fixture
+def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files that are no stores, and a second model `bare`, in the working folder."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("net.onnx", "text.txt", "again/bare/1/model.onnx"):
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).touch()
+
+
+@pytest.mark.usefixtures("_odd_files")
 @pytest.mark.parametrize(
-    ("words", "expected"),
+    ("options", "expected"),
     [
         (["--set", "precision"], ["--set precision: no model is named", "--set MODEL.KEY=VALUE"]),
         (["--set", "digts.precision=bf16"], ["there is no such model", "'digits'"]),
@@ -246,13 +263,17 @@ def test_json_log_has_an_event_per_version(caplog: pytest.LogCaptureFixture) -> 
         ),
         (["--http-prt=9"], ["'--http-prt'", "'--http-port'"]),
         (["models"], ["unexpected argument 'models'", "--model-store models"]),
-        (["--model-store", "nowhere"], ["is missing", "--model-store DIR"]),
+        (["--model-store", "nowhere/deep"], ["is missing", "name a folder of models: --model-store DIR"]),
+        (["--model-store", "stor"], ["is missing (did you mean './store'?: --model-store DIR)"]),
+        (["--model-store", "text.txt"], ["text.txt' is not a folder"]),
+        (["--model-store", "net.onnx"], ["is a graph, not a model store (graphkiln convert net.onnx"]),
+        (["--model-store", "store/bare", "--model-store", "again/bare"], ["two models are named bare"]),
     ],
 )
 def test_mistakes_are_reported_in_one_line(
-    serve: Serve, supervisor: FakeSupervisor, words: list[str], expected: list[str]
+    serve: Serve, supervisor: FakeSupervisor, options: list[str], expected: list[str]
 ) -> None:
-    finished = serve(*words)
+    finished = serve(*options)
     assert (finished.code, finished.out) == (2, "")
     for text in expected:
         assert text in finished.err
@@ -267,6 +288,14 @@ def test_busy_port_is_reported_before_the_start(run: RunVerb, supervisor: FakeSu
     assert finished.code == 2
     assert f"port {port} (HTTP) is in use" in finished.err
     assert supervisor.started is None
+
+
+def test_store_that_this_user_cannot_read(serve: Serve, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the system answers for other users than root; tests/image asks the real one."""
+    monkeypatch.setattr(os, "access", lambda path, mode: path != store or mode != os.R_OK | os.X_OK)
+    finished = serve()
+    assert finished.code == 2
+    assert re.search(rf"cannot be read by user \d+ \(chmod -R a\+rX {store}", finished.err)
 
 
 class TestAccess:
@@ -324,32 +353,19 @@ def test_terminal_table_is_removed(capsys: pytest.CaptureFixture[str], monkeypat
         display.show([row("lowering", 0.1)])
         display.show([row("ready", 3.21), row("lowering", 0.5, model="[odd]")])
     shown = capsys.readouterr().err
-    for words in ("lowering", "3.2", "[odd]"):
-        assert words in shown
+    for text in ("lowering", "3.2", "[odd]"):
+        assert text in shown
     assert "\x1b[2K" in shown, "erased"
 
 
-# `--log-format`.
-
-app = typer.Typer()
-
-
-@app.command()
-def verb(number: Annotated[int, typer.Option()] = 0, log_format: LogFormatOption = "text") -> None:
-    typer.echo(f"{log_format} {number} {os.environ.get(LOG_FORMAT_VARIABLE, '')}")
-
-
-def test_json_log_starts_before_other_options_are_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_json_log_starts_before_other_options_are_parsed(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[None] = []
     monkeypatch.setenv(LOG_FORMAT_VARIABLE, "text")  # restored after the test
     monkeypatch.setattr(module, "log_as_json", lambda: calls.append(None))
-    assert CliRunner().invoke(app, []).output == "text 0 text\n"
-    refused = CliRunner().invoke(app, ["--log-format", "xml"])
-    assert refused.exit_code == 2
-    assert "'xml' is not one of text, json, default, ISO8601" in " ".join(refused.output.replace("│", "").split())
-    assert not calls
-    done = CliRunner().invoke(app, ["--number", "many", "--log-format", "json"])
-    assert (done.exit_code, len(calls)) == (2, 1)
-    assert CliRunner().invoke(app, [], env={LOG_FORMAT_VARIABLE: "json"}).output == "json 0 json\n"
-    assert CliRunner().invoke(app, ["--log-format", "json"]).output == "json 0 json\n"  # instances inherit it
-    assert len(calls) == 3
+    refused = serve("--log-format", "xml")
+    assert (refused.code, len(calls)) == (2, 0)
+    assert "'xml' is not one of text, json, default, ISO8601" in words(refused.err)
+    assert (serve("--drain", "many", "--log-format", "json").code, len(calls)) == (2, 1)
+    assert (serve("--log-format", "json").code, len(calls)) == (0, 2)
+    assert os.environ[LOG_FORMAT_VARIABLE] == "json"  # instances inherit it
+    assert (serve().code, len(calls)) == (0, 3)

@@ -68,8 +68,7 @@ class TestRequest:
         assert runner.request == StoryRequest(
             source="torchvision:resnet18", image_size=224, weights=None, gradient=False, samples=None
         )
-        assert runner.ran == (20.0, [])
-        assert not runner.resume
+        assert (runner.ran, runner.resume) == ((20.0, []), False)
 
     def test_options(self, run: RunVerb, fake: type[FakeRunner], tmp_path: Path) -> None:
         weights = tmp_path / "w.pth"
@@ -81,8 +80,7 @@ class TestRequest:
             source="torchvision:resnet18", image_size=64, weights=weights, gradient=True, samples=tmp_path,
             preprocess={"resize": 64},
         )  # fmt: skip
-        assert runner.ran == (3.0, ["reduced", "served"])
-        assert runner.resume
+        assert (runner.ran, runner.resume) == ((3.0, ["reduced", "served"]), True)
 
     def test_trained_weights_are_found(self, run: RunVerb, fake: type[FakeRunner]) -> None:
         path = weights_path("resnet18", 32)
@@ -94,12 +92,6 @@ class TestRequest:
 
 
 class TestOutput:
-    def test_two_tables(self, run: RunVerb) -> None:
-        out = run("story", *MODEL).out
-        assert "img/s" in out
-        assert "all together: 3.0x" in out
-        assert max(map(len, out.splitlines())) <= 80
-
     def test_json_keys(self, run: RunVerb, fake: type[FakeRunner]) -> None:
         printed = json.loads(run("story", *MODEL, "--json").out)
         assert printed == json.loads(json.dumps(fake.document_))
@@ -113,12 +105,14 @@ class TestOutput:
             "gradient_error",
         ]  # fmt: skip
 
-    def test_html_report(self, run: RunVerb, tmp_path: Path) -> None:
+    def test_tables_and_html_report(self, run: RunVerb, tmp_path: Path) -> None:
         path = tmp_path / "report.html"
         finished = run("story", *MODEL, "--html", path)
         assert path.read_text().startswith("<!DOCTYPE html>")
         assert f"graphkiln: wrote {path}" in finished.err
         assert "img/s" in finished.out
+        assert "all together: 3.0x" in finished.out
+        assert max(map(len, finished.out.splitlines())) <= 80
 
     def test_progress_lines(self, run: RunVerb, fake: type[FakeRunner]) -> None:
         fake.reports = (
