@@ -56,10 +56,8 @@ class LocalTrials(Closeable):
     def probe(self, session: Candidate) -> Bare | Failed:
         """See `Trials.probe`."""
         self.close()  # a running server would take cores from the timed session
-        job = BareJob(
-            subject=self.subject, session=session, batch_sizes=self.batch_sizes, questions=self.loading.questions
-        )
-        kills = oom_kills()
+        kills, questions = oom_kills(), self.loading.questions
+        job = BareJob(subject=self.subject, session=session, batch_sizes=self.batch_sizes, questions=questions)
         found = probe_session(job, self.deadline_s)
         return excused(found, kills) if isinstance(found, Failed) else found
 
@@ -67,7 +65,10 @@ class LocalTrials(Closeable):
         """See `Trials.measure`."""
         kills = oom_kills()
         try:
-            found = self._serve(candidate).measure(load, seconds, seed)
+            if self._served is None or self._served.candidate != candidate:
+                self.close()
+                self._served = self._server.enter_context(self._start(candidate))
+            found = self._served.measure(load, seconds, seed)
         except GraphkilnError as error:
             found = Failed(reason=str(error))
         if isinstance(found, Failed):
@@ -80,17 +81,11 @@ class LocalTrials(Closeable):
         self._served = None
         self._server.close()
 
-    def _serve(self, candidate: Candidate) -> ServedCandidate:
-        if self._served is None or self._served.candidate != candidate:
-            self.close()
-            self._served = self._server.enter_context(self._start(candidate))
-        return self._served
-
     @contextmanager
     def _start(self, candidate: Candidate) -> Iterator[ServedCandidate]:
         flags = (*FLAGS, f"--load-deadline={self.deadline_s:g}")
         changes, version = changes_of(candidate, self.subject), version_of(candidate, self.subject)
-        name, options = self.subject.name, {"timeout_s": self.loading.timeout_s, "max_retries": 0}
+        name = self.subject.name
         with stage(self.subject, changes, version) as store, OwnedFolder() as folder:
             log = folder.path / "server.log"
             with start_server(store, flags=flags, log=log, deadline_s=self.deadline_s) as server:
@@ -99,8 +94,7 @@ class LocalTrials(Closeable):
                 yield ServedCandidate(
                     candidate=candidate,
                     model=name,
-                    client={"url": server.grpc_url, **options},
-                    checking={"url": server.http_url, **options},
+                    server=server,
                     loading=self.loading,
                     placed=placed[0],
                     watch=ServerWatch(server.pid),
@@ -119,15 +113,10 @@ def check_placement(candidate: Candidate, placed: tuple[Placed, ...]) -> None:
     for each in placed:
         if engine not in (None, "auto", each.engine):
             raise MeasurementError(f"requested engine {engine}, but the model runs on {each}")
-        if precision and not _computes(str(precision), each.precision):
+        # a graph without products reports none; int8 graphs compute other nodes in fp32, and so do CPUs fp16 graphs
+        is_known = each.precision in tuple(Precision) and precision not in (None, Precision.INT8, Precision.FP16)
+        if is_known and each.precision != Precision(str(precision)).kernels:
             raise MeasurementError(f"requested precision {precision}, but the model runs on {each}")
-
-
-def _computes(requested: str, found: str) -> bool:
-    """Return true if a reported precision is the requested one; a graph without products reports none."""
-    if found not in tuple(Precision) or requested in (Precision.INT8, Precision.FP16):
-        return True  # int8 graphs compute other nodes in fp32; CPUs compute fp16 graphs in fp32
-    return found == Precision(requested).kernels
 
 
 def _wait_placement(server: LocalServer, model: str) -> tuple[Placed, ...]:

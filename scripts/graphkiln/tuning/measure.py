@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Self
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from graphkiln.bench.generator import MAX_CALLERS, Recording
 from graphkiln.bench.meters import ProcessMeter
 from graphkiln.bench.processes import Load, Target, record_load
 from graphkiln.page.server import parse_metrics, read_metrics
+from graphkiln.story.server import LocalServer
 from graphkiln.tuning.candidate import PRECISION, Candidate
 from graphkiln.tuning.questions import Arrays, Questions
 from graphkiln.tuning.statistics import Interval, Latency, throughput
@@ -108,8 +109,7 @@ class ServedCandidate:
     Attributes:
         candidate: Served candidate.
         model: Name of the model.
-        client: Arguments of the client that generates load.
-        asking: Arguments of the client that checks answers.
+        server: Addresses of the server: gRPC for the load, HTTP for the checks of answers.
         loading: Load for all candidates.
         placed: Reported placement.
         watch: Processes of the server.
@@ -117,8 +117,7 @@ class ServedCandidate:
 
     candidate: Candidate
     model: str
-    client: Mapping[str, Any]
-    checking: Mapping[str, Any]
+    server: LocalServer
     loading: Loading
     placed: Placed
     watch: ServerWatch
@@ -132,11 +131,14 @@ class ServedCandidate:
         else:
             callers = shape.callers
         load = Load(callers=callers, seconds=seconds, warmup_s=_WARMUP_S, arrivals=moments)
-        target, questions = Target(client=self.client, model=self.model), self.loading.questions
+        timeout_s = self.loading.timeout_s
+        client = {"url": self.server.grpc_url, "timeout_s": timeout_s, "max_retries": 0}
+        target = Target(client=client, model=self.model)
+        questions = self.loading.questions
         engine, precision = self.placed.engine, str(self.candidate.values.get(PRECISION, questions.saved))
         meters = _Meters(self.watch, seconds)
-        with Client(**self.checking) as client:
-            ask = client.model(self.model).infer
+        with Client(self.server.http_url, timeout_s=timeout_s, max_retries=0) as checking:
+            ask = checking.model(self.model).infer
             with AnswerWatch(ask, questions, self._next_question, rate, engine=engine, precision=precision) as answers:
                 try:
                     recording = record_load(target, questions.sent, load, meters.begin)
@@ -200,14 +202,8 @@ def read_placement(metrics_url: str, model: str) -> tuple[Placed, ...]:
     Raises:
         ConnectionFailed: The server's metrics cannot be read.
     """
-    return parse_placement(read_metrics(metrics_url), model)
-
-
-def parse_placement(metrics: str, model: str) -> tuple[Placed, ...]:
-    """Parse the placement of a model's instances from a metrics page."""
-    labels = [
-        each.labels for each in parse_metrics(metrics) if each.name == _INFO and each.labels.get("model") == model
-    ]
+    samples = parse_metrics(read_metrics(metrics_url))
+    labels = [each.labels for each in samples if each.name == _INFO and each.labels.get("model") == model]
     return tuple(Placed(**{key: each.get(key, "") for key in ("engine", "precision", "device")}) for each in labels)
 
 

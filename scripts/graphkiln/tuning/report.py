@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from rich.console import Console
@@ -216,7 +216,10 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
             "points": [point(each) for each in found.scored.points],
         }
 
-    identity = tuning.identity()
+    identity, legal = tuning.identity(), set(tuning.space.candidates)
+    refused = Counter(each.reason for each in result.exclusions if each.candidate in legal)
+    doubt = undecided(tuning.questions, tuning.target.accuracy_floor)
+    notes = dict.fromkeys((*result.notes, *_warnings(result), *([doubt] if doubt else [])))
     document = {
         "model": tuning.subject.name,
         "version": tuning.subject.version,
@@ -239,7 +242,7 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
         "unproven": result.is_unproven,
         "default": row(result.default),
         "rows": [row(each) for each in result.rows],
-        "refused": _refused(result, tuning),
+        "refused": dict(refused.most_common()),
         "untried": [
             {"changes": describe_changes(each.candidate, default), "reason": each.reason}
             for each in result.exclusions
@@ -249,7 +252,7 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
         "curve": [point(each) for each in result.curve],
         "knee": result.knee,
         "readings": [{"spent_s": each.spent_s, "rate": each.rate, "level": each.level} for each in result.readings],
-        "notes": list(dict.fromkeys((*result.notes, *_warnings(result), *_doubts(tuning)))),
+        "notes": list(notes),
         "spent_s": result.spent_s,
         "measurements": result.measurements,
         "journal": str(tuning.journal),
@@ -305,21 +308,11 @@ def _point(point: Point) -> dict[str, Any]:
     }
 
 
-def _refused(result: Result, tuning: Tuning) -> dict[str, int]:
-    """Count the legal candidates without a measurement by reason."""
-    legal = set(tuning.space.candidates)
-    return dict(Counter(each.reason for each in result.exclusions if each.candidate in legal).most_common())
-
-
 def _warnings(result: Result) -> list[str]:
     measured = [point.measured for row in result.rows for point in row.scored.points]
     found = [each for each in measured if each.warning]
     worst = max(found, key=lambda each: each.client_cores, default=None)
     return [f"{len(found)} of {len(measured)} measurements: {worst.warning}"] if worst else []
-
-
-def _doubts(tuning: Tuning) -> list[str]:
-    return list(filter(None, [undecided(tuning.questions, tuning.target.accuracy_floor)]))
 
 
 # The self-contained HTML page, with scatter and curve as coordinates for SVG in the units of a fixed picture.
@@ -343,7 +336,7 @@ def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
         {
             "x": across.place(row["best"]["throughput"]),
             "y": up.place(row["best"]["p99_ms"]),
-            "kind": _kind(row["id"], chosen, document["front"]),
+            "kind": "chosen" if row["id"] == chosen else "front" if row["id"] in document["front"] else "other",
             "title": f"{row['changes']}: {row['score']}",
         }
         for row in rows
@@ -390,10 +383,6 @@ def _picture(across: Axis, up: Axis, target: float, **more: Any) -> dict[str, An
         "width": WIDTH, "height": HEIGHT, "left": _LEFT, "right": WIDTH - _RIGHT, "top": _TOP,
         "bottom": HEIGHT - _BOTTOM, "xticks": across.ticks, "yticks": up.ticks, "target": up.place(target), **more,
     }  # fmt: skip
-
-
-def _kind(identity: str, chosen: str | None, front: Sequence[str]) -> str:
-    return "chosen" if identity == chosen else "front" if identity in front else "other"
 
 
 def _is_shown(point: Mapping[str, Any] | None) -> bool:

@@ -154,7 +154,11 @@ def _hardest(scored: CandidateScore, target: Target) -> Point | None:
 def pareto_front(rows: Sequence[Row], target: Target) -> tuple[Row, ...]:
     """Return the rows that met the target and that no other row dominates."""
     judged = [(row, _respects(row)) for row in rows if row.scored.points and has_reached(row.scored, target)]
-    return tuple(row for row, own in judged if not any(_dominates(other, own) for _, other in judged))
+
+    def dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+        return all(a >= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
+
+    return tuple(row for row, own in judged if not any(dominates(other, own) for _, other in judged))
 
 
 def _respects(row: Row) -> tuple[float, ...]:
@@ -169,10 +173,6 @@ def _respects(row: Row) -> tuple[float, ...]:
         -math.inf if measured.memory_bytes is None else -measured.memory_bytes,
         -(row.accuracy_lost or 0.0),
     )
-
-
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
-    return all(a >= b for a, b in zip(one, other, strict=True)) and tuple(one) != tuple(other)
 
 
 def knee(points: Sequence[Point]) -> float | None:

@@ -269,7 +269,12 @@ class Search:
 
     def run(self) -> Result:
         """Run the search until the best candidate is confirmed or the budget is spent."""
-        self._probes = probe(self._space, self._target, self._trials, self._has_time_to_probe)
+        self._probes = probe(
+            self._space,
+            self._target,
+            self._trials,
+            lambda: self._budget.spent_s + self._budget.probe_s <= _PROBING * self._budget.total_s,
+        )
         for candidate, reason in self._reference.begin(self._probes.viable[:_FEWEST]).items():
             self._store(self._enter(candidate).out(reason))
         self._halve_successively()
@@ -285,14 +290,8 @@ class Search:
             self._notes += [failure] if failure else []
         return self._result(chosen, promise, curve)
 
-    def _has_time_to_probe(self) -> bool:
-        return self._budget.spent_s + self._budget.probe_s <= _PROBING * self._budget.total_s
-
     def _has_time(self, share: float) -> bool:
         return self._budget.spent_s < share * self._budget.total_s and self._budget.searching_s > 0
-
-    def _affords(self, scored: CandidateScore) -> bool:
-        return self._has_time(_SEARCHING) and self._reference.affords(scored.candidate, self._reading_s)
 
     def _enter(self, candidate: Candidate) -> CandidateScore:
         return self._contest.enter(candidate, bound_of(candidate, self._probes.bare(candidate)).rate)
@@ -340,8 +339,7 @@ class Search:
         for start in range(0, len(running), _CHUNK):
             chunk, reached = running[start : start + _CHUNK], self._reached()
             if self._has_time_to_halve():
-                work = partial(self._advance_all, chunk, seconds, reached)
-                chunk = self._reference.steadily(work)
+                chunk = self._reference.steadily(partial(self._advance_all, chunk, seconds, reached))
             for scored in chunk:
                 self._store(scored if scored.points or scored.lost else scored.out(_NO_TIME))
 
@@ -377,7 +375,8 @@ class Search:
             reached = self._reached()
             is_late = len(left) + 1 < len(scores) and self._budget.left_s <= 0  # the first one is always tried
             must = not is_late and not any(each.points for each in self._scores.values())
-            if scored.score.upper >= reached and (must or self._affords(scored)):
+            affords = self._has_time(_SEARCHING) and self._reference.affords(scored.candidate, self._reading_s)
+            if scored.score.upper >= reached and (must or affords):
                 begun = self._contest.advance(scored, 0.0, reached) if must else scored
                 self._store(self._reference.steadily(partial(self._contest.settle, begun, reached)))
                 self._settled.add(scored.candidate)
@@ -443,15 +442,16 @@ class Search:
         if self._contest.defends_today:
             self._settle_default()
         measured = [each for each in self._by_score() if each.points]
-        today = [each for each in measured if self._contest.defends_today and self._is_valid_today(each)]
+        # today's configuration takes part if it met the target: noise may have made it look worse
+        today = [
+            each
+            for each in measured
+            if self._contest.defends_today and each.candidate == self._space.today and has_reached(each, self._target)
+        ]
         near = [each for each in measured if not each.lost or each.candidate in self._settled]
         near = sorted((each for each in near if self._contest.may_race(each, best)), key=lambda each: -each.score.value)
         runners = list({each.candidate: each for each in (best, *[*today, *near][:_RUNNERS])}.values())
         self._race(runners, best)
-
-    def _is_valid_today(self, scored: CandidateScore) -> bool:
-        """Return true for today's configuration if it met the target: noise may have made it look worse."""
-        return scored.candidate == self._space.today and has_reached(scored, self._target)
 
     def _race(self, runners: list[CandidateScore], best: CandidateScore) -> None:
         """Race candidates, and store the winner and why the others lost.
@@ -585,9 +585,9 @@ class Search:
 
     def _unmeasured(self, candidate: Candidate) -> Exclusion:
         scored = self._scores.get(candidate)
-        reason = scored.lost if scored else ""
-        words = reason or "not measured: the budget was spent on more promising candidates"
-        return Exclusion(candidate=candidate, reason=words, by_budget=reason in ("", _NO_TIME))
+        lost = scored.lost if scored else ""
+        reason = lost or "not measured: the budget was spent on more promising candidates"
+        return Exclusion(candidate=candidate, reason=reason, by_budget=lost in ("", _NO_TIME))
 
     def _bound_notes(self) -> list[str]:
         """Describe the best bounds if the sessions' times rule out every candidate."""

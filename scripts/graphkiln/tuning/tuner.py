@@ -8,7 +8,7 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -109,7 +109,8 @@ class Tuning:
             MeasurementError: The journal is locked, damaged or not writable.
             RepositoryError: The configuration or the graph was changed during the search.
         """
-        identity, least_s, most_s = self.identity(), *_DEADLINE_S
+        identity = self.identity()
+        least_s, most_s = _DEADLINE_S
         deadline_s = min(most_s, max(least_s, self.budget_s / 4))
         with (
             Journal(self.journal, identity) as journal,
@@ -124,15 +125,12 @@ class Tuning:
             search = Search(self.space, self.target, recorded, budget_s=self.budget_s, cores=self.subject.cores)
             result = search.run()
             check_unchanged(self.subject)
-            self._check_same_graph(identity)
+            if self.identity()["graph"] != identity["graph"]:
+                raise RepositoryError(
+                    f"the graph of '{self.subject.name}' was replaced during the search: the measurements are of two",
+                    hint="run the same command again to measure the new one",
+                )
             return result
-
-    def _check_same_graph(self, identity: Mapping[str, Any]) -> None:
-        if self.identity()["graph"] != identity["graph"]:
-            raise RepositoryError(
-                f"the graph of '{self.subject.name}' was replaced during the search: measurements are of two graphs",
-                hint="run the same command again to measure the new one",
-            )
 
 
 def batch_sizes(space: Space) -> tuple[int, ...]:

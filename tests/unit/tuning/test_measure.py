@@ -16,6 +16,7 @@ import pytest
 
 from graphkiln.bench.generator import Recording, _Trace
 from graphkiln.bench.processes import Load
+from graphkiln.story.server import LocalServer
 from graphkiln.tuning import measure
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.measure import (
@@ -28,7 +29,7 @@ from graphkiln.tuning.measure import (
     ServedCandidate,
     ServerWatch,
     latencies_of,
-    parse_placement,
+    read_placement,
     summarize,
 )
 from graphkiln.tuning.questions import Questions
@@ -50,7 +51,7 @@ class FakeClient:
 
     @classmethod
     @contextmanager
-    def open(cls, **_: Any) -> Iterator[FakeClient]:
+    def open(cls, _url: str, **_: Any) -> Iterator[FakeClient]:
         yield cls()
 
     def model(self, *_: str) -> FakeClient:
@@ -90,7 +91,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ServedCandidate:
     monkeypatch.setattr(measure, "record_load", record)
     watch: Any = FakeWatch()
     return ServedCandidate(
-        candidate=CANDIDATE, model="m", client={"url": "grpc://h:1"}, checking={"url": "http://h:2"},
+        candidate=CANDIDATE, model="m", server=LocalServer(http_url="http://h:2", grpc_url="grpc://h:1", pid=1),
         loading=Loading(questions=QUESTIONS), watch=watch,
         placed=Placed(engine="openvino", precision="fp32", device="cpu"),
     )  # fmt: skip
@@ -250,13 +251,14 @@ def parent() -> Iterator[subprocess.Popen[str]]:
             process.stdout.close()
 
 
-def test_placement_of_each_instance() -> None:
-    assert parse_placement(METRICS, "m") == (
+def test_placement_of_each_instance(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(measure, "read_metrics", lambda _: METRICS)
+    assert read_placement("http://h:3", "m") == (
         Placed(engine="openvino", precision="bf16", device="cpu"),
         Placed(engine="openvino", precision="fp32", device="cpu"),
     )
-    assert parse_placement(METRICS, "other") == ()
-    assert str(parse_placement(METRICS, "n")[0]) == "onnxruntime on cpu in fp32"
+    assert read_placement("http://h:3", "other") == ()
+    assert str(read_placement("http://h:3", "n")[0]) == "onnxruntime on cpu in fp32"
 
 
 def test_killed_process_is_named(parent: subprocess.Popen[str]) -> None:
