@@ -1,10 +1,9 @@
-"""Asks PyPI's list of advisories, by pip-audit, for vulnerabilities that are known of what the images install.
+"""Check what the images install for known vulnerabilities, by pip-audit and PyPI's advisories.
 
     python -m releasing.audit LOCK...
 
-Ends with 1 when there is one, with 2 when nothing could be asked for another reason than the network. Where the list
-cannot be reached it says so and ends with 0: pip-audit alone says "no known vulnerabilities" of packages that it did
-not find.
+The exit code is 1 for a vulnerability, 2 if pip-audit fails. If the advisories cannot be reached, a line says so, and
+the exit code is 0: pip-audit alone reports "no known vulnerabilities" for packages that it did not find.
 """
 
 from __future__ import annotations
@@ -13,64 +12,51 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 _COMMAND = ("-m", "pip_audit", "--require-hashes", "--disable-pip", "--format=json", "--progress-spinner=off")
-# What pip-audit's last words hold where the list does not answer, or a mirror answers without one.
+# In pip-audit's last line if PyPI cannot be reached, or a mirror has no advisories.
 _NETWORK = ("requests.exceptions.", "ConnectionError", "ServiceError")
 
 
-@dataclass(frozen=True)
-class Audit:
-    """Advisories of the packages of a lock file."""
-
-    vulnerabilities: tuple[str, ...]  # A line for each: package, version, identifier, and the versions without it
-    asked: int
-    unknown: int  # packages that the list has no page for, among those asked
-
-
-def read_audit(dependencies: Sequence[Mapping[str, Any]]) -> Audit:
-    """Read the field `dependencies` of what pip-audit writes as JSON."""
-    lines = [_line(one, found) for one in dependencies for found in one.get("vulns", ())]
-    return Audit(tuple(lines), len(dependencies), sum("skip_reason" in one for one in dependencies))
-
-
-def _line(package: Mapping[str, Any], found: Mapping[str, Any]) -> str:
-    fixed = ", ".join(found["fix_versions"]) or "no version"
-    return f"{package['name']} {package['version']}: {found['id']}, not in {fixed}"
+def report(dependencies: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
+    """Make the exit code and lines of a report from the field `dependencies` of pip-audit's JSON."""
+    vulnerabilities = [
+        f"{package['name']} {package['version']}: {found['id']}, "
+        f"not in {', '.join(found['fix_versions']) or 'no version'}"
+        for package in dependencies
+        for found in package.get("vulns", ())
+    ]
+    if vulnerabilities:
+        return 1, [*vulnerabilities, "renew the lock file: docs/releasing.md"]
+    unknown = sum("skip_reason" in package for package in dependencies)
+    if unknown == len(dependencies):
+        return 0, ["skipped: the package index has no advisories"]
+    return 0, [
+        f"no advisory is known of {len(dependencies) - unknown} packages" + f"; {unknown} not found" * bool(unknown)
+    ]
 
 
-def report(audit: Audit) -> tuple[int, list[str]]:
-    """The exit code, and the lines that say why."""
-    if audit.vulnerabilities:
-        return 1, [*audit.vulnerabilities, "renew the lock file: docs/releasing.md"]
-    if audit.unknown == audit.asked:
-        return 0, ["skipped: the index here has no list of advisories, so nothing is known of any package"]
-    known = audit.asked - audit.unknown
-    return 0, [f"no advisory is known of {known} packages" + f"; {audit.unknown} not found" * bool(audit.unknown)]
-
-
-def report_failure(words: str) -> tuple[int, list[str]]:
-    """The same where pip-audit wrote no result: `words` is its standard error."""
-    last = (words.strip().splitlines() or ["pip-audit said nothing"])[-1]
+def report_failure(errors: str) -> tuple[int, list[str]]:
+    """Make the exit code and lines of a report from the standard error of a failed pip-audit."""
+    last = (errors.strip().splitlines() or ["pip-audit printed nothing"])[-1]
     if any(sign in last for sign in _NETWORK):
         return 0, [f"skipped: the list of advisories cannot be reached: {last[:200]}"]
     return 2, [f"pip-audit failed: {last}"]
 
 
 def audit_lock(lock: Path) -> tuple[int, list[str]]:
-    """Ask for one lock file, which must have hashes: nothing is downloaded or installed."""
+    """Check one lock file, which must have hashes: nothing is downloaded or installed."""
     line = (sys.executable, *_COMMAND, "--requirement", str(lock))
     finished = subprocess.run(line, capture_output=True, text=True, check=False)
     if not finished.stdout.strip():
         return report_failure(finished.stderr)
-    return report(read_audit(json.loads(finished.stdout)["dependencies"]))
+    return report(json.loads(finished.stdout)["dependencies"])
 
 
 def main(locks: Sequence[str]) -> int:
-    """Print what is known of each lock file; the worst exit code."""
+    """Print the report of each lock file; return the worst exit code."""
     worst = 0
     for lock in locks:
         code, lines = audit_lock(Path(lock))

@@ -1,4 +1,4 @@
-"""The README as a package index shows it, where relative links lead nowhere: absolute ones in their place.
+"""The README for a package index, with absolute links in place of relative ones.
 
 .venv/bin/python -m releasing.index_readme https://HOST/OWNER/graphkiln v0.2.0 > README.index.md
 """
@@ -15,12 +15,12 @@ _ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|#")
 
 
 def with_absolute_links(text: str, address: str, tag: str) -> str:
-    """A page at the root of the repository whose links work anywhere.
+    """Make the links of a page at the root of the repository absolute.
 
     Args:
         text: The page, in Markdown.
-        address: Of the repository, as a browser opens it; files lie below `blob/TAG`, their bytes below `raw/TAG`.
-        tag: Of the release.
+        address: Address of the repository in a browser; pages are below `blob/TAG`, files below `raw/TAG`.
+        tag: Tag of the release.
     """
 
     def replace(found: re.Match[str]) -> str:

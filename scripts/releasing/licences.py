@@ -1,10 +1,10 @@
-"""Asks pip for the licences of what the lock files of the images name, and holds them to lists that somebody has read.
+"""Compare the licences of the packages in the images' lock files with lists of reviewed licences.
 
     python -m releasing.licences [cpu|remote|gpu|triton|score]...
 
-pip reads the metadata of the very releases that are locked, and installs nothing; where the index has no metadata,
-it downloads them, which are gigabytes for the GPU. Ends with 1 where a licence is on no list, or a list names one that
-is gone, and with 2 where pip fails.
+pip reads the metadata of the locked releases and installs nothing; if the index has no metadata, it downloads the
+packages: gigabytes for the GPU. The exit code is 1 if a licence is on no list, or a list has one that no package has
+any more, and 2 if pip fails.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ _CLASSIFIER = "License :: "
 
 @dataclass(frozen=True)
 class Image:
-    """An image and what is known of its licences.
+    """Lock file and reviewed licences of an image.
 
     Attributes:
-        lock: What it installs.
-        read: Licences that somebody has read, a line for each. Those of the CPU's image are allowed in every image.
+        lock: Lock file of its packages.
+        read: Reviewed licences, a line for each. Those of the CPU's image are allowed in every image.
     """
 
     lock: Path
@@ -50,43 +50,46 @@ def licence_of(metadata: Mapping[str, Any]) -> str:
     """Licence in the metadata of a package: an SPDX expression, else classifiers, else the first line of a text.
 
     Args:
-        metadata: As pip reports it. Source: PyPA, "Core metadata specifications", as JSON.
+        metadata: Metadata as pip reports it. Source: PyPA, "Core metadata specifications", as JSON.
     """
-    told = [each for each in metadata.get("classifier", ()) if each.startswith(_CLASSIFIER)]
-    kinds = "; ".join(sorted(each.rpartition(" :: ")[2] for each in told))
+    classifiers = [each for each in metadata.get("classifier", ()) if each.startswith(_CLASSIFIER)]
+    kinds = "; ".join(sorted(each.rpartition(" :: ")[2] for each in classifiers))
     return str(metadata.get("license_expression") or kinds or metadata.get("license", "").strip().partition("\n")[0])
 
 
 def read_report(report: Mapping[str, Any]) -> dict[str, str]:
-    """Package and version -> licence, of what pip would install. Source: pip, "Installation report"."""
+    """Licences of what pip would install, by package and version. Source: pip, "Installation report"."""
     found = (each["metadata"] for each in report["install"])
     return {f"{each['name']} {each['version']}": licence_of(each) for each in found}
 
 
 def judge(licences: Mapping[str, str], everywhere: Iterable[str], own: Iterable[str]) -> tuple[int, list[str]]:
-    """The exit code, and a line for each licence or fault.
+    """Compare licences with the lists.
 
     Args:
-        licences: Package -> licence.
-        everywhere: Licences that are allowed in every image.
-        own: Those that are allowed in this one, too, and must be in it.
+        licences: Licence by package.
+        everywhere: Licences allowed in every image.
+        own: Further licences allowed in this image; each must be in use.
+
+    Returns:
+        The exit code, and a line for each licence and fault.
     """
     packages: dict[str, list[str]] = defaultdict(list)
     for package, licence in sorted(licences.items()):
         packages[licence].append(package)
     unknown = packages.keys() - set(everywhere) - set(own)
     gone = set(own) - packages.keys()
-    lines = [f"{licence or 'says nothing'}: {', '.join(each)}" for licence, each in sorted(packages.items())]
-    faults = [f"on no list, read it first: {licence or 'a package that names none'}" for licence in sorted(unknown)]
-    faults += [f"on the list, and no package has it any more: {licence}" for licence in sorted(gone)]
+    lines = [f"{licence or 'no licence'}: {', '.join(each)}" for licence, each in sorted(packages.items())]
+    faults = [f"on no list, read it first: {licence or 'a package without a licence'}" for licence in sorted(unknown)]
+    faults += [f"on the list, but of no package any more: {licence}" for licence in sorted(gone)]
     return int(bool(faults)), [*lines, *faults]
 
 
 def ask_pip(lock: Path) -> dict[str, Any]:
-    """Packages that pip would install.
+    """Run pip; return its report of the packages that it would install.
 
     Raises:
-        CalledProcessError: It fails: a release is gone, another file than was locked, or there is no network.
+        CalledProcessError: A release is gone, a file is not the locked one, or there is no network.
     """
     line = (sys.executable, *_COMMAND, *_COMMAND_END, str(lock))
     done = subprocess.run(line, capture_output=True, text=True, check=True)
@@ -94,21 +97,21 @@ def ask_pip(lock: Path) -> dict[str, Any]:
 
 
 def examine(name: str) -> tuple[int, list[str]]:
-    """The same for an image."""
+    """Compare the licences of an image; return the exit code and lines."""
     image, cpu = IMAGES[name], IMAGES["cpu"]
     try:
         licences = read_report(ask_pip(image.lock))
     except subprocess.CalledProcessError as error:
-        last = (error.stderr.strip().splitlines() or ["it said nothing"])[-1]
+        last = (error.stderr.strip().splitlines() or ["it printed nothing"])[-1]
         return 2, [f"pip failed: {last}"]
     return judge(licences, cpu.read.read_text().splitlines(), image.read.read_text().splitlines())
 
 
 def main(names: Sequence[str]) -> int:
-    """Print the licences of some images, or of all; the worst exit code."""
+    """Print the licences of some images, or of all; return the worst exit code."""
     unknown = [name for name in names if name not in IMAGES]
     if unknown:
-        sys.exit(f"graphkiln: there is no image '{unknown[0]}': {', '.join(IMAGES)}")
+        sys.exit(f"graphkiln: there is no image '{unknown[0]}'; expected one of {', '.join(IMAGES)}")
     worst = 0
     for name in names or IMAGES:
         code, lines = examine(name)

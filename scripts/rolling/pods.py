@@ -1,7 +1,7 @@
-"""The pod of deploy/kubernetes, played by podman (`podman kube play`): as near to a cluster as one machine comes.
+"""The pod of deploy/kubernetes, run by podman (`podman kube play`).
 
-podman ignores what it does not know (Service, NetworkPolicy, PodDisruptionBudget, some kinds of probes), and runs one
-pod of a Deployment. What it takes is real: user, read-only root, capabilities, volumes, command line.
+podman ignores unknown objects (Service, NetworkPolicy, PodDisruptionBudget, some kinds of probes) and runs one pod of a
+Deployment, with the real user, read-only root, capabilities, volumes and command line.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Pod:
     """The pod of some manifests, in the network of this machine; use it as a context manager.
 
     Attributes:
-        name: Of its container, while it runs.
+        name: Name of the running container.
     """
 
     def __init__(self, manifest: Path, claim: str, folder: Path) -> None:
@@ -48,11 +48,11 @@ class Pod:
         self.name = ""
 
     def podman(self, *arguments: str, send: bytes = b"", fails: bool = False) -> str:
-        """Run podman; its standard output.
+        """Run podman; return its standard output.
 
         Args:
-            arguments: Of podman.
-            send: Its standard input.
+            arguments: Arguments of podman.
+            send: Standard input.
             fails: Whether it may fail.
 
         Raises:
@@ -67,7 +67,7 @@ class Pod:
         return done.stdout.decode()
 
     def exec(self, *command: str, fails: bool = False) -> str:
-        """Run a command in its container; what it prints."""
+        """Run a command in the container; return its output."""
         return self.podman("exec", self.name, *command, fails=fails)
 
     def fill(self, store: Path) -> None:
@@ -82,15 +82,15 @@ class Pod:
         self.name = self.podman("kube", "play", str(self._manifest)).split()[-1]
 
     def end(self) -> str:
-        """End it as a cluster does, with SIGTERM and some time; its last state and exit code.
+        """End it as a cluster does, with SIGTERM and some time; return its last state and exit code.
 
-        A plain `podman kill` would have it started again, as a deployment's pods are.
+        After a plain `podman kill`, podman would start it again.
         """
         self.podman("stop", "--time", str(_GRACE_S), self.name)
         return self.podman("inspect", self.name, "--format", "{{.State.Status}} {{.State.ExitCode}}").strip()
 
     def remove(self) -> None:
-        """Remove what is left of it; the claim stays."""
+        """Remove the pod, but not its volume."""
         self.podman("kube", "down", str(self._manifest), fails=True)
 
     def __enter__(self) -> Pod:
@@ -109,14 +109,14 @@ def on_this_machine(
     image: str,
     secrets: Mapping[str, Path] | None = None,
 ) -> list[dict[str, Any]]:
-    """The manifests for one pod of an image, with unique names and ports.
+    """Adapt manifests to one pod of an image, with unique names and ports.
 
     Args:
-        manifests: Rendered.
-        name: Of the pod, and of the volume that it claims.
-        ports: Of `http`, `grpc`, `metrics` and, where there is one, the `page`.
-        image: Built on this machine.
-        secrets: Name of a Secret -> the folder of its files.
+        manifests: Rendered manifests.
+        name: Name of the pod and of its volume.
+        ports: Ports of `http`, `grpc`, `metrics` and optionally `page`.
+        image: Image on this machine.
+        secrets: Folder of the files of each Secret, by name.
     """
     text = yaml.safe_dump_all(manifests).replace("claimName: graphkiln-models", f"claimName: {name}")
     found: list[dict[str, Any]] = [each for each in yaml.safe_load_all(text) if each]
@@ -129,9 +129,12 @@ def on_this_machine(
     spec["hostNetwork"] = True
     (container,) = spec["containers"]
     container["image"] = f"localhost/{image}"
-    container["args"] += [_listening(service, port) for service, port in ports.items()]
+    container["args"] += [
+        f"--page-address=:{port}" if service == "page" else f"--{service}-port={port}"
+        for service, port in ports.items()
+    ]
     del container["ports"]  # podman would map them, which takes a network of its own
-    # It knows neither the memory medium nor fsGroup; what it gives each is as large as the configuration says.
+    # podman supports neither the memory medium nor fsGroup; `shm_size` of its configuration sets /dev/shm.
     spec["volumes"] = [each for each in spec["volumes"] if each["name"] != "shm"]
     container["volumeMounts"] = [each for each in container["volumeMounts"] if each["name"] != "shm"]
     for volume in (each for each in spec["volumes"] if "secret" in each):
@@ -141,18 +144,13 @@ def on_this_machine(
     return found
 
 
-def _listening(service: str, port: int) -> str:
-    """The option of `serve` that has a service listen on a port."""
-    return f"--page-address=:{port}" if service == "page" else f"--{service}-port={port}"
-
-
 class ServedPod:
-    """The pod of the overlay `cpu` on ports that stay; use it as a context manager.
+    """The pod of the overlay `cpu` on fixed ports; use it as a context manager.
 
     Args:
-        store: The model store that its volume holds.
-        folder: For its manifest.
-        image: That of `scripts/test-image`.
+        store: Model store, which is copied into its volume.
+        folder: Folder of its manifest.
+        image: Image of `scripts/test-image`.
     """
 
     def __init__(self, store: Path, folder: Path, image: str) -> None:
@@ -160,7 +158,7 @@ class ServedPod:
         self.http_port, self._store = ports["http"], store
         name = f"graphkiln-rolling-{self.http_port}"
         manifests = on_this_machine(_rendered(), name, ports, image)
-        # The volume lasts longer than the pod, as a claim does; podman makes one for each claim that it is shown.
+        # podman would make a volume for the claim; this one outlives the pod, as a claim does.
         played = [each for each in manifests if each["kind"] == "Deployment"]
         folder.mkdir()
         (folder / "manifest.yaml").write_text(yaml.safe_dump_all(played))
@@ -176,7 +174,7 @@ class ServedPod:
         """End it with SIGTERM, and remove it.
 
         Raises:
-            RuntimeError: It did not end as it should.
+            RuntimeError: Its exit code is not 0.
         """
         state = self._pod.end()
         log = self._pod.podman("logs", self._pod.name, fails=True) if state != "exited 0" else ""

@@ -1,9 +1,9 @@
-"""Replaces two servers behind haproxy, one after the other, while requests come at a fixed rate; none may fail.
+"""Replace two servers behind haproxy, one after the other, while requests come at a fixed rate; none may fail.
 
-What Kubernetes does to a pod, here with the same signals: the proxy drains the old server
-(endpoints), some seconds pass (preStop), SIGTERM, a new server, ready, traffic. Nothing retries: neither the proxy nor
-the caller. `--without-pause` leaves out the first two, which shows what they are for. With `--image` the servers are
-containers, played by podman from deploy/kubernetes.
+The steps of Kubernetes with a pod, with the same signals: the proxy drains the old server (endpoints), some seconds
+pass (preStop), SIGTERM, a new server, ready, traffic. Neither the proxy nor the caller retries. `--without-pause`
+leaves out the first two steps and shows why they exist. With `--image` the servers are containers, which podman runs
+from deploy/kubernetes.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ class Outcome:
     """Outcome of a rolling update.
 
     Attributes:
-        rate: Requests that were due each second.
-        kind: What was replaced: processes or containers.
-        replacements: How often a server was replaced.
-        sent: Requests that were sent.
-        answered: Right answers.
-        failed: What else came -> how often.
-        seconds: How long requests were sent.
-        latency_ms: Percentiles, from the moment when a request was due.
+        rate: Requests per second.
+        kind: `processes` or `containers`.
+        replacements: Number of replacements.
+        sent: Number of requests.
+        answered: Number of correct answers.
+        failed: Number of failed requests by reason.
+        seconds: Duration of the requests.
+        latency_ms: Percentiles, from the time when a request was due.
     """
 
     rate: float
@@ -66,7 +66,7 @@ class Outcome:
 
 
 def make_request() -> tuple[bytes, dict[str, str]]:
-    """Body and headers of a request to infer: one digit, as Triton's binary extension has it, and its answer as JSON.
+    """Body and headers of an inference request: one digit as a binary tensor; the answer is JSON.
 
     Source: "Binary Tensor Data Extension" in Triton's documentation of its protocol.
     """
@@ -78,12 +78,12 @@ def make_request() -> tuple[bytes, dict[str, str]]:
 
 
 async def send(url: str, outcome: Outcome, stop: asyncio.Event) -> None:
-    """Send the same request at a rate until `stop` is set, wait for the last responses, and count what came.
+    """Send the same request at a rate until `stop` is set, wait for the last responses, and count outcomes.
 
     Args:
         url: `http://HOST:PORT/v2/models/NAME/infer`.
-        outcome: Has the rate; what is counted.
-        stop: Set when it is over.
+        outcome: Rate and counts.
+        stop: Ends the sending.
     """
     body, headers = make_request()
     begun, latencies_ms = time.monotonic(), list[float]()
@@ -138,8 +138,8 @@ async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
 
     Args:
         rate: Requests per second.
-        rounds: How often each server is replaced.
-        image: Of the containers; empty for processes.
+        rounds: Replacements of each server.
+        image: Image of the containers; empty for processes.
         pause: Drain a server before it ends.
     """
     outcome, stop = Outcome(rate, "containers" if image else "processes"), asyncio.Event()
@@ -167,21 +167,21 @@ async def roll(rate: float, rounds: int, image: str, *, pause: bool) -> Outcome:
 
 
 def machine() -> dict[str, object]:
-    """Machine, date and load average."""
+    """Machine, system, date and load average."""
     facts = machine_facts()
     return {**{name: facts[name] for name in ("machine", "system", "date")}, "load_average": os.getloadavg()}
 
 
 def main() -> None:
-    """Run it from the command line; the exit code is 1 where a request failed."""
-    parser = argparse.ArgumentParser(description="Replaces two servers behind haproxy under load.")
+    """Run from the command line; the exit code is 1 if a request failed."""
+    parser = argparse.ArgumentParser(description="Replace two servers behind haproxy under load.")
     parser.add_argument("--rate", type=float, default=200, help="requests per second")
-    parser.add_argument("--rounds", type=int, default=2, help="how often each server is replaced")
+    parser.add_argument("--rounds", type=int, default=2, help="replacements of each server")
     parser.add_argument("--image", default="", help="containers of this image, such as graphkiln:test, by podman")
     parser.add_argument("--without-pause", action="store_true", help="SIGTERM at once, as without preStop")
-    parser.add_argument("--json", type=Path, help="where the result goes")
+    parser.add_argument("--json", type=Path, help="write the result to this file")
     options = parser.parse_args()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # what was started is ended, however this ends
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that all processes end
     for program in ("haproxy", "podman", "kubectl") if options.image else ("haproxy",):
         if shutil.which(program) is None:
             sys.exit(f"graphkiln: no {program} on this machine: apt-get install haproxy podman kubernetes-client")

@@ -1,4 +1,4 @@
-"""Servers that a rolling update replaces, on ports that stay, and haproxy in front of them."""
+"""Servers that a rolling update replaces on the same ports, and haproxy in front of them."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ backend servers
 
 
 class Replaceable(Protocol):
-    """A server that is replaced, on ports that stay."""
+    """A server that is replaced on the same ports."""
 
     http_port: int
 
@@ -49,7 +49,7 @@ class Replaceable(Protocol):
         """Start the next one and wait until it is ready."""
 
     def stop(self) -> None:
-        """End it with SIGTERM, and wait until it is gone."""
+        """End it with SIGTERM, and wait for its end."""
 
 
 class ServedProcess:
@@ -82,7 +82,7 @@ class ServedProcess:
         """End it with SIGTERM.
 
         Raises:
-            RuntimeError: It did not end as it should.
+            RuntimeError: Its exit code is not 0.
         """
         self._process.send_signal(signal.SIGTERM)
         if code := self._process.wait(STOP_S):
@@ -106,9 +106,8 @@ def is_ready(port: int) -> bool:
         return False
 
 
-# It retries nothing, and stops sending to a server that is drained.
 class Proxy:
-    """haproxy in front of two ports; use it as a context manager."""
+    """haproxy in front of two ports, without retries; use it as a context manager."""
 
     def __init__(self, folder: Path, one: int, two: int) -> None:
         (self.port,) = free_ports(1)
@@ -133,16 +132,16 @@ class Proxy:
             return b"".join(iter(lambda: connection.recv(1 << 16), b"")).decode()
 
     def is_up(self, name: str) -> bool:
-        """Return true if it sends requests to a server."""
+        """Return true if haproxy sends requests to a server."""
         lines = (line.split(",") for line in self.command("show stat").splitlines())
         return any(line[:2] == ["servers", name] and line[17].startswith("UP") for line in lines if len(line) > 17)
 
 
 def wait(condition: Callable[[], bool], what: str, has_ended: Callable[[], bool] = lambda: False) -> None:
-    """Wait for something.
+    """Wait until a condition holds.
 
     Raises:
-        RuntimeError: It ended first, or does not become true in time.
+        RuntimeError: The process has ended, or the condition does not hold in time.
     """
     deadline = time.monotonic() + READY_S
     while not condition():

@@ -1,11 +1,10 @@
-"""What a rolling update counts, what it tells haproxy, and which pod it plays."""
+"""Outcomes of a rolling update, the configuration of haproxy, and the pod for podman."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 from collections.abc import Awaitable, Callable
-from dataclasses import asdict
 from pathlib import Path
 
 import numpy as np
@@ -18,14 +17,7 @@ from rolling.servers import Proxy
 Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def test_failures_are_counted_by_reason_and_can_be_written() -> None:
-    outcome = Outcome(10)
-    for reason in ("HTTP 503", "TimeoutError", "HTTP 503"):
-        outcome.fail(reason)
-    assert json.loads(json.dumps(asdict(outcome)))["failed"] == {"HTTP 503": 2, "TimeoutError": 1}
-
-
-def test_the_proxy_knows_both_servers_and_retries_nothing(tmp_path: Path) -> None:
+def test_haproxy_has_both_servers_and_does_not_retry(tmp_path: Path) -> None:
     proxy = Proxy(tmp_path, 4001, 4002)
     text = (tmp_path / "haproxy.cfg").read_text()
     assert f"bind 127.0.0.1:{proxy.port}" in text
@@ -43,7 +35,7 @@ def test_a_request_is_a_digit_in_the_protocol_of_the_server() -> None:
 
 
 def send_to(outcome: Outcome, respond: Respond, has_seen_enough: Callable[[], bool]) -> None:
-    """Sends requests to a server of aiohttp until there were enough."""
+    """Send requests to a server of aiohttp until there were enough."""
 
     async def run() -> None:
         stop = asyncio.Event()
@@ -97,7 +89,7 @@ def test_a_connection_that_is_cut_off_is_a_failure() -> None:
     assert outcome.answered == outcome.sent - 1
 
 
-def test_a_pod_gets_names_and_ports_of_its_own() -> None:
+def test_a_pod_gets_unique_names_and_ports() -> None:
     container = {
         "image": "graphkiln:0.1.0",
         "args": ["serve"],
@@ -122,9 +114,9 @@ def test_a_pod_gets_names_and_ports_of_its_own() -> None:
         {"name": "models", "persistentVolumeClaim": {"claimName": "mine"}},
         {"name": "tls", "hostPath": {"path": "/certificates"}},
     ]
-    (told,) = spec["containers"]
-    assert told["image"] == "localhost/image:test"
+    (changed_container,) = spec["containers"]
+    assert changed_container["image"] == "localhost/image:test"
     listening = ["--http-port=4000", "--grpc-port=4001", "--metrics-port=4002", "--page-address=:4003"]
-    assert told["args"] == ["serve", *listening]
-    assert told["livenessProbe"]["httpGet"]["port"] == 4000
-    assert container["args"] == ["serve"], "what was rendered stays"
+    assert changed_container["args"] == ["serve", *listening]
+    assert changed_container["livenessProbe"]["httpGet"]["port"] == 4000
+    assert container["args"] == ["serve"], "the rendered manifest is unchanged"

@@ -1,4 +1,4 @@
-"""What pip-audit says, and what is made of it. Its JSON is as pip-audit 2.10 writes it."""
+"""Reports from the JSON of pip-audit 2.10."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from releasing import audit
-from releasing.audit import Audit, main, read_audit, report, report_failure
+from releasing.audit import main, report, report_failure
 
 CLEAN = {"name": "wrapt", "version": "2.5.2", "vulns": []}
 SKIPPED = {"name": "sh", "skip_reason": "Dependency not found on PyPI and could not be audited: sh (2.4.0)"}
@@ -21,34 +21,30 @@ FOUND = {
 NO_FIX = {"name": "sh", "version": "2.4.0", "vulns": [{"id": "GHSA-2", "fix_versions": [], "aliases": []}]}
 
 
-def test_a_vulnerability_is_told_with_what_mends_it() -> None:
-    found = read_audit([CLEAN, FOUND, NO_FIX])
-    assert found == Audit(
-        ("requests 2.31.0: PYSEC-1, not in 2.32.0", "sh 2.4.0: GHSA-2, not in no version"), asked=3, unknown=0
-    )
-    code, lines = report(found)
+def test_vulnerabilities_are_listed_with_the_fixed_versions() -> None:
+    code, lines = report([CLEAN, FOUND, NO_FIX])
     assert code == 1
-    assert lines[:2] == list(found.vulnerabilities)
+    assert lines[:2] == ["requests 2.31.0: PYSEC-1, not in 2.32.0", "sh 2.4.0: GHSA-2, not in no version"]
 
 
-def test_some_packages_that_are_not_found_are_counted() -> None:
-    assert report(read_audit([CLEAN, SKIPPED])) == (0, ["no advisory is known of 1 packages; 1 not found"])
+def test_unknown_packages_are_counted() -> None:
+    assert report([CLEAN, SKIPPED]) == (0, ["no advisory is known of 1 packages; 1 not found"])
 
 
-def test_an_index_that_knows_none_of_them_is_no_good_news() -> None:
-    code, (line,) = report(read_audit([SKIPPED, SKIPPED]))
+def test_an_index_without_advisories_is_not_good_news() -> None:
+    code, (line,) = report([SKIPPED, SKIPPED])
     assert code == 0
     assert line.startswith("skipped: ")
 
 
-def test_a_list_that_cannot_be_reached_is_skipped() -> None:
+def test_unreachable_advisories_are_skipped() -> None:
     code, (line,) = report_failure("Traceback\nrequests.exceptions.ProxyError: HTTPSConnectionPool(host='pypi.org')\n")
     assert code == 0
     assert line.startswith("skipped: the list of advisories cannot be reached: requests")
 
 
 @pytest.mark.parametrize("words", ["", "error: invalid requirements input: lock.txt\n"])
-def test_another_failure_is_one(words: str) -> None:
+def test_any_other_failure_is_reported(words: str) -> None:
     code, (line,) = report_failure(words)
     assert code == 2
     assert line.startswith("pip-audit ")
