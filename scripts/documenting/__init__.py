@@ -1,1 +1,1 @@
-"""Writes the pages of docs/reference that are made from the code, and what the site needs beside MkDocs."""
+"""Generated pages of the documentation, and hooks of its site."""

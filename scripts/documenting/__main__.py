@@ -1,12 +1,10 @@
-"""Writes the documentation's generated pages and builds the site.
+"""Write the documentation's generated pages and build the site.
 
-scripts/docs              writes docs/reference and docs/journeys.md from the code and what was measured, builds
-                          the site in site/
-scripts/docs --write      writes the pages alone
-scripts/docs --check      writes nothing: fails where a page is not what the code says, or the site does not build
-                          strictly
-scripts/docs --picture    runs scripts/quickstart and draws its terminal: docs/quickstart.svg
-scripts/docs --links      lists the addresses of other sites in the pages, to be tried where there is a network
+scripts/docs              write docs/reference and docs/journeys.md from code and recorded runs, build the site in site/
+scripts/docs --write      only write the pages
+scripts/docs --check      write nothing; fail if a page is out of date or the site does not build in strict mode
+scripts/docs --picture    run scripts/quickstart and draw its terminal: docs/quickstart.svg
+scripts/docs --links      list the addresses of other sites in the pages
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from documenting.pages import REPOSITORY
 
 
 def main() -> None:
-    """Do what the command line says."""
+    """Run the command line."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         prog="scripts/docs", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -32,16 +30,16 @@ def main() -> None:
     parser.add_argument("--write", action="store_true")
     parser.add_argument("--picture", action="store_true")
     parser.add_argument("--links", action="store_true")
-    given = parser.parse_args()
-    if given.picture:
+    options = parser.parse_args()
+    if options.picture:
         site.record(REPOSITORY)
-    elif given.check:
+    elif options.check:
         _check()
-    elif given.links:
+    elif options.links:
         print(*(f"{page}: {address}" for page, address in site.outside_links(REPOSITORY)), sep="\n")
     else:
         print(*pages.write(), sep="\n")
-        if not given.write:
+        if not options.write:
             _build(REPOSITORY / "site")
 
 
@@ -54,20 +52,20 @@ def _check() -> None:
     if faulty:
         sys.exit(f"graphkiln: addresses of other sites: {'; '.join(faulty)}")
     if stale := pages.stale():
-        sys.exit(f"graphkiln: not what the code says (scripts/docs writes them): {', '.join(stale)}")
+        sys.exit(f"graphkiln: pages out of date, run scripts/docs: {', '.join(stale)}")
     with tempfile.TemporaryDirectory() as folder:
         _build(Path(folder))
 
 
 def _build(folder: Path) -> None:
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--clean", "--site-dir", str(folder)]
-    # of the theme: an advertisement
+    # Suppress an advertisement of the theme.
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     built = subprocess.run(command, cwd=REPOSITORY, env=environment, check=False)
     if built.returncode:
-        sys.exit("graphkiln: the site does not build: its links, anchors or navigation are wrong: see above")
+        sys.exit("graphkiln: the site does not build; see the links, anchors or navigation above")
     if foreign := site.foreign_resources(folder):
-        sys.exit(f"graphkiln: the site fetches from others: {'; '.join(foreign[:5])}")
+        sys.exit(f"graphkiln: the site fetches resources of other sites: {'; '.join(foreign[:5])}")
 
 
 main()

@@ -1,4 +1,4 @@
-"""The pages that are written from the code and from what was measured: each has one function that renders it."""
+"""Generated pages of the documentation and their renderers."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from documenting import commands, journeys, reference
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
 
-# Path below `docs` -> what renders it.
+# Renderers by path below `docs`.
 PAGES: Mapping[str, Callable[[], str]] = {
     "reference/cli.md": commands.render,
     "reference/settings.md": reference.render_settings,
@@ -24,7 +24,7 @@ PAGES: Mapping[str, Callable[[], str]] = {
 
 
 def write(docs: Path = DOCS) -> list[str]:
-    """Write what is not as the code says; return its paths below `docs`."""
+    """Write pages that are out of date; return their paths below `docs`."""
     found = stale(docs)
     for name in found:
         (docs / name).parent.mkdir(parents=True, exist_ok=True)
@@ -33,7 +33,7 @@ def write(docs: Path = DOCS) -> list[str]:
 
 
 def stale(docs: Path = DOCS) -> list[str]:
-    """Paths below `docs` of pages that are missing or not as the code says."""
+    """Paths below `docs` of pages that are missing or out of date."""
     return [
         name for name, render in PAGES.items() if not (docs / name).is_file() or (docs / name).read_text() != render()
     ]

@@ -1,7 +1,7 @@
-"""MkDocs hooks: the address of the site, and links out of `docs` as text.
+"""MkDocs hooks (address of the site, links out of `docs` as text), checks of links, and the picture of the quickstart.
 
-Pages name files of the checkout (`../SECURITY.md`, `../deploy/...`), which work where the checkout is looked at. The
-site does not have these files: there such a link is their path, as text.
+Links of pages to files of the repository (`../SECURITY.md`, `../deploy/...`) work in a checkout. The site does not have
+these files and shows their paths as text.
 """
 
 from __future__ import annotations
@@ -26,24 +26,24 @@ _IN_STYLE = re.compile(r"(?:url\(\s*|@import\s+)['\"]?((?:https?:)?//[^'\")\s]+)
 
 
 def on_config(config: Any) -> Any:
-    """MkDocs' event: `SITE_URL` says where the site will be; its 404 page, shown at any depth, has paths from there."""
+    """MkDocs event: set the address of the site from `SITE_URL`; the 404 page, shown at any depth, needs it."""
     if address := os.environ.get("SITE_URL"):
         config.site_url = f"{address.rstrip('/')}/"
     return config
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """MkDocs' event: a page before it becomes HTML."""
-    # GitHub renders Markdown in <details>; here an attribute asks for it
+    """MkDocs event: change a page before it becomes HTML."""
+    # GitHub renders Markdown in <details>; MkDocs needs an attribute for it.
     return without_outside_links(markdown, page.file.src_uri).replace("<details>", '<details markdown="1">')
 
 
 def without_outside_links(markdown: str, source: str) -> str:
-    """A page whose links to files outside of `docs` are text.
+    """Replace links to files outside of `docs` by text.
 
     Args:
         markdown: The page.
-        source: Its path below `docs`.
+        source: Path of the page below `docs`.
     """
 
     def replace(found: re.Match[str]) -> str:
@@ -64,19 +64,15 @@ class _Resources(HTMLParser):
         self.found: list[str] = []
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        """HTMLParser's event: links that a reader may follow are none of these."""
-        if ("rel", "canonical") in attrs:  # says where a page is, and has nothing fetched
+        """HTMLParser event; links that a reader may follow are not collected."""
+        if ("rel", "canonical") in attrs:  # not fetched
             return
         names = {"src", "srcset", "data", *(() if tag in ("a", "area", "base") else ("href",))}
         self.found += [value for name, value in attrs if name in names and value]
 
 
 def foreign_resources(folder: Path) -> list[str]:
-    """Find resources of a built site that a browser would fetch from other sites.
-
-    Returns:
-        File and address, of each once.
-    """
+    """Find resources of a built site that a browser would fetch from other sites: `FILE: ADDRESS`."""
     found = []
     for path in sorted(folder.rglob("*")):
         if path.suffix == ".html":
@@ -88,8 +84,8 @@ def foreign_resources(folder: Path) -> list[str]:
     return [f"{name}: {address}" for name, address in dict.fromkeys(found)]
 
 
-# Addresses of other sites in the pages. Without a network only their form is checked: https, no credentials, and no
-# file of a branch, which moves while the page stays.
+# Addresses of other sites in the pages. Only their form is checked: https, no credentials, and no file of a branch,
+# whose content changes.
 
 _ADDRESS = re.compile(r"https?://[^\s<>()\[\]`'\"|\\]+")
 _MOVING = re.compile(
@@ -100,13 +96,13 @@ _EXAMPLES = ("example.org", "example.com", "localhost")
 
 
 def outside_links(repository: Path) -> list[tuple[str, str]]:
-    """Page, below the checkout, and each address of another site in it, in order; those of examples are none."""
+    """List each page (its path below the repository) with each address of another site in it."""
     pages = [*sorted(repository.glob("*.md")), *sorted((repository / "docs").rglob("*.md"))]
     return [(str(page.relative_to(repository)), each) for page in pages for each in addresses(page.read_text())]
 
 
 def addresses(text: str) -> Iterator[str]:
-    """The addresses of other sites in a text: hosts with a dot, in small letters, that are no examples."""
+    """Yield the addresses of other sites in a text: lower-case host names with a dot, without examples."""
     for found in _ADDRESS.findall(text):
         address = found.rstrip(".,;:*_")
         host = urlsplit(address).netloc.rpartition("@")[2].partition(":")[0]
@@ -116,30 +112,30 @@ def addresses(text: str) -> Iterator[str]:
 
 
 def fault_of(address: str) -> str:
-    """Describe a fault of an address; "" if none can be seen without a network."""
+    """Describe a fault in the form of an address; "" if there is none."""
     parts = urlsplit(address)
     if parts.scheme != "https":
         return "it is not https"
     if "@" in parts.netloc:
-        return "it carries a name or a password"
+        return "it contains a user name or password"
     if parts.netloc in _FORGES and _MOVING.search(parts.path):
-        return "it names a file of a branch, which moves: name a tag or a commit"
+        return "it names a file of a branch, which moves; name a tag or a commit"
     return ""
 
 
-# docs/quickstart.svg: the terminal of a real run of the quickstart.
+# docs/quickstart.svg: the terminal of a run of the quickstart.
 
 COLUMNS = 100
 _COMMAND = "scripts/quickstart"
-# They would be fetched from another site; the reader's own monospaced font does.
+# Fonts would be fetched from another site; the reader's monospaced font is used.
 _FONT_FACES = re.compile(r"@font-face \{.*?\}\s*", re.DOTALL)
-# What Triton says where there is no GPU, and what only the first run says.
-_UNTOLD = re.compile(r"CudaDriverHelper|[Pp]inned memory|making a virtual environment|installing graphkiln|^\s*$")
+# Lines of Triton without a GPU, and of the first run only.
+_LEFT_OUT = re.compile(r"CudaDriverHelper|[Pp]inned memory|making a virtual environment|installing graphkiln|^\s*$")
 _ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def record(repository: Path) -> None:
-    """Run the quickstart and draw what it printed.
+    """Run the quickstart and draw its output.
 
     Raises:
         subprocess.CalledProcessError: It failed.
@@ -158,7 +154,7 @@ def record(repository: Path) -> None:
 
 
 def draw(printed: str, title: str) -> str:
-    """A terminal as SVG that needs nothing from elsewhere."""
+    """Draw a terminal as a self-contained SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     for line in shown_lines(printed):
         console.print(Text.from_ansi(line), soft_wrap=True)
@@ -166,5 +162,5 @@ def draw(printed: str, title: str) -> str:
 
 
 def shown_lines(printed: str) -> list[str]:
-    """The lines without empty ones and what other runs do not say."""
-    return [line for line in printed.splitlines() if not _UNTOLD.search(_ESCAPES.sub("", line))]
+    """Lines to show: without empty lines and those that other runs do not have."""
+    return [line for line in printed.splitlines() if not _LEFT_OUT.search(_ESCAPES.sub("", line))]

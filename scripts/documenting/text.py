@@ -1,4 +1,4 @@
-"""Markdown from values: tables, and what docstrings say of attributes."""
+"""Markdown tables and code, and the contents of docstrings."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of Markdown; bars within cells are escaped."""
+    """Render a Markdown table; bars within cells are escaped."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "".join(f"| {' | '.join(_cell(each) for each in line)} |\n" for line in lines)
 
@@ -21,7 +21,7 @@ def _cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code; empty stays empty."""
+    """Mark a text as code; an empty one stays empty."""
     return f"`{text}`" if text else ""
 
 

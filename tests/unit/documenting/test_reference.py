@@ -1,4 +1,4 @@
-"""The pages that are written from the code."""
+"""Pages that are generated from the code."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _defined() -> None:
 
 
 def classes(repository: Path) -> dict[str, set[str]]:
-    """Name -> names of the bases, of every class of the sources; what is private leaves no module."""
+    """Names of the bases of each public class of the sources."""
     texts = (path.read_text() for room in ROOMS for path in (repository / room).rglob("*.py"))
     found = (each for text in texts for each in re.findall(r"^ *class ([A-Za-z]\w*)\(([^)]*)\):", text, re.MULTILINE))
     return {name: set(re.findall(r"\w+", bases)) for name, bases in found}
@@ -43,7 +43,7 @@ def test_every_error_of_the_sources_is_there(repository: Path) -> None:
     assert {each.__name__ for each in reference.tree()} == known
 
 
-def test_each_stands_below_its_base_and_the_order_is_that_of_the_modules() -> None:
+def test_errors_follow_their_base_in_the_order_of_modules() -> None:
     found = list(reference.tree())
     assert all(found.index(each.__bases__[0]) < found.index(each) for each in found[1:])  # type: ignore[arg-type]
     names = [each.__name__ for each in found]
@@ -51,7 +51,7 @@ def test_each_stands_below_its_base_and_the_order_is_that_of_the_modules() -> No
     assert names.index("ProtocolError") < names.index("ContractChanged") < names.index("ScoringError")
 
 
-def test_codes_are_those_of_the_classes() -> None:
+def test_codes_of_errors() -> None:
     page = reference.render_errors()
     assert "| `InvalidInput` | `ClientError` | 2 | INVALID_ARG: 400, INVALID_ARGUMENT |" in page
     assert "| `GraphkilnError` |  | 1 | INTERNAL: 500, INTERNAL |" in page
@@ -63,7 +63,7 @@ def test_codes_are_those_of_the_classes() -> None:
 # The page of settings.
 
 
-def test_what_a_setting_says_is_its_docstring() -> None:
+def test_settings_have_their_docstring() -> None:
     rows = {key: (values, said) for key, values, said in reference.own_settings()}
     assert set(rows) == {f"`{key}`" for key in setting_keys.OWN_KEYS}
     assert rows["`threads`"][1] == "Threads inside one operator."
@@ -71,7 +71,7 @@ def test_what_a_setting_says_is_its_docstring() -> None:
     assert "`bf16`" in rows["`precision`"][0]
 
 
-# The format of manifests: every one that there is fits the schema, what does not fit is refused by both.
+# The schema of manifests accepts the saved ones, and refuses what the reader refuses.
 
 
 @pytest.fixture(scope="module")
@@ -106,7 +106,7 @@ def test_every_manifest_fits(repository: Path, validator: jsonschema.Draft202012
         (("verification", 0, "samples"), "six"),
     ],
 )
-def test_what_the_reader_refuses_does_not_fit(
+def test_the_schema_refuses_what_the_reader_refuses(
     path: tuple[Any, ...], value: Any, document: dict[str, Any], validator: jsonschema.Draft202012Validator
 ) -> None:
     changed = deepcopy(document)
@@ -138,7 +138,7 @@ class Documented:
     """  # noqa: D205 - a summary on two lines
 
 
-def test_attributes_with_their_continuation() -> None:
+def test_attributes_of_a_docstring() -> None:
     assert attributes_of(Documented) == {
         "one": "The first, on two lines: with a colon.",
         "two": "The second | with a bar.",
@@ -161,7 +161,7 @@ def test_every_command_is_there_with_its_options() -> None:
             assert all(f"`{option}`" in section for option in param.opts if option.startswith("--")), (name, param.name)
 
 
-def test_defaults_and_choices_are_told() -> None:
+def test_defaults_and_choices_are_shown() -> None:
     page = commands.render()
     assert "`--objective` `throughput\\|latency\\|memory\\|cost`" in page
     assert "| *required* |" in page
@@ -192,14 +192,11 @@ def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
     assert "two cores; today; in a new container." in page
 
 
-# The pages that are written from the code are what the code says.
+def test_every_page_is_up_to_date() -> None:
+    assert pages.stale() == [], "run scripts/docs"
 
 
-def test_every_page_is_what_the_code_says() -> None:
-    assert pages.stale() == [], "scripts/docs writes them"
-
-
-def test_what_was_changed_by_hand_is_written_again(repository: Path, tmp_path: Path) -> None:
+def test_changed_and_missing_pages_are_written_again(repository: Path, tmp_path: Path) -> None:
     for name in pages.PAGES:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(repository / "docs" / name, tmp_path / name)

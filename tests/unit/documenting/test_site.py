@@ -1,4 +1,4 @@
-"""Links out of the documentation, where there is no checkout."""
+"""Links of the site, resources of other sites, and the picture of the quickstart."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ from documenting.site import (
         ("reference/a.md", "![picture](../quickstart.svg)", "![picture](../quickstart.svg)"),
     ],
 )
-def test_only_what_the_site_lacks_becomes_text(source: str, link: str, shown: str) -> None:
+def test_links_out_of_docs_become_text(source: str, link: str, shown: str) -> None:
     assert without_outside_links(f"see {link}.", source) == f"see {shown}."
 
 
-def test_what_a_site_fetches_from_others_is_found(tmp_path: Path) -> None:
+def test_resources_of_other_sites_are_found(tmp_path: Path) -> None:
     (tmp_path / "a.html").write_text(
         '<link rel="stylesheet" href="own.css"><script src="https://cdn.example/x.js"></script>'
         '<img src="//cdn.example/p">'
@@ -80,12 +80,12 @@ def test_the_site_may_be_below_a_path(address: str, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_faults(address: str, fault: str) -> None:
-    told = fault_of(address)
-    assert fault in told
-    assert bool(fault) == bool(told)
+    found = fault_of(address)
+    assert fault in found
+    assert bool(fault) == bool(found)
 
 
-def test_those_of_the_pages_have_none(repository: Path) -> None:
+def test_addresses_of_the_pages_have_no_faults(repository: Path) -> None:
     found = outside_links(repository)
     assert ("docs/releasing.md", "https://docs.astral.sh/uv/") in found
     assert [(page, address) for page, address in found if fault_of(address)] == []
@@ -98,7 +98,7 @@ PRINTED = (
 )
 
 
-def test_the_picture_needs_nothing_from_elsewhere() -> None:
+def test_the_picture_is_self_contained() -> None:
     picture = draw(PRINTED, title="graphkiln")
     root = ElementTree.fromstring(picture)  # noqa: S314 - our own
     assert root.tag.endswith("svg")
@@ -109,5 +109,5 @@ def test_the_picture_needs_nothing_from_elsewhere() -> None:
     assert "font-weight: bold" in picture
 
 
-def test_what_only_this_machine_says_is_left_out() -> None:
+def test_lines_of_this_machine_are_left_out() -> None:
     assert shown_lines(PRINTED) == ["$ ./quickstart", "\x1b[1mseven\x1b[0m  \x1b[32m0.99\x1b[0m"]
