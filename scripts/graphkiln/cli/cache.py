@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.console import print_table, say
-from graphkiln.doctor.examination import format_size
 from graphkiln_backend.graph.errors import CacheError, ServerSetupError
+from graphkiln_backend.graph.files import format_size
 from graphkiln_backend.graph.text import read_size
 
 if TYPE_CHECKING:

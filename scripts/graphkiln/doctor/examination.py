@@ -109,15 +109,6 @@ class Request:
     arguments: tuple[str, ...] = ()
 
 
-def format_size(count: float) -> str:
-    """Format a number of bytes with a binary unit."""
-    for unit in ("B", "KiB", "MiB"):
-        if count < 1024:
-            return f"{count:.0f} {unit}"
-        count /= 1024
-    return f"{count:.1f} GiB"
-
-
 # Checks run concurrently; a failed or hanging check is a finding and does not affect the others.
 
 Check = Callable[[Request], Iterable[Finding]]

@@ -14,7 +14,8 @@ from collections.abc import Iterator, Mapping
 from importlib.metadata import distributions
 from pathlib import Path
 
-from graphkiln.doctor.examination import Finding, Request, format_size, graded
+from graphkiln.doctor.examination import Finding, Request, graded
+from graphkiln_backend.graph.files import format_size
 
 # Instruction sets (names of the Linux kernel) that affect the speed of precisions.
 _NOTABLE = ("avx2", "avx_vnni", "avx512f", "avx512_vnni", "avx512_bf16", "avx512_fp16", "amx_bf16", "amx_int8")

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln.doctor.engines import read_probe, start_probe
-from graphkiln.doctor.examination import Finding, Level, Request, format_size, graded, refused
+from graphkiln.doctor.examination import Finding, Level, Request, graded, refused
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.files import format_size
 
 if TYPE_CHECKING:
     from graphkiln_backend.lowering.settings import Settings

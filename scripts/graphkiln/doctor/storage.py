@@ -7,7 +7,8 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from graphkiln.doctor.examination import Finding, Level, Request, format_size, graded, refused
+from graphkiln.doctor.examination import Finding, Level, Request, graded, refused
+from graphkiln_backend.graph.files import format_size
 
 _RUN_BYTES = 64 << 20  # for copies of Triton's Python backend (20 MiB) and files shared by instances
 _SHARED_MEMORY_BYTES = 256 << 20

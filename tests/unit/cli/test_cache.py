@@ -39,9 +39,9 @@ class TestList:
         out = run("cache", "list", "--cache", filled).out
         rows = table_rows(out)
         assert [row[1] for row in rows] == ["cats/2", "digits/1"]
-        assert [row[2] for row in rows] == ["500 B", "3 KiB"]
+        assert [row[2] for row in rows] == ["500 bytes", "2.93 KiB"]
         assert all(row[0].startswith("openvino-") for row in rows)
-        assert "3 KiB in" in out.replace("\n", " ")
+        assert "3.418 KiB in" in out.replace("\n", " ")
 
     def test_folder_from_the_environment(self, run: RunVerb, filled: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("GRAPHKILN_CACHE", str(filled))
@@ -52,9 +52,9 @@ class TestPrune:
     @pytest.mark.parametrize(
         ("words", "line"),
         [
-            ([], "removed 2 of 2 entries, 0 B are left"),
-            (["--to", "1K"], "removed 1 of 2 entries, 500 B are left"),  # the least recently used goes first
-            (["--to", "1G"], "removed 0 of 2 entries, 3 KiB are left"),
+            ([], "removed 2 of 2 entries, 0 bytes are left"),
+            (["--to", "1K"], "removed 1 of 2 entries, 500 bytes are left"),  # the least recently used goes first
+            (["--to", "1G"], "removed 0 of 2 entries, 3.418 KiB are left"),
         ],
     )
     def test_prune_to_a_size(self, run: RunVerb, filled: Path, words: list[str], line: str) -> None:
