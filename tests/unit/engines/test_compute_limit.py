@@ -28,7 +28,7 @@ def endless(tmp_path: Path) -> Path:
     return tmp_path / "endless.onnx"
 
 
-def test_a_loop_without_end_ends_in_onnx_runtime_and_nothing_is_tried_after_it(endless: Path) -> None:
+def test_endless_loop_in_onnx_runtime(endless: Path) -> None:
     with OnnxRuntimeEngine().build_reference(endless) as unlimited:
         assert unlimited.signature.inputs[0].name == "x"
     attempts: list[float] = []
@@ -48,17 +48,17 @@ def test_a_loop_without_end_ends_in_onnx_runtime_and_nothing_is_tried_after_it(e
 
 
 @pytest.mark.alone
-def test_and_in_the_reference_implementation(endless: Path) -> None:
+def test_endless_loop_in_the_reference_implementation(endless: Path) -> None:
     with pytest.raises(ExecutionError, match="--compute-limit"), limit_computing(0.3):
         ReferenceSession.open(endless).run(FEEDS)
 
 
-def test_a_runtime_that_cannot_be_interrupted_ends_with_the_process() -> None:
-    said: list[str] = []
+def test_uninterruptible_runtime_ends_the_process() -> None:
+    messages: list[str] = []
     ended = threading.Event()
 
     def give_up(message: str) -> None:
-        said.append(message)
+        messages.append(message)
         ended.set()
 
     limit = ComputeLimit(0.1, give_up, grace_s=0.1)
@@ -72,12 +72,12 @@ def test_a_runtime_that_cannot_be_interrupted_ends_with_the_process() -> None:
     with pytest.raises(ComputeLimitExceeded):
         compute()
     limit.end()
-    assert said[0].startswith("one batch was not computed within 0.1 s")
-    assert said[0].endswith("the runtime cannot be interrupted")
+    assert messages[0].startswith("one batch was not computed within 0.1 s")
+    assert messages[0].endswith("the runtime cannot be interrupted")
 
 
 @pytest.mark.alone
-def test_an_interrupted_main_thread_does_not_look_like_ctrl_c() -> None:
+def test_interrupted_main_thread_is_not_ctrl_c() -> None:
     def compute() -> None:
         with limit_computing(0.1):
             limit = current_limit()

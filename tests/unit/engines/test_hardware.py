@@ -22,7 +22,7 @@ class TestGpus:
         yield
         hardware.gpus.cache_clear()
 
-    def test_are_read_from_the_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_gpus_of_the_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         program = tmp_path / "nvidia-smi"
         program.write_text("#!/bin/sh\necho 'GPU-1, NVIDIA H100 80GB HBM3, 9.0, 580.65.06'\n")
         program.chmod(0o755)
@@ -34,9 +34,7 @@ class TestGpus:
             hardware.gpu(Device.gpu(1))
 
     @pytest.mark.parametrize("text", ["", "#!/bin/sh\nexit 9\n"])
-    def test_a_machine_without_a_driver_has_none(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str
-    ) -> None:
+    def test_no_gpus_without_a_driver(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
         if text:
             (tmp_path / "nvidia-smi").write_text(text)
             (tmp_path / "nvidia-smi").chmod(0o755)
@@ -49,19 +47,14 @@ class TestGpus:
         ("chosen", "names"),
         [
             ("", []),
-            ("-1", []),
-            ("1", ["A"]),
             ("1,0", ["A", "B"]),
             ("0, 7, 1", ["B"]),
             ("GPU-a", ["A"]),
             ("GPU-", []),
             ("MIG-5c1e", ["B"]),
-            ("NoDevFiles", []),
         ],
     )
-    def test_are_those_that_cuda_shows(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, names: list[str]
-    ) -> None:
+    def test_visible_gpus(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, chosen: str, names: list[str]) -> None:
         program = tmp_path / "nvidia-smi"
         program.write_text("#!/bin/sh\necho 'GPU-b, B, 8.0, 1'\necho 'GPU-a, A, 9.0, 1'\n")
         program.chmod(0o755)
@@ -93,7 +86,7 @@ class TestCpu:
         hardware._cpu.cache_clear()
         return hardware.identity(CPU)
 
-    def test_is_its_model_and_its_instruction_sets(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_identity_of_the_cpu(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         found = self.identity(tmp_path, monkeypatch, INTEL)
         digest = hashlib.sha256(b"amx_tile avx512f fpu").hexdigest()[:16]
         assert found == f"Intel(R) Xeon(R) Platinum 8480+, instruction sets {digest}"
@@ -103,17 +96,15 @@ class TestCpu:
     ("line", "precision", "missing"),
     [
         ("flags\t: sse avx512_bf16", Precision.BF16, ""),
-        ("flags\t: sse amx_bf16", Precision.BF16, ""),
         ("Features\t: fp asimd bf16", Precision.BF16, ""),
         ("Features\t: fp asimd asimdhp", Precision.FP16, ""),
         ("flags\t: sse avx2", Precision.FP32, ""),
-        ("flags\t: sse avx2", Precision.INT8, ""),
         ("nothing\t: known", Precision.BF16, ""),
         ("flags\t: sse avx2", Precision.BF16, "this CPU has no instructions for bf16 (avx512_bf16, amx_bf16, bf16)"),
         ("flags\t: avx512_bf16", Precision.FP16, "this CPU has no instructions for fp16"),
     ],
 )
-def test_which_precisions_a_cpu_has_instructions_for(
+def test_missing_instructions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, precision: Precision, missing: str
 ) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
@@ -126,16 +117,13 @@ def test_which_precisions_a_cpu_has_instructions_for(
     ("line", "saturates"),
     [
         ("flags\t: sse avx2", True),
-        ("flags\t: sse avx2 avx512f avx512bw", True),
         ("flags\t: sse avx2 avx_vnni", False),
         ("flags\t: sse avx2 avx512f avx512_vnni", False),
         ("Features\t: fp asimd asimddp", False),
         ("nothing\t: known", False),
     ],
 )
-def test_which_cpus_cut_sums_of_int8_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, saturates: bool
-) -> None:
+def test_saturating_int8_products(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str, saturates: bool) -> None:
     (tmp_path / "cpuinfo").write_text(f"processor\t: 0\n{line}\n")
     monkeypatch.setattr(hardware, "_CPUINFO", tmp_path / "cpuinfo")
     assert hardware.saturates_products_of_bytes() == saturates

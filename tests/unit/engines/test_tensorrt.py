@@ -42,38 +42,38 @@ def _asked_names() -> set[str]:
     )
 
 
-def test_every_option_is_one_that_the_provider_knows() -> None:
+def test_options_are_known_to_the_provider() -> None:
     assert _asked_names() <= known_options()
 
 
-def test_precision_is_a_matter_of_the_graph() -> None:
+def test_precision_options() -> None:
     assert _options(CONFIG, None, None)["trt_fp16_enable"] == "0"
     assert _options(replace(CONFIG, precision=Precision.FP16), None, None)["trt_fp16_enable"] == "1"
     assert _options(replace(CONFIG, precision=Precision.BF16), None, None)["trt_bf16_enable"] == "1"
     assert _options(replace(CONFIG, precision=Precision.INT8), None, None)["trt_int8_enable"] == "1"
 
 
-def test_recorded_runs_are_refused() -> None:
+def test_cuda_graphs_are_refused() -> None:
     with pytest.raises(LoweringError, match="trt_cuda_graph_enable is not supported"):
         _options(replace(CONFIG, options={"trt_cuda_graph_enable": "1"}), None, None)
     _options(replace(CONFIG, options={"trt_cuda_graph_enable": "0"}), None, None)
 
 
-def test_engines_and_timings_are_kept_where_the_cache_says() -> None:
+def test_cache_paths() -> None:
     options = _options(CONFIG, None, Path("/cache/entry"))
     assert options["trt_engine_cache_path"] == options["trt_timing_cache_path"] == "/cache/entry"
     own = replace(CONFIG, options={"trt_engine_cache_path": "/mine"})
     assert _options(own, None, Path("/cache/entry"))["trt_engine_cache_path"] == "/mine"
 
 
-def test_the_profile_comes_from_the_signature(digits: Path) -> None:
+def test_profile_of_the_signature(digits: Path) -> None:
     options = _options(CONFIG, read_signature(digits / "1" / "model.onnx"), None)
     assert options["device_id"] == "1"
     assert options["trt_profile_min_shapes"] == "INPUT_0:1x1x32x32"
     assert options["trt_profile_opt_shapes"] == options["trt_profile_max_shapes"] == "INPUT_0:16x1x32x32"
 
 
-def test_sizes_without_bounds_are_refused_unless_the_user_bounds_them(tmp_path: Path) -> None:
+def test_unbounded_sizes(tmp_path: Path) -> None:
     folder = zoo.add(tmp_path, "m", zoo.identity(("batch", "n"), 1))
     signature = read_signature(folder / "model.onnx")
     with pytest.raises(LoweringError, match=r"has none for n.*trt_profile_min_shapes"):
@@ -83,11 +83,11 @@ def test_sizes_without_bounds_are_refused_unless_the_user_bounds_them(tmp_path: 
 
 
 class TestProbe:
-    def test_a_build_without_the_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_provider(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: ["CPUExecutionProvider"])
         assert "pip install 'graphkiln[gpu]'" in TensorRtEngine().probe(Device.gpu(0)).reason
 
-    def test_missing_libraries_name_the_package(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_libraries(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [PROVIDER])
         monkeypatch.setattr(loading, "gpu", lambda _: Gpu(name="g", compute_capability="9.0", driver="1"))
         support = TensorRtEngine().probe(Device.gpu(0))
@@ -101,7 +101,7 @@ class TestIdentity:
     def _version(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(tensorrt, "_version", lambda: "101300")
 
-    def test_is_what_the_keys_of_caches_hold(self) -> None:
+    def test_identity_is_stable(self) -> None:
         assert TensorRtEngine().identity(replace(CONFIG, precision=Precision.FP16)) == {
             "onnxruntime": onnxruntime.__version__,
             "tensorrt": "101300",
@@ -121,9 +121,7 @@ class TestBuild:
         )
         return calls
 
-    def test_tensorrt_first_and_cuda_for_what_it_leaves(
-        self, digits: Path, built: list[tuple[tuple[object, ...], dict[str, object]]]
-    ) -> None:
+    def test_providers(self, digits: Path, built: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
         config = replace(CONFIG, options={"trt_max_workspace_size": "7"})
         TensorRtEngine().build(digits / "1" / "model.onnx", config, Path("/cache"))
         ((graph, _, providers_), named) = built[0]
@@ -135,13 +133,11 @@ class TestBuild:
         assert cuda == {"device_id": "1", "use_tf32": "0"}, "TensorRT's options are not CUDA's"
         assert named["fused_products"] == {Precision.FP32: 5}
 
-    def test_products_are_counted_in_the_requested_precision(
-        self, digits: Path, built: list[tuple[tuple[object, ...], dict[str, object]]]
-    ) -> None:
+    def test_fused_products(self, digits: Path, built: list[tuple[tuple[object, ...], dict[str, object]]]) -> None:
         TensorRtEngine().build(digits / "1" / "model.onnx", replace(CONFIG, precision=Precision.FP16))
         assert built[0][1]["fused_products"] == {Precision.FP16: 5}
 
 
-def test_a_machine_without_the_library_says_so_in_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identity_without_the_library(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tensorrt, "_LIBRARY", "libnonesuch.so.1")
     assert TensorRtEngine().identity(CONFIG)["tensorrt"] == "not installed"

@@ -37,7 +37,7 @@ def large(tmp_path: Path) -> Path:
 
 
 class TestIdentity:
-    def test_is_what_the_keys_of_caches_hold(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_identity_is_stable(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(engine, "saturates_products_of_bytes", lambda: False)
         assert OnnxRuntimeEngine().identity(CONFIG) == {
             "onnxruntime": onnxruntime.__version__,
@@ -45,7 +45,7 @@ class TestIdentity:
             "memory_pattern=True, arena_shrinkage='', config_entries={})",
         }
 
-    def test_what_was_optimized_to_cut_sums_of_int8_off_is_not_used(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_identity_depends_on_saturation(self, monkeypatch: pytest.MonkeyPatch) -> None:
         keys = []
         for saturates in (False, True):
             monkeypatch.setattr(engine, "saturates_products_of_bytes", lambda saturates=saturates: saturates)
@@ -57,15 +57,13 @@ class TestIdentity:
         [replace(CONFIG, device=Device.gpu(0)), replace(CONFIG, tuning=SessionTuning(graph_level="off"))],
         ids=["gpu", "off"],
     )
-    def test_what_is_not_optimized_ahead_has_none(self, config: SessionConfig) -> None:
+    def test_no_identity_without_compilation(self, config: SessionConfig) -> None:
         assert OnnxRuntimeEngine().identity(config) == {}
 
 
 class TestCompile:
     @pytest.mark.parametrize("level", ["all", "extended", "basic"])
-    def test_never_goes_beyond_what_holds_on_every_processor(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Any
-    ) -> None:
+    def test_optimization_level_is_portable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Any) -> None:
         """What ONNX Runtime does after `extended` is made for one processor's caches and instructions."""
         levels = []
         monkeypatch.setattr(
@@ -78,7 +76,7 @@ class TestCompile:
         )
         assert levels == [basic if level == "basic" else extended]
 
-    def test_what_it_wrote_is_mapped_from_disk(self, tmp_path: Path) -> None:
+    def test_compiled_weights_are_mapped(self, tmp_path: Path) -> None:
         folder = tmp_path / "compiled"
         folder.mkdir()
         graph = large(tmp_path)
@@ -90,7 +88,7 @@ class TestCompile:
         np.testing.assert_array_equal(found, np.ones((2, 64)))
 
 
-def test_sums_of_int8_are_not_cut_off(tmp_path: Path) -> None:
+def test_int8_sums_do_not_saturate(tmp_path: Path) -> None:
     """On CPUs without VNNI, ONNX Runtime's default is an error of 45% here."""
     model, feeds = zoo.integer_product()
     path = zoo.add(tmp_path, "m", model) / "model.onnx"
@@ -111,16 +109,14 @@ class TestShared:
         (tmp_path / "shared").mkdir()
         return replace(CONFIG, shared_folder=tmp_path / "shared")
 
-    def test_a_graph_that_triton_cannot_carry_leaves_no_copy_behind(
-        self, tmp_path: Path, config: SessionConfig
-    ) -> None:
+    def test_refused_graph_leaves_no_shared_copy(self, tmp_path: Path, config: SessionConfig) -> None:
         graph = zoo.add(tmp_path, "m", zoo.with_sequence_output()) / "model.onnx"
         with pytest.raises(LoweringError, match=r"ONNX Runtime cannot serve .*seq\(tensor\(float\)\)"):
             OnnxRuntimeEngine().build(graph, config)
         assert not list((tmp_path / "shared").glob("*/"))
 
 
-def test_nothing_is_kept_for_its_vendor(tmp_path: Path) -> None:
+def test_no_usage_reports(tmp_path: Path) -> None:
     """Neither an identifier of the machine nor reports, which it would send."""
     text = '<ir_version: 8, opset_import: ["" : 18]> g (float[b,2] x) => (float[b,2] y) { y = Abs(x) }'
     onnx.save(onnx.parser.parse_model(text), tmp_path / "m.onnx")

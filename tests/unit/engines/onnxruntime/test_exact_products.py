@@ -1,4 +1,4 @@
-"""Products of integers are those of 64-bit integers, on every CPU, in the reference as in what serves."""
+"""Integer products are exact on every CPU, and int8 weights that are shared load."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import pytest
+from graphs import compute, draw, graph
 from onnx import helper, numpy_helper
 
 from graphkiln_backend.engines.base import Session, SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.onnxruntime.exact_products import make_exact
+from graphkiln_backend.engines.onnxruntime.exact_products import has_integer_products, make_exact
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
@@ -29,7 +31,7 @@ _NODES = {
     "MatMulIntegerToFloat": (["MatMulIntegerToFloat", ["x", "w", "one", "one", "xz", "wz"], _RUNTIME], 1),
     "QGemm": (["QGemm", ["x", "one", "xz", "w", "one", "wz"], _RUNTIME], 1),
 }
-"""The node, and the bits of what it gives: 1 for floats."""
+# the node, and the bits of its output: 1 for floats
 _SESSIONS: dict[str, Callable[[Path], Session]] = {
     "reference": OnnxRuntimeEngine().build_reference,
     "as it is served": lambda path: OnnxRuntimeEngine().build(path, CONFIG),
@@ -38,7 +40,7 @@ _SESSIONS: dict[str, Callable[[Path], Session]] = {
 
 
 class Product:
-    """A graph of one product, what it is given, and what it must give, to one step where it rounds."""
+    """A graph of one product with its input and exact output (within one step if it rounds)."""
 
     def __init__(self, path: Path, feed: AnyArray, expected: AnyArray) -> None:
         self.path, self.feed, self.expected = path, feed, expected
@@ -51,7 +53,7 @@ class Product:
 
 @pytest.fixture(params=["uint8", "int8"])
 def activation(request: pytest.FixtureRequest) -> AnyArray:
-    """`[4, 64]` near the upper end of its range, where sums of 16 bits are cut off."""
+    """`[4, 64]` near the upper end of its range, where sums saturate at 16 bits."""
     dtype = np.dtype(request.param)
     return np.random.default_rng(0).integers(np.iinfo(dtype).max - 60, np.iinfo(dtype).max, (4, 64)).astype(dtype)
 
@@ -86,17 +88,87 @@ def product(request: pytest.FixtureRequest, activation: AnyArray, weight: AnyArr
 
 
 @pytest.mark.parametrize("build", _SESSIONS.values(), ids=_SESSIONS)
-def test_no_sum_is_cut_off(product: Product, build: Callable[[Path], Session]) -> None:
+def test_products_are_exact(product: Product, build: Callable[[Path], Session]) -> None:
     product.check(build)
 
 
-def test_weights_beside_the_graph_are_turned_too(product: Product) -> None:
+def test_external_weights_are_converted(product: Product) -> None:
     model = onnx.load(product.path)
     onnx.save(model, product.path, save_as_external_data=True, location="weights.bin", size_threshold=0)
     product.check(_SESSIONS["reference"])
 
 
-def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+def test_damaged_file(tmp_path: Path) -> None:
     (tmp_path / "model.onnx").write_bytes(b"QLinearConv, or what a transfer left of it")
     with pytest.raises(LoweringError, match=r"cannot load .*model\.onnx"):
         make_exact(tmp_path / "model.onnx")
+
+
+_INTEGER_GRAPH = """(float[N, 3] x) => (int32[N, 3] y) {
+    q, scale, zero = DynamicQuantizeLinear(x)
+    y = MatMulInteger(q, w, zero)
+}"""
+_FLOAT_GRAPH = "(float[N, 3] x) => (float[N, 3] y) { y = MatMul(x, w) }"
+
+
+@pytest.mark.parametrize(("text", "found"), [(_INTEGER_GRAPH, True), (_FLOAT_GRAPH, False)])
+def test_integer_products_are_found(text: str, found: bool, tmp_path: Path) -> None:
+    weight = draw(3, 3)
+    model = onnx_ir.to_proto(graph(text, w=weight.astype("int8") if found else weight))
+    onnx.save(model, tmp_path / "model.onnx")
+    assert has_integer_products(tmp_path / "model.onnx") == found
+
+
+_A_STEP_BETWEEN = 0.02 * 128 * 0.02 + 0.02
+"""What rounding the other way between the two products may change, in steps of 0.02."""
+_SHARING = """(float[N, 16] x) => (float[N, 16] y) {{
+    xq = QuantizeLinear(x, s, z)
+    xd = DequantizeLinear(xq, s, z)
+    w0d = DequantizeLinear(w, s, {zero})
+    a = MatMul(xd, w0d)
+    aq = QuantizeLinear(a, s, z)
+    ad = DequantizeLinear(aq, s, z)
+    {dequantize}
+    b = MatMul(ad, {second})
+    bq = QuantizeLinear(b, s, z)
+    y = DequantizeLinear(bq, s, z)
+}}"""
+_GRAPHS = {
+    "a zero point": _SHARING.format(zero="w0", dequantize="w1d = DequantizeLinear(v, s, w0)", second="w1d"),
+    "a weight": _SHARING.format(zero="w0", dequantize="w1d = DequantizeLinear(w, s, w1)", second="w1d"),
+    "both": _SHARING.format(zero="w0", dequantize="w1d = DequantizeLinear(w, s, w0)", second="w1d"),
+    "what is dequantized": _SHARING.format(zero="w0", dequantize="", second="w0d"),
+    "whole products": """(float[N, 16] x) => (float[N, 16] y) {
+        xq = QuantizeLinear(x, s, z)
+        a = QLinearMatMul(xq, s, z, w, s, w0, s, z)
+        b = QLinearMatMul(a, s, z, w, s, w0, s, z)
+        y = DequantizeLinear(b, s, z)
+    }""",
+}
+
+
+@pytest.fixture(params=_GRAPHS)
+def shared(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
+    """A graph with two products that share bytes."""
+    rng = np.random.default_rng(0)
+    weights = {name: rng.integers(-127, 128, (16, 16), dtype=np.int8) for name in ("w", "v")}
+    zeros = {"z": np.uint8(128), "w0": np.int8(0), "w1": np.int8(0)}
+    model = graph(_GRAPHS[request.param], opset=19, s=np.float32(0.02), **weights, **zeros)
+    onnx.save(onnx_ir.to_proto(model), tmp_path / "model.onnx")
+    return tmp_path / "model.onnx"
+
+
+def test_shared_int8_weights_compute_as_the_reference(shared: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    x = draw(4, 16)
+    expected = compute(onnx_ir.load(shared), x=x)["y"]
+    with OnnxRuntimeEngine().build(shared, CONFIG) as session:
+        np.testing.assert_allclose(session.run({"x": x})["y"], expected, atol=_A_STEP_BETWEEN)
+    assert not capfd.readouterr().err
+
+
+def test_shared_external_weights(shared: Path) -> None:
+    """They are named by the graph, and read from its folder wherever the process was started."""
+    model = onnx.load(shared)
+    onnx.save(model, shared, save_as_external_data=True, location="weights.bin", size_threshold=0)
+    with OnnxRuntimeEngine().build(shared, CONFIG) as session:
+        assert session.run({"x": draw(1, 16)})["y"].shape == (1, 16)

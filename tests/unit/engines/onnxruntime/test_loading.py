@@ -1,25 +1,49 @@
-"""Graphs are loaded with the options that their configuration asks for."""
+"""Loading graphs in ONNX Runtime: options, providers, prepacked and shared weights, custom operators."""
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import shutil
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 import zoo
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import DATA_DIR
 
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, loading
-from graphkiln_backend.engines.onnxruntime.loading import save_optimized, session_options
-from graphkiln_backend.graph.device import CPU
+from graphkiln_backend.engines.onnxruntime.loading import CPU as CPU_PROVIDER
+from graphkiln_backend.engines.onnxruntime.loading import (
+    CUDA,
+    WEIGHTS,
+    SharedWeights,
+    align_prepacked,
+    digest,
+    hint_for,
+    register,
+    save_optimized,
+    select_provider,
+    session_options,
+)
+from graphkiln_backend.graph.device import CPU, Device
+from graphkiln_backend.graph.errors import LoweringError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.settings import CUDA_KEYS
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
 
 
-def test_an_optimized_graph_of_ir_version_3_keeps_its_inputs(tmp_path: Path) -> None:
+def test_optimized_graph_of_ir_version_3_keeps_its_inputs(tmp_path: Path) -> None:
     """ONNX Runtime saves what it folds as inputs there: every request would lack them."""
     light = Path(DATA_DIR, "light", "light_squeezenet.onnx")
     save_optimized(light, session_options(CONFIG), tmp_path / "optimized.onnx")
@@ -48,7 +72,7 @@ def test_products_of_4_bit_weights_compute_in_fp32(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("saturates", "kind"), [(False, TensorProto.INT8), (True, TensorProto.UINT8)])
-def test_int8_weights_stay_what_their_instructions_take(
+def test_type_of_int8_weights_suits_the_cpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, saturates: bool, kind: int
 ) -> None:
     """VNNI multiplies uint8 by int8: with weights in uint8 ResNet-50 took three times as long."""
@@ -69,3 +93,260 @@ def test_int8_weights_stay_what_their_instructions_take(
     graph = onnx.load(tmp_path / "optimized.onnx").graph
     (product,) = (node for node in graph.node if node.op_type == "QLinearConv")
     assert [tensor.data_type for tensor in graph.initializer if tensor.name == product.input[3]] == [kind]
+
+
+SIZES = [(100, 3), (3, 101), (101, 50)]
+"""No product of these is a multiple of 16, a register of float32."""
+
+
+def products(*, inside: bool = False) -> onnx.ModelProto:
+    """A chain of matrix products, or the last of them in both branches of an If."""
+    names = [f"w{index}" for index in range(len(SIZES))]
+    weights = [
+        numpy_helper.from_array(np.random.default_rng(index).standard_normal(size).astype(np.float32), names[index])
+        for index, size in enumerate(SIZES)
+    ]
+    x, y = (
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["n", width]) for name, width in (("x", 100), ("y", 50))
+    )
+    nodes = [helper.make_node("MatMul", ["x", "w0"], ["a"]), helper.make_node("MatMul", ["a", "w1"], ["b"])]
+    last = helper.make_node("MatMul", ["b", "w2"], ["y"])
+    if inside:
+        out = [helper.make_tensor_value_info("z", TensorProto.FLOAT, None)]
+        body = [
+            helper.make_graph([helper.make_node("MatMul", ["b", "v"], ["z"])], "branch", [], out, [renamed])
+            for renamed in (numpy_helper.from_array(numpy_helper.to_array(weights[2]), "v") for _ in range(2))
+        ]
+        nodes.append(helper.make_node("ReduceMax", ["x"], ["most"], keepdims=0))
+        nodes.append(helper.make_node("Cast", ["most"], ["go"], to=TensorProto.BOOL))
+        last = helper.make_node("If", ["go"], ["y"], then_branch=body[0], else_branch=body[1])
+        weights = weights[:2]
+    graph = helper.make_graph([*nodes, last], "g", [x], [y], weights)
+    return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=9)
+
+
+def run(graph: Path, *, optimize: bool) -> np.ndarray:
+    options = onnxruntime.SessionOptions()
+    if not optimize:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    session = onnxruntime.InferenceSession(str(graph), options, providers=["CPUExecutionProvider"])
+    return np.asarray(session.run(None, {"x": np.random.default_rng(9).random((2, 100), np.float32)})[0])
+
+
+def offsets(graph: Path) -> list[int]:
+    text = onnx.printer.to_text(onnx.load(str(graph), load_external_data=False))
+    return [int(part.partition(";")[0]) for part in _blobs(text)]
+
+
+def _blobs(text: str) -> list[str]:
+    values = [line for line in text.replace('"', "\n").splitlines() if "|" in line and ";" in line]
+    return [blob for value in values for blob in value.split("|")[1:]]
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_mapped_weights_are_aligned(tmp_path: Path, *, inside: bool) -> None:
+    source, copy = tmp_path / "model.onnx", tmp_path / "copy" / "graph.onnx"
+    copy.parent.mkdir()
+    onnx.save(products(inside=inside), source)
+    options = onnxruntime.SessionOptions()
+    options.add_session_config_entry("session.save_external_prepacked_constant_initializers", "1")
+    save_optimized(source, options, copy)
+    assert offsets(copy)
+    assert [offset for offset in offsets(copy) if offset % 64] == []
+    np.testing.assert_allclose(run(copy, optimize=False), run(source, optimize=True), rtol=1e-5)
+
+
+def test_aligned_weights_are_unchanged(tmp_path: Path) -> None:
+    onnx.save(products(), tmp_path / "graph.onnx")
+    before = (tmp_path / "graph.onnx").read_bytes()
+    align_prepacked(tmp_path / "graph.onnx", tmp_path / WEIGHTS)
+    (tmp_path / WEIGHTS).write_bytes(b"weights")
+    align_prepacked(tmp_path / "graph.onnx", tmp_path / WEIGHTS)
+    assert (tmp_path / "graph.onnx").read_bytes() == before
+    assert (tmp_path / WEIGHTS).read_bytes() == b"weights"
+
+
+def test_only_unaligned_weights_are_moved(tmp_path: Path) -> None:
+    model = products()
+    tensor = model.graph.initializer[0]
+    tensor.external_data.add(key="prepacked_0", value="MatMul+7|64;3;0|70;5;0")
+    (tmp_path / "graph.onnx").write_bytes(model.SerializeToString())
+    (tmp_path / WEIGHTS).write_bytes(bytes(70) + b"inner" + bytes(3))
+    align_prepacked(tmp_path / "graph.onnx", tmp_path / WEIGHTS)
+    changed = onnx.load(str(tmp_path / "graph.onnx"), load_external_data=False)
+    assert changed.graph.initializer[0].external_data[0].value == "MatMul+7|64;3;0|128;5;0"
+    assert (tmp_path / WEIGHTS).read_bytes()[128:] == b"inner"
+
+
+GPU_CONFIG = SessionConfig(engine="onnxruntime", device=Device.gpu(1), threads=1, spin=False, reason="test")
+
+
+class TestProvider:
+    def test_options_of_cuda(self) -> None:
+        config = replace(
+            GPU_CONFIG, layout="nhwc", conv_search="heuristic", options={"gpu_mem_limit": "5", "use_tf32": "1"}
+        )
+        assert select_provider(config)[1] == {
+            "device_id": "1",
+            "use_tf32": "1",
+            "prefer_nhwc": "1",
+            "cudnn_conv_algo_search": "HEURISTIC",
+            "gpu_mem_limit": "5",
+        }
+
+    def test_options_are_known_to_the_provider(self) -> None:
+        known = Path(__file__).with_name("cuda_options.txt").read_text().split("\n\n")[1].split()
+        every = replace(GPU_CONFIG, precision=Precision.TF32, layout="nhwc", conv_search="exhaustive")
+        assert {*select_provider(every)[1], *CUDA_KEYS, "enable_cuda_graph"} <= set(known)
+
+    def test_build_without_cuda(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CPU_PROVIDER])
+        support = OnnxRuntimeEngine().probe(Device.gpu(0))
+        assert not support.ok
+        assert "pip install 'graphkiln[gpu]'" in support.reason
+
+
+class TestProbe:
+    def test_missing_gpu(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(onnxruntime, "get_available_providers", lambda: [CUDA, CPU_PROVIDER])
+        monkeypatch.setattr("graphkiln_backend.engines.hardware.gpus", lambda: ())
+        support = OnnxRuntimeEngine().probe(Device.gpu(1))
+        assert not support.ok
+        assert "there is no GPU 1 here; GPUs: none" in support.reason
+
+
+@pytest.fixture
+def graph(digits: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(digits / "1", tmp_path / "version") / "model.onnx"
+
+
+@pytest.fixture
+def shared(tmp_path: Path) -> SessionConfig:
+    (tmp_path / "shared").mkdir()
+    return dataclasses.replace(CONFIG, shared_folder=tmp_path / "shared")
+
+
+def test_shared_weights_compute_the_same_bits(graph: Path, shared: SessionConfig) -> None:
+    feeds = {"INPUT_0": np.random.default_rng(0).normal(size=(3, 1, 32, 32)).astype(np.float32)}
+    with OnnxRuntimeEngine().build(graph, CONFIG) as alone, OnnxRuntimeEngine().build(graph, shared) as sharing:
+        np.testing.assert_array_equal(alone.run(feeds)["OUTPUT_0"], sharing.run(feeds)["OUTPUT_0"])
+        assert alone.signature == sharing.signature
+        maps = Path("/proc/self/maps").read_text()
+    assert WEIGHTS in maps, "the weights are not mapped from the shared file"
+    assert not list((shared.shared_folder or graph).glob("*/")), "the copy was not removed"
+
+
+def test_concurrent_instances_make_one_copy(graph: Path, tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def save(path: Path) -> None:
+        made.append(path)
+        path.write_bytes(b"graph")
+
+    with ThreadPoolExecutor(8) as pool:
+        copies = list(pool.map(lambda _: SharedWeights(tmp_path, graph, "", save), range(16)))
+    assert len(made) == 1
+    assert {copy.path.read_bytes() for copy in copies} == {b"graph"}
+    for copy in copies:
+        copy.close()
+    assert not list(tmp_path.glob("*/graph.onnx"))
+
+
+def test_changed_graph_or_option_makes_a_new_copy(graph: Path, tmp_path: Path) -> None:
+    def save(path: Path) -> None:
+        path.write_bytes(b"")
+
+    def path(options: str) -> Path:
+        copy = stack.enter_context(SharedWeights(tmp_path, graph, options, save))
+        return copy.path
+
+    with ExitStack() as stack:
+        first = path("a")
+        assert path("a") == first
+        assert path("b") != first
+        os.utime(graph.parent / "golden.npz", ns=(1, 1))
+        assert path("a") != first
+
+
+def test_unwritable_copy_is_logged(graph: Path, tmp_path: Path, logged: list[str]) -> None:
+    config = dataclasses.replace(CONFIG, shared_folder=tmp_path / "missing")
+    with OnnxRuntimeEngine().build(graph, CONFIG) as alone, OnnxRuntimeEngine().build(graph, config) as session:
+        assert session.signature == alone.signature
+    assert logged[0].startswith(f"the instances of {graph} do not share its weights")
+
+
+def test_dead_process_releases_the_copy(graph: Path, tmp_path: Path) -> None:
+    """Its lock ends with it: the next one that closes the copy removes it."""
+    program = (
+        "import os, pathlib, sys\n"
+        "from graphkiln_backend.engines.onnxruntime.loading import SharedWeights\n"
+        "folder, graph = map(pathlib.Path, sys.argv[1:])\n"
+        "SharedWeights(folder, graph, '', lambda path: path.write_bytes(b'graph'))\n"
+        "os._exit(1)\n"
+    )
+    subprocess.run([sys.executable, "-c", program, str(tmp_path), str(graph)], check=False)
+    assert list(tmp_path.glob("*/graph.onnx")), "what a dead process wrote is there for the next one"
+    with SharedWeights(tmp_path, graph, "", lambda _: pytest.fail("was there already")):
+        pass
+    assert not list(tmp_path.glob("*/graph.onnx"))
+
+
+def test_copy_in_use_by_another_process_stays(graph: Path, tmp_path: Path) -> None:
+    program = (
+        "import pathlib, sys\n"
+        "from graphkiln_backend.engines.onnxruntime.loading import SharedWeights\n"
+        "folder, graph = map(pathlib.Path, sys.argv[1:])\n"
+        "with SharedWeights(folder, graph, '', lambda path: path.write_bytes(b'graph')):\n"
+        "    print('open', flush=True)\n"
+        "    sys.stdin.read()\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path), str(graph)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "open\n"
+        shared = SharedWeights(tmp_path, graph, "", lambda _: pytest.fail("was there already"))
+        shared.close()
+        assert shared.path.exists()
+        process.communicate("")
+    assert not shared.path.exists()
+
+
+@pytest.mark.parametrize("content", [b"", b"no library"])
+def test_library_that_does_not_load(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "lib.so").write_bytes(content)
+    with pytest.raises(LoweringError, match=r"custom operators .*/lib.so does not load"):
+        register(onnxruntime.SessionOptions(), [str(tmp_path / "lib.so")])
+
+
+def test_library_without_operators() -> None:
+    with pytest.raises(LoweringError, match=r"libm.so.6 does not load.*RegisterCustomOps"):
+        register(onnxruntime.SessionOptions(), ["libm.so.6"])
+
+
+def test_digest_of_libraries(tmp_path: Path) -> None:
+    library = tmp_path / "lib.so"
+    library.write_bytes(b"1")
+    first = digest([str(library)])
+    library.write_bytes(b"2")
+    assert digest([str(library)]) != first
+    assert (digest([]), bool(digest(["libm.so.6"]))) == ("", True)
+
+
+def saved(folder: Path, opset: int) -> Path:
+    path = folder / "model.onnx"
+    path.write_bytes(zoo.scale(("batch", 3), opset=opset).SerializeToString())
+    return path
+
+
+def test_opset_without_kernels(tmp_path: Path) -> None:
+    with pytest.raises(LoweringError, match="operator set 6, and ONNX Runtime computes those from 7 on"):
+        OnnxRuntimeEngine().build_reference(saved(tmp_path, 6))
+
+
+@pytest.mark.parametrize(
+    ("error", "hint"), [("x is not a registered function/op", "op_library_filename"), ("construct locale", "")]
+)
+def test_hint_for_an_error(tmp_path: Path, error: str, hint: str) -> None:
+    found = hint_for(error, saved(tmp_path, 18))
+    assert hint in found
+    assert bool(hint) == bool(found)

@@ -1,4 +1,4 @@
-"""ONNX Runtime's sessions on the committed example."""
+"""Sessions of ONNX Runtime: options, runs, placement, profiles, signatures, text and bf16."""
 
 from __future__ import annotations
 
@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import MagicMock
 
+import ml_dtypes
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import zoo
@@ -16,11 +18,20 @@ from onnxruntime.capi.onnxruntime_pybind11_state import EPFail
 from graphkiln_backend.engines.base import SessionConfig, SessionTuning
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, OnnxRuntimeSession
 from graphkiln_backend.engines.onnxruntime.loading import CPU as CPU_PROVIDER
-from graphkiln_backend.engines.onnxruntime.loading import session_options
-from graphkiln_backend.engines.onnxruntime.session import CudaGraphRunner
+from graphkiln_backend.engines.onnxruntime.loading import CUDA, session_options
+from graphkiln_backend.engines.onnxruntime.session import (
+    CudaGraphRunner,
+    decode_text,
+    run_ort_values,
+    seconds_of_nodes,
+    signature_of,
+    summarize_profile,
+)
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, SignatureError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.system.closing import Closeable
 
 CONFIG = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test")
@@ -31,7 +42,7 @@ def build(tmp_path: Path, model: Any, config: SessionConfig = CONFIG) -> OnnxRun
 
 
 class TestOptions:
-    def test_a_tuning_reaches_the_runtime(self) -> None:
+    def test_session_options(self) -> None:
         tuning = SessionTuning(
             graph_level="basic",
             parallel=True,
@@ -50,7 +61,7 @@ class TestOptions:
         assert options.get_session_config_entry("session.intra_op.allow_spinning") == "1"
         assert options.get_session_config_entry("session.set_denormal_as_zero") == "1"
 
-    def test_an_arena_that_does_not_exist_is_an_error_of_ours(self, tmp_path: Path) -> None:
+    def test_unknown_arena(self, tmp_path: Path) -> None:
         config = replace(CONFIG, tuning=SessionTuning(arena_shrinkage="gpu:7"))
         with (
             build(tmp_path, zoo.scale(("batch", 3)), config) as session,
@@ -60,14 +71,14 @@ class TestOptions:
 
 
 class TestRun:
-    def test_text_that_is_none_is_a_signature_error(self, tmp_path: Path) -> None:
+    def test_invalid_text(self, tmp_path: Path) -> None:
         with (
             build(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES["BYTES"])) as session,
             pytest.raises(SignatureError, match="cannot be read"),
         ):
             session.run({"x": np.array([[b"\xff"]], object)})
 
-    def test_an_optional_input_has_the_graphs_default(self, tmp_path: Path) -> None:
+    def test_optional_input(self, tmp_path: Path) -> None:
         x = np.zeros(3, np.float32)
         with build(tmp_path, zoo.with_optional_bias()) as session:
             assert [spec.name for spec in session.signature.inputs] == ["x"]
@@ -75,20 +86,20 @@ class TestRun:
             assert session.run({"x": x})["y"].tolist() == [100, 100, 100]
             assert session.run({"x": x, "bias": np.array([7], np.float32)})["y"].tolist() == [7, 7, 7]
 
-    def test_a_failure_inside_the_graph_is_an_execution_error_and_the_session_goes_on(self, tmp_path: Path) -> None:
+    def test_session_serves_after_a_failure(self, tmp_path: Path) -> None:
         with build(tmp_path, zoo.good_and_fragile()) as session:
             with pytest.raises((ExecutionError, SignatureError), match="out of"):
                 session.run({"x": np.array([[0, 99]])})
             assert session.run({"x": np.array([[0, 2]])})["fragile"].tolist() == [[0, 2]]
 
-    def test_missing_weights_are_a_lowering_error(self, tmp_path: Path) -> None:
+    def test_missing_weights(self, tmp_path: Path) -> None:
         folder = zoo.add_external(tmp_path, "m")
         (folder / "weights.bin").unlink()
         with pytest.raises(LoweringError, match=r"weights\.bin"):
             OnnxRuntimeEngine().build(folder / "model.onnx", CONFIG)
 
-    def test_a_provider_that_fails_on_a_request_is_not_replaced(self, tmp_path: Path) -> None:
-        """ONNX Runtime by itself goes on with the CPU, for good: a silent fallback."""
+    def test_failing_provider_is_not_replaced(self, tmp_path: Path) -> None:
+        """ONNX Runtime itself would silently fall back to the CPU for good."""
         with build(tmp_path, zoo.scale(("batch", 3))) as session:
             failing = session._session._sess = MagicMock(wraps=session._session._sess)
             failing.run.side_effect = EPFail("the device is lost")
@@ -101,7 +112,7 @@ class TestPlacement:
     FEEDS = {"x": np.ones((1, 3), np.float32)}  # noqa: RUF012
 
     @pytest.mark.parametrize("fault", [OSError("full"), ValueError("cut off")])
-    def test_on_a_full_disk_it_is_read_from_memory(
+    def test_profile_in_memory_if_the_disk_is_full(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: Exception
     ) -> None:
         profile, places = OnnxRuntimeSession._profile, []
@@ -118,22 +129,13 @@ class TestPlacement:
             assert session.placement(self.FEEDS) == usual
         assert places == [None, Path("/dev/shm")]
 
-    def test_where_no_profile_can_be_written_that_is_one_line(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_unwritable_profile(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def fail(*_: object) -> None:
             raise ValueError("Unterminated string")
 
         monkeypatch.setattr(OnnxRuntimeSession, "_profile", fail)
         with build(tmp_path, zoo.scale(("batch", 3))) as session, pytest.raises(LoweringError, match="make room"):
             session.placement(self.FEEDS)
-
-    def test_the_session_itself_is_not_profiled(self, tmp_path: Path) -> None:
-        with build(tmp_path, zoo.scale(("batch", 3))) as session:
-            first = session.placement(self.FEEDS)
-            assert session.run(self.FEEDS)["y"].tolist() == [[2, 2, 2]]
-            assert session.placement(self.FEEDS) == first
-            assert not session._session.get_session_options().enable_profiling
 
 
 class Owned(Closeable):
@@ -145,10 +147,8 @@ class Owned(Closeable):
 
 
 class TestOwned:
-    """What a session owns is closed once: with it, or when there will be none."""
-
     @pytest.mark.parametrize("model", [None, zoo.with_sequence_output()], ids=["refused", "not tensors"])
-    def test_is_closed_when_the_graph_is_refused(self, tmp_path: Path, model: Any) -> None:
+    def test_owned_object_is_closed_when_the_graph_is_refused(self, tmp_path: Path, model: Any) -> None:
         owned, graph = Owned(), tmp_path / "none.onnx"
         if model:
             graph = zoo.add(tmp_path, "m", model) / "model.onnx"
@@ -157,9 +157,7 @@ class TestOwned:
         assert owned.closed == 1
 
 
-class TestCudaGraphs:
-    """Which runs are captured, seen on the buffers of the CPU."""
-
+class TestCudaGraphsOfASession:
     @pytest.fixture
     def captured(self, monkeypatch: pytest.MonkeyPatch) -> list[object]:
         runs: list[object] = []
@@ -183,8 +181,155 @@ class TestCudaGraphs:
         return OnnxRuntimeSession(graph, session_options(CONFIG), [provider], cuda_graphs=True)
 
     @pytest.mark.parametrize("dtype", ["BF16", "BYTES"])
-    def test_what_has_no_fixed_buffers_runs_plainly(self, tmp_path: Path, captured: list[object], dtype: str) -> None:
+    def test_types_without_fixed_buffers(self, tmp_path: Path, captured: list[object], dtype: str) -> None:
         array = np.array([["1"]], object) if dtype == "BYTES" else np.ones((1, 1), DType.BF16.numpy)
         with self.session(tmp_path, zoo.identity(("batch", "n"), zoo.DTYPES[dtype])) as session:
             assert session.run({"x": array})["y"] == array
         assert captured == []
+
+
+def kernel(
+    name: str, operator: str, provider: str, types: tuple[str, ...] = ("float",), microseconds: int = 1
+) -> dict[str, object]:
+    arguments = {"op_name": operator, "provider": provider, "input_type_shape": [{name: [1]} for name in types]}
+    return {"cat": "Node", "name": f"{name}_kernel_time", "dur": microseconds, "args": arguments}
+
+
+def test_products_of_fused_kernels() -> None:
+    kernels = [kernel("TRTKernel_graph_0", "TRTKernel_graph_0", "TensorrtExecutionProvider"), kernel("a", "Conv", CUDA)]
+    found = summarize_profile(kernels, "TensorrtExecutionProvider", {"fp32": 5})
+    assert found.products == {"fp32": 4}
+    assert found.elsewhere == ("a",)
+    nothing = summarize_profile(kernels[1:], "TensorrtExecutionProvider", {"fp16": 5})
+    assert nothing.products == {"fp32": 1}
+
+
+@pytest.mark.parametrize(
+    ("types", "expected"),
+    [
+        (("float", "float"), Precision.FP32),
+        (("float16", "float"), Precision.FP16),
+        (("bfloat16", "float"), Precision.BF16),
+        (("float", "uint8", "int8", "float"), Precision.INT8),
+        (("double",), "fp64"),
+        (("double", "float"), Precision.FP32),
+        (("bool", "string"), "integer"),
+    ],
+)
+def test_precision_of_a_kernel(types: tuple[str, ...], expected: object) -> None:
+    found = summarize_profile([kernel("fc", "MatMul", CPU_PROVIDER, types)], CPU_PROVIDER, {})
+    assert found.products == {expected: 1}
+    assert found.precision == expected
+
+
+def test_precision_by_time() -> None:
+    kernels = [
+        kernel("a", "Relu", CPU_PROVIDER, ("float",), 5),
+        kernel("b", "Relu", CPU_PROVIDER, ("float",), 5),
+        kernel("c", "MatMul", CPU_PROVIDER, ("float16",), 500),
+    ]
+    assert summarize_profile(kernels, CPU_PROVIDER, {}).precision is Precision.FP16
+
+
+def test_median_time_of_a_node() -> None:
+    """The first run is a cold one; what is no kernel counts for nothing."""
+    runs = [kernel("a", "Conv", CPU_PROVIDER, microseconds=taken) for taken in (900, 10, 12)]
+    other = [kernel("b", "Relu", CPU_PROVIDER, microseconds=0), {"cat": "Session", "name": "model_run", "dur": 999}]
+    assert seconds_of_nodes([*runs, *other]) == {"a": pytest.approx(12e-6), "b": 0.0}
+
+
+def read_signature_of(folder: Path) -> Signature:
+    path = folder / "model.onnx"
+    return signature_of(onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"]), path)
+
+
+def test_signature_with_a_repeated_output(tmp_path: Path) -> None:
+    found = read_signature_of(zoo.add(tmp_path, "m", zoo.listed_twice()))
+    assert len(found.outputs) == 1
+    assert found.inputs[0].batchable
+
+
+def test_signature_without_outputs_that_are_no_tensors(tmp_path: Path) -> None:
+    assert [
+        spec.name for spec in read_signature_of(zoo.add(tmp_path, "m", zoo.with_tensor_and_sequence())).outputs
+    ] == ["y"]
+    with pytest.raises(LoweringError, match="no output is a tensor that Triton carries"):
+        read_signature_of(zoo.add(tmp_path, "n", zoo.with_sequence_output()))
+
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+
+
+class TestText:
+    @pytest.mark.parametrize(
+        "array",
+        [
+            np.array([b"a", "gr\u00f6\u00dfe".encode()], object),
+            np.array(["a", "gr\u00f6\u00dfe"], object),
+            np.array([b"a", "gr\u00f6\u00dfe"], object),
+            np.array([b"a", "gr\u00f6\u00dfe".encode()], "S"),
+            np.array(["a", "gr\u00f6\u00dfe"]),
+        ],
+        ids=["bytes", "text", "both", "fixed", "numpy's own"],
+    )
+    def test_decode_text(self, array: np.ndarray) -> None:
+        found = decode_text("x", array)
+        assert found.dtype == np.object_
+        assert found.tolist() == ["a", "gr\u00f6\u00dfe"]
+
+    def test_invalid_utf8(self) -> None:
+        with pytest.raises(SignatureError, match="input 'words' holds text that cannot be read: expected UTF-8"):
+            decode_text("words", np.array([b"fine", b"\xff\xfe"], object))
+
+
+class TestBf16:
+    @pytest.fixture
+    def session(self) -> onnxruntime.InferenceSession:
+        model = zoo.identity(("batch", "n"), onnx.TensorProto.BFLOAT16)
+        return onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+
+    def run(self, session: onnxruntime.InferenceSession, array: np.ndarray) -> np.ndarray:
+        (found,) = run_ort_values(session, ["y"], {"x": array}, onnxruntime.RunOptions())
+        return found
+
+    def test_every_bf16_bit_pattern(self, session: onnxruntime.InferenceSession) -> None:
+        """Subnormals, both zeros, infinities and every NaN."""
+        patterns = np.arange(1 << 16, dtype=np.uint16).reshape(256, 256)
+        found = self.run(session, patterns.view(BF16))
+        assert found.dtype == BF16
+        np.testing.assert_array_equal(found.view(np.uint16), patterns)
+
+
+@pytest.mark.parametrize("shape", [(), (0,), (2, 3)])
+def test_text_and_bf16(shape: tuple[int, ...]) -> None:
+    nodes = [onnx.helper.make_node("Identity", [name], [name * 2]) for name in "xt"]
+    values = {
+        name: zoo.value(name, dims, dtype)
+        for name, dims, dtype in (
+            ("x", ("n",), onnx.TensorProto.BFLOAT16),
+            ("t", shape, onnx.TensorProto.STRING),
+            ("xx", ("n",), onnx.TensorProto.BFLOAT16),
+            ("tt", shape, onnx.TensorProto.STRING),
+        )
+    }
+    model = zoo.model(nodes, [values["x"], values["t"]], [values["xx"], values["tt"]])
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    text = np.full(shape, "gr\u00f6\u00dfe, longer than a short string", object)
+    feeds = {"x": np.ones(3, BF16), "t": text}
+    numbers, found = run_ort_values(session, ["xx", "tt"], feeds, onnxruntime.RunOptions())
+    assert numbers.dtype == BF16
+    assert (found.shape, found.tolist()) == (shape, text.tolist())
+
+
+@pytest.mark.parametrize("shared", [True, False])
+def test_input_of_unknown_rank(tmp_path: Path, shared: bool) -> None:
+    """The graph does not say how many dimensions it has; ONNX Runtime gives it none, and requests were refused."""
+    model = zoo.scale(("batch", 3))
+    for value in (*model.graph.input, *model.graph.output):
+        value.type.tensor_type.ClearField("shape")
+    onnx.save(model, tmp_path / "model.onnx")
+    folder = tmp_path / "shared" if shared else None
+    config = SessionConfig(engine="onnxruntime", device=CPU, threads=1, spin=False, reason="test", shared_folder=folder)
+    with OnnxRuntimeEngine().build(tmp_path / "model.onnx", config) as session:
+        session.signature.check({"x": np.ones((2, 3), np.float32)})
+        assert not session.signature.inputs[0].has_rank
