@@ -1,4 +1,4 @@
-"""Where caches lie, and which one is used."""
+"""The folder of the cache, and its checks."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class TestUserFolder:
         monkeypatch.setenv("HOME", str(tmp_path / "home"))
         monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
 
-    def test_is_below_the_home_folder(self, tmp_path: Path) -> None:
+    def test_default_folder(self, tmp_path: Path) -> None:
         assert user_cache_folder() == tmp_path / "home" / ".cache" / "graphkiln"
 
-    def test_is_where_the_desktop_says(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_xdg_cache_home(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
         assert user_cache_folder() == tmp_path / "xdg" / "graphkiln"
 
-    def test_so_is_a_relative_one(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_relative_xdg_cache_home_is_ignored(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Source: XDG Base Directory Specification, "should consider the path invalid and ignore it"."""
         monkeypatch.setenv("XDG_CACHE_HOME", "cache")
         assert user_cache_folder() == tmp_path / "home" / ".cache" / "graphkiln"
 
-    def test_a_user_without_a_home_folder_is_told(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_home_folder(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse() -> Path:
             raise RuntimeError("Could not determine home directory.")
 
@@ -42,7 +42,7 @@ class TestUserFolder:
 
 
 class TestSettings:
-    def test_a_named_folder_lasts(self, tmp_path: Path) -> None:
+    def test_named_folder_lasts(self, tmp_path: Path) -> None:
         with CacheSettings(folder=tmp_path / "mine").open(tmp_path / "vanishing") as cache:
             assert (cache.folder, cache.lasting) == (tmp_path / "mine", True)
 
@@ -52,19 +52,17 @@ def get(cache: ArtifactCache) -> Path:
 
 
 class TestUsability:
-    """A folder that is of no use is said once, and served without."""
-
     @pytest.fixture
     def settings(self, tmp_path: Path) -> CacheSettings:
         return CacheSettings(folder=tmp_path / "mine", limit_bytes=7)
 
-    def test_one_that_is_missing_is_made(self, settings: CacheSettings, logged: list[str]) -> None:
+    def test_missing_folder_is_created(self, settings: CacheSettings, logged: list[str]) -> None:
         assert settings.checked() == settings
         assert settings.folder
         assert settings.folder.stat().st_mode & 0o022 == 0
         assert logged == []
 
-    def test_one_that_others_can_write_is_not_used(self, settings: CacheSettings, logged: list[str]) -> None:
+    def test_folder_that_others_can_write(self, settings: CacheSettings, logged: list[str]) -> None:
         assert settings.folder
         settings.folder.mkdir()
         settings.folder.chmod(0o777)
@@ -74,14 +72,14 @@ class TestUsability:
         assert "--cache DIR" in line
 
     @pytest.mark.parametrize("name", ["entries", "locks", "partial"])
-    def test_nor_one_whose_parts_others_can_write(self, settings: CacheSettings, name: str) -> None:
+    def test_subfolder_that_others_can_write(self, settings: CacheSettings, name: str) -> None:
         assert settings.folder
         (settings.folder / name).mkdir(parents=True)
         (settings.folder / name).chmod(0o777)
         assert settings.checked().folder is None
 
-    @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC, errno.EIO, errno.EDQUOT])
-    def test_one_that_cannot_be_written_and_is_empty_is_not_used(
+    @pytest.mark.parametrize("number", [errno.EROFS, errno.ENOSPC])
+    def test_empty_read_only_folder(
         self, settings: CacheSettings, number: int, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
         refuse_to_write(monkeypatch, number)
@@ -89,7 +87,7 @@ class TestUsability:
         assert len(logged) == 1
         assert os.strerror(number) in logged[0]
 
-    def test_one_that_is_filled_is_used_as_it_is(
+    def test_filled_read_only_folder(
         self, settings: CacheSettings, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
         assert settings.folder
@@ -99,9 +97,7 @@ class TestUsability:
         assert settings.checked() == settings
         assert logged == []
 
-    def test_one_that_is_opened_up_later_is_not_used(
-        self, settings: CacheSettings, tmp_path: Path, logged: list[str]
-    ) -> None:
+    def test_folder_opened_to_others_later(self, settings: CacheSettings, tmp_path: Path, logged: list[str]) -> None:
         assert settings.folder
         settings.folder.mkdir()
         settings.folder.chmod(0o777)
@@ -111,19 +107,17 @@ class TestUsability:
 
 
 class TestFilling:
-    """`graphkiln lower` is told to fill a folder: that it cannot be is an error."""
-
-    def test_one_that_is_not_trusted_is_an_error(self, tmp_path: Path) -> None:
+    def test_filling_an_untrusted_folder(self, tmp_path: Path) -> None:
         (tmp_path / "mine").mkdir()
         (tmp_path / "mine").chmod(0o777)
         with pytest.raises(CacheError, match=r"cannot be filled: .* is not trusted"):
             CacheSettings(folder=tmp_path / "mine").open_to_fill()
 
-    def test_so_is_none(self) -> None:
+    def test_filling_without_a_folder(self) -> None:
         with pytest.raises(CacheError, match="no artifact cache to fill"):
             CacheSettings().open_to_fill()
 
-    def test_and_one_that_cannot_be_written(self, tmp_path: Path) -> None:
+    def test_filling_an_unwritable_folder(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(CacheError, match=r"cannot be filled: .*file cannot be written"):
             CacheSettings(folder=tmp_path / "file").open_to_fill()

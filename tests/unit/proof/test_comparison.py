@@ -23,7 +23,7 @@ def perturbed(scale: float) -> dict[str, np.ndarray]:
     return {**REFERENCE, "y": (REFERENCE["y"].astype(np.float64) * (1 + scale)).astype(np.float32)}
 
 
-def test_equal_answers_pass_and_the_figures_are_recorded() -> None:
+def test_equal_outputs_pass() -> None:
     verification = prove(REFERENCE, REFERENCE, EXPORT, batch_sizes=(1, 3))
     assert verification.relative_l2 == 0
     assert verification.samples == 8
@@ -33,13 +33,13 @@ def test_equal_answers_pass_and_the_figures_are_recorded() -> None:
 
 
 @pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16, BF16, INT8])
-def test_an_error_inside_the_limit_passes_and_one_outside_fails(limits: Limits) -> None:
+def test_limit_of_each_row(limits: Limits) -> None:
     prove(REFERENCE, perturbed(limits.relative_l2 * 0.5), limits, batch_sizes=(1,))
     with pytest.raises(VerificationError, match="FAIL"):
         prove(REFERENCE, perturbed(limits.relative_l2 * 1.5), limits, batch_sizes=(1,))
 
 
-def test_one_wrong_element_among_many_fails_by_the_worst_element() -> None:
+def test_one_wrong_element() -> None:
     reference = {"y": np.ones((1000, 1000), np.float32)}
     wrong = {"y": reference["y"].copy()}
     wrong["y"][3, 5] += 0.005
@@ -61,27 +61,27 @@ def test_one_wrong_element_among_many_fails_by_the_worst_element() -> None:
         ({**REFERENCE, "y": np.roll(REFERENCE["y"], 1, axis=0)}, "y: relative L2"),
     ],
 )
-def test_every_kind_of_change_is_refused(outputs: dict[str, np.ndarray], words: str) -> None:
+def test_every_kind_of_change(outputs: dict[str, np.ndarray], words: str) -> None:
     with pytest.raises(VerificationError) as caught:
         prove(REFERENCE, outputs, INT8, batch_sizes=(1,))
     assert words in str(caught.value)
 
 
-def test_decisions_may_differ_only_as_often_as_the_policy_says() -> None:
+def test_share_of_differing_decisions() -> None:
     reference = {"class": np.arange(1000)}
     flipped = {"class": np.where(np.arange(1000) < 15, -1, reference["class"])}
     assert compare(reference, flipped)[0].within(INT8)
     assert not compare(reference, flipped)[0].within(BF16)
 
 
-def test_a_reference_of_zeros_accepts_only_zeros() -> None:
+def test_reference_of_zeros() -> None:
     zeros = {"y": np.zeros((2, 2), np.float32)}
     prove(zeros, zeros, EXPORT, batch_sizes=(1,))
     with pytest.raises(VerificationError):
         prove(zeros, {"y": np.full((2, 2), 1e-30, np.float32)}, EXPORT, batch_sizes=(1,))
 
 
-def test_a_broken_comparison_is_caught_by_the_negative_control(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_negative_control_catches_a_blind_comparison(monkeypatch: pytest.MonkeyPatch) -> None:
     def blind(reference: dict[str, np.ndarray], _: object) -> tuple[comparison.OutputError, ...]:
         return tuple(comparison.OutputError(name=name, relative_l2=0.0, worst_element=0.0) for name in reference)
 
@@ -111,7 +111,7 @@ class TestFigures:
         assert error.worst_element == pytest.approx(worst)
 
     @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32, DType.FP64])
-    def test_every_float_type_is_measured_in_double(self, dtype: DType) -> None:
+    def test_every_float_type_is_measured_in_fp64(self, dtype: DType) -> None:
         reference = np.full(1000, 1.0).astype(dtype.numpy)
         judged = reference.copy()
         judged[0] = judged[0] * 2
@@ -120,22 +120,17 @@ class TestFigures:
         assert error.worst_element == pytest.approx(0.5)
 
     @pytest.mark.parametrize("scale", [1e-320, 1e-200, 1e160, 1e300])
-    def test_values_whose_squares_leave_fp64(self, scale: float) -> None:
+    def test_values_whose_squares_overflow(self, scale: float) -> None:
         reference = np.array([1.0, 2.0, -2.0]) * scale
         error = compare({"y": reference}, {"y": np.array([1.0, 2.0, -1.0]) * scale})[0]
         assert error.relative_l2 == pytest.approx(1 / 3, rel=1e-3)
         assert error.worst_element == pytest.approx(1 / (2 + 3**0.5), rel=1e-3)
 
     @pytest.mark.parametrize("dtype", [np.int64, np.bool_, np.uint8])
-    def test_what_is_no_float_is_counted(self, dtype: type[np.generic]) -> None:
+    def test_integers_are_counted(self, dtype: type[np.generic]) -> None:
         reference = np.array([0, 1, 1, 0]).astype(dtype)
         judged = np.array([0, 1, 0, 0]).astype(dtype)
         assert compare({"y": reference}, {"y": judged})[0].disagreement == 0.25
-
-    def test_text_is_counted_too(self) -> None:
-        reference = np.array([b"cat", b"dog"], object)
-        error = compare({"y": reference}, {"y": np.array([b"cat", b"cow"], object)})[0]
-        assert str(error) == "y: 50.00% of the elements differ"
 
 
 class TestNonFinite:
@@ -145,7 +140,7 @@ class TestNonFinite:
         ("expected", "computed"),
         [(INF, -INF), (-INF, INF), (NAN, INF), (INF, NAN), (1.0, NAN), (NAN, 1.0), (-INF, -1e30)],
     )
-    def test_is_equal_to_nothing_else(self, expected: float, computed: float) -> None:
+    def test_nan_and_inf_equal_only_themselves(self, expected: float, computed: float) -> None:
         reference, judged = ({"y": np.array([1.0, value, 2.0])} for value in (expected, computed))
         error = compare(reference, judged)[0]
         assert "has NaN or Inf" in error.fault
@@ -165,13 +160,13 @@ class TestDecisions:
         scores[:count] = scores[:count, ::-1]
         return {"scores": scores}
 
-    def test_are_judged_where_the_noise_is_known(self) -> None:
+    def test_top_1_agreement(self) -> None:
         verification = prove(self.REFERENCE, self.flipped(2), INT8, batch_sizes=(1,), noise=1e-6)
         assert "top-1 agreement 98/100" in verification.verdict
         with pytest.raises(VerificationError, match=r"FAIL: top-1 agreement 97/100"):
             prove(self.REFERENCE, self.flipped(3), INT8, batch_sizes=(1,), noise=1e-6)
 
-    def test_the_truth_may_excuse_flips(self) -> None:
+    def test_labels_may_excuse_flips(self) -> None:
         judged = self.flipped(4)
         right_now = judged["scores"].argmax(axis=1)
         verification = prove(self.REFERENCE, judged, INT8, batch_sizes=(1,), noise=1e-6, targets=right_now)
@@ -182,14 +177,14 @@ class TestDecisions:
         [np.ones((100, 1), np.float32), np.ones(100, np.float32), np.ones((100, 2, 2), np.float32), np.arange(100)],
         ids=["one class", "no classes", "an image", "integers"],
     )
-    def test_other_outputs_have_none(self, output: AnyArray) -> None:
+    def test_outputs_without_decisions(self, output: AnyArray) -> None:
         reference = {"y": output}
         assert "top-1" not in prove(reference, reference, INT8, batch_sizes=(1,), noise=1e-6).verdict
 
     @pytest.mark.parametrize(
         "judged", [{"scores": one_hot([0] * 99)}, {"scores": one_hot([0] * 100)[:, :3]}, {}, {"other": one_hot([0])}]
     )
-    def test_outputs_of_another_shape_are_a_verdict_not_a_crash(self, judged: dict[str, AnyArray]) -> None:
+    def test_outputs_of_another_shape(self, judged: dict[str, AnyArray]) -> None:
         with pytest.raises(VerificationError, match="scores: is"):
             prove(self.REFERENCE, judged, INT8, batch_sizes=(1,), noise=1e-6)
 
@@ -208,26 +203,17 @@ class TestWithin:
             (OutputError(name="y", relative_l2=np.nan, worst_element=0), INT8, False),
         ],
     )
-    def test_every_figure_has_its_limit(self, error: OutputError, limits: Limits, passes: bool) -> None:
+    def test_limits_of_all_figures(self, error: OutputError, limits: Limits, passes: bool) -> None:
         assert error.within(limits) is passes
 
 
 class TestNegativeControl:
-    @pytest.mark.parametrize("limits", [EXPORT, OTHER_ENGINE, FP16, BF16, INT8])
-    def test_a_working_check_refuses_it_in_every_row(self, limits: Limits) -> None:
-        prove(
-            {"y": np.linspace(-5, 5, 100, dtype=np.float32)},
-            {"y": np.linspace(-5, 5, 100, dtype=np.float32)},
-            limits,
-            batch_sizes=(1,),
-        )
-
-    def test_outputs_that_cannot_be_perturbed_are_left_out(self) -> None:
+    def test_outputs_that_cannot_be_perturbed(self) -> None:
         """Zeros times anything are zeros, and integers stay integers."""
         reference = {"zeros": np.zeros(4, np.float32), "classes": np.arange(4)}
         assert prove(reference, reference, EXPORT, batch_sizes=(1,)).verdict.endswith("PASS")
 
-    def test_a_reference_of_nothing_but_nan_proves_nothing(self) -> None:
+    def test_reference_of_nan(self) -> None:
         reference = {"x": np.ones(2, np.float32), "y": np.full(2, np.nan, np.float32)}
         with pytest.raises(VerificationError, match="the samples prove nothing: y is NaN for each of them"):
             prove(reference, reference, EXPORT, batch_sizes=(1,))
@@ -235,7 +221,7 @@ class TestNegativeControl:
 
 class TestHalfPrecision:
     @pytest.mark.parametrize("dtype", [DType.FP16, DType.BF16, DType.FP32, DType.FP64])
-    def test_values_at_the_ends_of_a_type(self, dtype: DType) -> None:
+    def test_extreme_values_of_a_type(self, dtype: DType) -> None:
         """Scaled, the smallest would be rounded back and the largest become infinite."""
         info = ml_dtypes.finfo(dtype.numpy)
         for number in (info.smallest_subnormal, info.max, -info.max):
@@ -243,7 +229,7 @@ class TestHalfPrecision:
             prove(reference, reference, FP16, batch_sizes=(1,))
 
     @pytest.mark.parametrize(("dtype", "rounding"), [(DType.FP16, 2**-11), (DType.BF16, 2**-8)])
-    def test_a_step_of_the_type_is_no_fault_and_ten_are(self, dtype: DType, rounding: float) -> None:
+    def test_rounding_steps_of_a_type(self, dtype: DType, rounding: float) -> None:
         exact = REFERENCE["y"].astype(np.float64)
         reference = {"y": exact.astype(dtype.numpy)}
         prove(reference, {"y": (exact * (1 + rounding)).astype(dtype.numpy)}, EXPORT, batch_sizes=(1,))
@@ -263,15 +249,13 @@ class TestWithoutNumbers:
     )
 
     @pytest.mark.parametrize("array", ARRAYS, ids=["int64", "uint8", "bool", "text", "bytes"])
-    def test_a_comparison_that_is_blind_to_them_is_caught(
-        self, array: np.ndarray, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_blind_comparison_is_caught(self, array: np.ndarray, monkeypatch: pytest.MonkeyPatch) -> None:
         prove({"y": array}, {"y": array}, EXPORT, batch_sizes=(1,))
         monkeypatch.setattr(OutputError, "within", lambda *_: True)
         with pytest.raises(VerificationError, match="negative control passed on y"):
             prove({"y": array}, {"y": array}, EXPORT, batch_sizes=(1,))
 
-    def test_what_is_the_same_for_each_sample_is_told(self) -> None:
+    def test_equal_outputs_of_all_samples_are_noted(self) -> None:
         same = np.array([3, 3, 3])
         verdict = prove({"y": same}, {"y": same}, EXPORT, batch_sizes=(1,)).verdict
         assert "all with the same outputs" in verdict

@@ -23,11 +23,11 @@ from graphkiln_backend.proof.policy import (
 ROWS = [*BY_PRECISION.values(), *REPLAY.values()]
 
 
-def test_every_saved_precision_has_both_rows() -> None:
+def test_each_precision_has_both_rows() -> None:
     assert set(BY_PRECISION) == set(REPLAY) == set(SAVED)
 
 
-def test_fp64_is_asked_wherever_both_could_be_right() -> None:
+def test_when_fp64_can_decide() -> None:
     """Both within what `limits_beside_fp64` allows at most: the export by the whole row, its source by half of it."""
     most = REPLAY[Precision.FP32].relative_l2
     assert limits_beside_fp64(EXPORT, most / 2)
@@ -35,43 +35,36 @@ def test_fp64_is_asked_wherever_both_could_be_right() -> None:
     assert not fp64_may_tell(3 * most)
 
 
-def test_a_coarser_precision_is_allowed_more() -> None:
-    errors = [BY_PRECISION[precision].relative_l2 for precision in SAVED]
-    assert errors == sorted(errors)
-    agreements = [BY_PRECISION[precision].top1_agreement for precision in SAVED]
-    assert agreements == sorted(agreements, reverse=True)
-
-
 @pytest.mark.parametrize(
     ("precision", "significant_bits"), [(Precision.FP32, 24), (Precision.FP16, 11), (Precision.BF16, 8)]
 )
-def test_a_row_leaves_room_for_rounding_and_no_more(precision: Precision, significant_bits: int) -> None:
+def test_rows_suit_the_rounding_of_the_type(precision: Precision, significant_bits: int) -> None:
     """One rounding is off by half a unit in the last place; a deep graph makes that some ten times as much."""
     rounding = 2.0**-significant_bits
     assert 3 * rounding < BY_PRECISION[precision].relative_l2 < 300 * rounding
 
 
-def test_a_replay_beside_the_own_outputs_is_at_most_as_loose_as_beside_the_source() -> None:
+def test_replay_rows_are_at_most_as_loose() -> None:
     for precision in (Precision.FP16, Precision.BF16, Precision.INT8):
         assert REPLAY[precision].relative_l2 <= BY_PRECISION[precision].relative_l2
 
 
 @pytest.mark.parametrize("limits", ROWS)
-def test_the_negative_control_is_outside_of_every_row(limits: Limits) -> None:
+def test_negative_control_is_outside_every_row(limits: Limits) -> None:
     """It is perturbed by three times the limit, which must still be an error that one can tell from 100%."""
     assert 0 < 3 * limits.relative_l2 < 1
 
 
 class TestGradients:
     @pytest.mark.parametrize("limits", [EXPORT, FP16, BF16])
-    def test_are_allowed_five_times_as_much(self, limits: Limits) -> None:
+    def test_gradients_have_five_times_the_limit(self, limits: Limits) -> None:
         row = gradient_limits(limits, 0.0)
         assert row.name == f"{limits.name} gradient"
         assert row.relative_l2 == pytest.approx(5 * limits.relative_l2)
         assert row.worst_element == pytest.approx(5 * (limits.worst_element or math.nan))
         assert row.top1_agreement == limits.top1_agreement
 
-    def test_noise_above_the_row_decides(self) -> None:
+    def test_noise_of_gradients(self) -> None:
         row = gradient_limits(EXPORT, 1e-3)
         assert row.relative_l2 == pytest.approx(5e-3)
         assert row.worst_element is None
@@ -79,7 +72,7 @@ class TestGradients:
 
 
 class TestBesideFp64:
-    def test_an_export_may_be_little_further_off_than_its_source(self) -> None:
+    def test_limit_beside_fp64(self) -> None:
         row = limits_beside_fp64(EXPORT, 1e-5)
         assert row
         assert row.relative_l2 == pytest.approx(2e-5)
@@ -87,18 +80,18 @@ class TestBesideFp64:
         assert "1.0e-05 off" in row.name
 
     @pytest.mark.parametrize("noise", [0.0, 4e-6, 6e-5, math.inf, math.nan])
-    def test_a_source_that_is_exact_or_means_little_changes_nothing(self, noise: float) -> None:
+    def test_no_limit_beside_fp64(self, noise: float) -> None:
         assert limits_beside_fp64(EXPORT, noise) is None
 
 
 class TestSourcesInHalfPrecision:
     @pytest.mark.parametrize(("precision", "rounding"), [(Precision.FP16, 2**-11), (Precision.BF16, 2**-8)])
-    def test_the_limit_grows_with_the_root_of_the_depth(self, precision: Precision, rounding: float) -> None:
+    def test_limit_grows_with_the_depth(self, precision: Precision, rounding: float) -> None:
         limits = [export_limits(precision, depth) for depth in (0, 1, 4)]
         assert [row.relative_l2 for row in limits] == [4 * rounding, 4 * rounding, 8 * rounding]
         assert limits[0].name == f"export {precision}"
 
     @pytest.mark.parametrize("precision", [Precision.FP16, Precision.BF16])
-    def test_and_never_above_the_row_of_the_precision(self, precision: Precision) -> None:
+    def test_limit_is_bounded_by_the_row(self, precision: Precision) -> None:
         deep, row = export_limits(precision, 10_000), BY_PRECISION[precision]
         assert (deep.relative_l2, deep.worst_element) == (row.relative_l2, row.worst_element)
