@@ -64,14 +64,11 @@ class Classification:
         score, _, rest = text.partition(":")
         index, _, label = rest.partition(":")
         try:
-            return cls(index=int(index), label=_plain(label), score=float(score))
+            # Labels files written on Windows have a byte order mark and carriage returns.
+            plain_label = label.removesuffix("\r").removeprefix("\ufeff")
+            return cls(index=int(index), label=plain_label, score=float(score))
         except ValueError:
             raise ProtocolError(f"expected a classification 'score:index[:label]', got {text[:80]!r}") from None
-
-
-def _plain(label: str) -> str:
-    """Remove the byte order mark and the carriage return of a labels file written on Windows."""
-    return label.removesuffix("\r").removeprefix("\ufeff")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -172,9 +172,13 @@ class Preprocess:
         if self.crop is None:
             return 0, 0, width, height
         crop_height, crop_width = self.crop
-        offset = _OFFSETS[self.crop_rounding]
-        top, left = offset(height, crop_height), offset(width, crop_width)
+        top, left = self._crop_offset(height, crop_height), self._crop_offset(width, crop_width)
         return left, top, left + crop_width, top + crop_height
+
+    def _crop_offset(self, size: int, crop: int) -> int:
+        if self.crop_rounding == "down":
+            return (size - crop) // 2
+        return round((size - crop) / 2.0) if size >= crop else -((crop - size) // 2)
 
     def normalize(self, image_hwc: npt.NDArray[np.uint8]) -> AnyArray:
         """Turn pixels into one sample.
@@ -201,16 +205,3 @@ class Preprocess:
         """Arrange channel values for broadcasting; for `HWC` repeated for a whole row: strides of 3 are slow."""
         factors = np.asarray(values, np.float32)
         return factors.reshape(-1, 1, 1) if self.layout == "CHW" else np.tile(factors, width)
-
-
-def _offset_half_even(size: int, crop: int) -> int:
-    if size >= crop:
-        return round((size - crop) / 2.0)
-    return -((crop - size) // 2)
-
-
-def _offset_down(size: int, crop: int) -> int:
-    return (size - crop) // 2
-
-
-_OFFSETS = {"half-even": _offset_half_even, "down": _offset_down}

@@ -208,14 +208,11 @@ def _upright(image: Image.Image) -> Image.Image:
 
 
 def _check_range(image: Image.Image) -> None:
-    """Raise `ValueError` for pixels of unknown range, which cannot be scaled."""
-    if image.mode == "F" or (image.mode == "I" and not _has_16_bits(image)):
-        raise ValueError("nothing says which of its 32-bit pixels are white; save it with 8 or 16 bits a channel")
-
-
-def _has_16_bits(image: Image.Image) -> bool:
-    """True if 32-bit pixels have 16-bit values, as in PNGs read by older Pillow; TIFFs have other ranges."""
-    return image.format != "TIFF" and all(each in _GRAYS for each in image.getextrema())
+    """Raise `ValueError` for 32-bit pixels of unknown range, which cannot be scaled."""
+    # Older versions of Pillow read 16-bit PNGs as 32-bit pixels; TIFFs have other ranges.
+    has_16_bits = image.format != "TIFF" and image.mode == "I" and all(each in _GRAYS for each in image.getextrema())
+    if image.mode in ("F", "I") and not has_16_bits:
+        raise ValueError("the range of its 32-bit pixels is unknown; save it with 8 or 16 bits a channel")
 
 
 def _orientation(image: Image.Image) -> int:
@@ -362,13 +359,11 @@ def to_color(image: Image.Image, color: str) -> Image.Image:
 def _scale(image: Image.Image) -> Image.Image:
     """Scale 16-bit gray to 8 bits; Pillow would clip nearly all pixels to white."""
     pixels, rows = np.asarray(image), max(1, _STRIP_PIXELS // image.width)
-    strips = [_round(pixels[top : top + rows]) for top in range(0, image.height, rows)]
-    return Image.fromarray(np.concatenate(strips))
-
-
-def _round(deep: AnyArray) -> AnyArray:
-    rounded: AnyArray = (deep.astype(np.float64) / 257).clip(0, 255).round().astype(np.uint8)
-    return rounded
+    scaled = np.empty(pixels.shape, np.uint8)
+    for top in range(0, image.height, rows):
+        strip = pixels[top : top + rows].astype(np.float64)
+        scaled[top : top + rows] = (strip / 257).clip(0, 255).round()
+    return Image.fromarray(scaled)
 
 
 def arrange(image: Image.Image, spec: Preprocess, name: str) -> AnyArray:

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.images.frame import Coordinates, Frame
+from graphkiln_backend.images.frame import Frame
 
 Floats = npt.NDArray[np.float32]
 Places = npt.NDArray[np.float64]
@@ -99,8 +99,11 @@ class Mask:
         """The mask at the size of the image, `[height, width]`: true where the probability exceeds the threshold."""
         if self.box is not None:
             return _paste(self.probabilities, self.box, self.frame, threshold)
-        probabilities = self.probabilities.astype(np.float32)[np.newaxis]
-        return np.asarray(sample_bilinear(probabilities, *_on_grid(probabilities, self.frame))[0] > threshold)
+        grid_height, grid_width = self.probabilities.shape
+        rows = self.frame.rows() * (grid_height / self.frame.input_height)
+        columns = self.frame.columns() * (grid_width / self.frame.input_width)
+        sampled = sample_bilinear(self.probabilities.astype(np.float32)[np.newaxis], rows, columns)[0]
+        return np.asarray(sampled > threshold)
 
     def rle(self, threshold: float = 0.5) -> dict[str, Any]:
         """The mask as COCO's uncompressed run lengths: `size` is `[height, width]`, `counts` a list."""
@@ -131,14 +134,6 @@ def decode_rle(rle: dict[str, Any]) -> Pixels:
     counts: Sequence[int] = rle["counts"]
     values = np.arange(len(counts)) % 2 == 1
     return np.repeat(values, counts).reshape(height, width, order="F")
-
-
-def _on_grid(grid: AnyArray, frame: Frame) -> tuple[Coordinates, Coordinates]:
-    """Rows and columns of the image in cells of a grid `[n, rows, columns]` that covers the model's input."""
-    return (
-        frame.rows() * (grid.shape[1] / frame.input_height),
-        frame.columns() * (grid.shape[2] / frame.input_width),
-    )
 
 
 def _paste(probabilities: AnyArray, box: Sequence[float], frame: Frame, threshold: float) -> Pixels:

@@ -346,7 +346,8 @@ def withhold_text_id(config: Any) -> None:
         config: Triton's `ModelConfig` message, complete; changed in place.
     """
     for tensor in config.sequence_batching.control_input if config.HasField("sequence_batching") else ():
-        if any(map(_is_text, tensor.control)):
+        types = [DType.from_config(control.data_type) for control in tensor.control if control.data_type]
+        if DType.BYTES in types:
             config.parameters[TEXT_ID_PARAMETER].string_value = tensor.name
             config.sequence_batching.control_input.remove(tensor)
             return
@@ -364,10 +365,6 @@ def refuse_text_id(config: Any) -> None:
             f"config.pbtxt of '{config.name}': Triton's Python backend takes no CONTROL_SEQUENCE_CORRID of TYPE_STRING",
             hint="serve the model with `graphkiln serve`, or use TYPE_UINT64",
         )
-
-
-def _is_text(control: Any) -> bool:
-    return bool(control.data_type) and DType.from_config(control.data_type) is DType.BYTES
 
 
 def _state(state: Any) -> SequenceState:
@@ -411,20 +408,16 @@ def check_sequence_tensors(config: Any, signature: Signature) -> None:
 
 def _refuse_unsupported(config: Any) -> None:
     batching = config.sequence_batching
-    requested = {
-        "iterative_sequence": getattr(batching, "iterative_sequence", False),
-        "use_growable_memory": any(getattr(state, "use_growable_memory", False) for state in batching.state),
-        "response_cache": config.response_cache.enable,
-    }
-    reasons = {
-        "iterative_sequence": "a saved graph computes each request once and schedules none again",
-        "use_growable_memory": "states are kept in the memory of the instance, not in CUDA's",
-        "response_cache": "a cached response knows nothing of the sequence that asks",
-    }
-    for key, value in requested.items():
-        if value:
+    growable = any(getattr(state, "use_growable_memory", False) for state in batching.state)
+    unsupported = (
+        ("iterative_sequence", getattr(batching, "iterative_sequence", False), "a saved graph runs once per request"),
+        ("use_growable_memory", growable, "states are kept in the memory of the instance, not in CUDA's"),
+        ("response_cache", config.response_cache.enable, "a cached response ignores the state of the sequence"),
+    )
+    for key, requested, reason in unsupported:
+        if requested:
             raise RepositoryError(
-                f"config.pbtxt of '{config.name}' requests {key} for sequences, which is not offered: {reasons[key]}",
+                f"config.pbtxt of '{config.name}' requests {key} for sequences, which is not supported: {reason}",
                 hint=f"leave {key} out",
             )
 

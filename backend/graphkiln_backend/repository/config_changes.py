@@ -109,18 +109,12 @@ def _set_batch(config: ModelConfigProto, size: int) -> None:
 
 def _set_delay(config: ModelConfigProto, delay_us: int) -> None:
     """Set the queue delay of the dynamic batcher, or remove the batcher."""
-    if delay_us == NO_BATCHER:
-        _clear_batcher(config)
-        return
-    config.dynamic_batching.SetInParent()
-    config.dynamic_batching.max_queue_delay_microseconds = delay_us
-
-
-def _clear_batcher(config: ModelConfigProto) -> None:
-    """Remove the batching settings; keep priorities and queue policies, which also apply without batching."""
-    if not config.HasField("dynamic_batching"):
-        return
-    for field_ in ("preferred_batch_size", "max_queue_delay_microseconds"):
-        config.dynamic_batching.ClearField(field_)
-    if not config.dynamic_batching.ListFields():
-        config.ClearField("dynamic_batching")
+    if delay_us != NO_BATCHER:
+        config.dynamic_batching.SetInParent()
+        config.dynamic_batching.max_queue_delay_microseconds = delay_us
+    elif config.HasField("dynamic_batching"):
+        # Priorities and queue policies are kept: they also apply without batching.
+        for field_ in ("preferred_batch_size", "max_queue_delay_microseconds"):
+            config.dynamic_batching.ClearField(field_)
+        if not config.dynamic_batching.ListFields():
+            config.ClearField("dynamic_batching")

@@ -9,7 +9,7 @@ config.pbtxt itself apply to models without manifests: bare graphs.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -50,15 +50,6 @@ class _Version:
     has_manifest: bool
     graph: str
     labels_file: str
-
-
-@dataclass(frozen=True, slots=True)
-class _Statement:
-    """Part of a contract in a configuration: its description, its parser, and the contract's attribute."""
-
-    what: str
-    read: Callable[[], Any]
-    attribute: str
 
 
 def publish(config: ModelConfigProto, model: Path, served: Collection[int] | None = None) -> None:
@@ -104,14 +95,14 @@ def check_published(config: ModelConfigProto, model: Path, number: int, version:
         if found != version.contract:
             raise _unpublished(config.name, number, version)
         return
-    statements = list(_statements(config, model, version.contract))
-    siblings = [other.contract for other in _read_versions(model) if other.number != number] if statements else []
-    for statement in statements:
-        own = getattr(version.contract, statement.attribute)
-        is_said = own or any(getattr(contract, statement.attribute) for contract in siblings)
-        if is_said and own != statement.read():
+    values = _values_in(config, model, version.contract)
+    siblings = [other.contract for other in _read_versions(model) if other.number != number] if values else []
+    for attribute, (what, read) in values.items():
+        own = getattr(version.contract, attribute)
+        is_in_manifests = own or any(getattr(contract, attribute) for contract in siblings)
+        if is_in_manifests and own != read():
             raise RepositoryError(
-                f"config.pbtxt of '{config.name}' gives {statement.what} that version {number} does not have",
+                f"config.pbtxt of '{config.name}' gives {what} that version {number} does not have",
                 hint=_UNPUBLISHED_HINT,
             )
 
@@ -128,7 +119,7 @@ def complete_contract(version: ModelVersion, config: ModelConfigProto, model: Pa
         ManifestError: A value in the configuration, or the labels, cannot be read.
     """
     own = version.contract
-    published = {statement.attribute: statement.read for statement in _statements(config, model, own)}
+    published = {attribute: read for attribute, (_, read) in _values_in(config, model, own).items()}
     values = {
         key: getattr(own, key) or (published[key]() if key in published else None)
         for key in (PREPROCESS, RANKING, TASK)
@@ -218,17 +209,22 @@ def _common(values: Sequence[T]) -> T | None:
     return values[0] if values and all(value == values[0] for value in values) else None
 
 
-def _statements(config: ModelConfigProto, model: Path, contract: Contract) -> Iterator[_Statement]:
-    """Parts of a contract in a configuration, which hold for all versions."""
-    parsers = {PREPROCESS: Preprocess.from_json, RANKING: Ranking.from_json, TASK: read_task}
-    for key, parse in parsers.items():
-        if key in config.parameters:
-            yield _Statement(f"a {key}", partial(parse, config.parameters[key].string_value), key)
+def _values_in(config: ModelConfigProto, model: Path, contract: Contract) -> dict[str, tuple[str, Callable[[], Any]]]:
+    """Description and parser of each value of a contract that a configuration gives for all versions."""
+    parsers: dict[str, Callable[[str], Any]] = {
+        PREPROCESS: Preprocess.from_json, RANKING: Ranking.from_json, TASK: read_task
+    }  # fmt: skip
+    values: dict[str, tuple[str, Callable[[], Any]]] = {
+        key: (f"a {key}", partial(parse, config.parameters[key].string_value))
+        for key, parse in parsers.items()
+        if key in config.parameters
+    }
     for output in config.output:
         if output.label_filename and output.name == (contract.output or config.output[0].name):
             path = model / output.label_filename
-            yield _Statement(f"labels ({path.name})", partial(read_labels, path), "labels")
-            return
+            values["labels"] = (f"labels ({path.name})", partial(read_labels, path))
+            break
+    return values
 
 
 def _unpublished(name: str, number: int, version: ModelVersion) -> RepositoryError:

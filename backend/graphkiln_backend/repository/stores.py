@@ -81,10 +81,24 @@ def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """
     found: dict[str, StoredModel] = {}
     for store in stores:
-        for folder in filter(_can_be_served, filter(_may_be_model, model_folders(store))):
-            first = found.get(folder.name)
-            found[folder.name] = _twice(first, folder) if first else _scan_model(folder)
+        for folder in model_folders(store):
+            if reason := reason_to_pass_over(folder):
+                _log_once(logging.WARNING, f"{folder} is passed over: {reason}")
+            elif fault := fault_in_served_name(folder.name):
+                _log_once(logging.ERROR, f"a folder of {folder.parent} is not served: {fault}: rename it")
+            elif first := found.get(folder.name):
+                problem = f"the model is in two stores: {first.folder} and {folder}; rename or remove one of them"
+                found[folder.name] = StoredModel(
+                    folder=first.folder, stamp=first.stamp, versions=first.versions, problem=problem
+                )
+            else:
+                found[folder.name] = _scan_model(folder)
     return found
+
+
+@cache  # once, however often the stores are scanned
+def _log_once(level: int, text: str) -> None:
+    _log.log(level, "%s", text)
 
 
 def model_folders(store: Path) -> list[Path]:
@@ -127,31 +141,6 @@ def _holds_model(folder: Path) -> bool:
 
 def _holds_versions(folder: Path) -> bool:
     return (folder / CONFIG_FILE).is_file() or bool(version_folders(folder.iterdir()))
-
-
-def _may_be_model(folder: Path) -> bool:
-    reason = reason_to_pass_over(folder)
-    if reason:
-        _say_passed_over(folder, reason)
-    return not reason
-
-
-@cache  # log once
-def _say_passed_over(folder: Path, reason: str) -> None:
-    _log.warning("%s is passed over: %s", folder, reason)
-
-
-@cache  # log once, however often the stores are scanned
-def _can_be_served(folder: Path) -> bool:
-    fault = fault_in_served_name(folder.name)
-    if fault:
-        _log.error("a folder of %s is not served: %s: rename it", folder.parent, fault)
-    return not fault
-
-
-def _twice(first: StoredModel, second: Path) -> StoredModel:
-    problem = f"the model is in two stores: {first.folder} and {second}; rename or remove one of them"
-    return StoredModel(folder=first.folder, stamp=first.stamp, versions=first.versions, problem=problem)
 
 
 def _scan_model(folder: Path) -> StoredModel:

@@ -116,17 +116,14 @@ def newest_version(model: Path) -> Path:
         raise RepositoryError(f"there is no folder {model}", hint=hint)
     versions = version_folders(model.iterdir())
     if not versions:
-        if models := [path.name for path in sorted(_visible_folders(model)) if version_folders(path.iterdir())]:
+        # Hidden folders belong to conversions in progress and may disappear.
+        folders = [path for path in sorted(model.iterdir()) if not path.name.startswith(".") and path.is_dir()]
+        if models := [path.name for path in folders if version_folders(path.iterdir())]:
             names = ", ".join(models[:_NAMED])
             raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")
         name = model.resolve().name
         raise RepositoryError(f"model '{name}' has no version folder", hint=f"make {name}/1/model.onnx")
     return versions[max(versions)]
-
-
-def _visible_folders(folder: Path) -> list[Path]:
-    """List visible folders. Hidden ones belong to conversions in progress and may disappear."""
-    return [path for path in folder.iterdir() if not path.name.startswith(".") and path.is_dir()]
 
 
 def find_labels_file(model: Path) -> str | None:
@@ -173,7 +170,11 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
     manifest = read_manifest(folder)
     if manifest is None:
         graph_path = find_graph(folder, default_filename)
-        _check_whole(folder)
+        if (folder / GOLDEN_FILE).exists():
+            raise RepositoryError(
+                f"{folder} is incomplete: it holds {GOLDEN_FILE}, but no {MANIFEST_FILE}",
+                hint="copy the whole version folder; a graph without a manifest has no other files",
+            )
         return ModelVersion(graph_path=graph_path, manifest=None, golden=None)
     graph_path = _check_hash(folder / manifest.graph_file, manifest.sha256, GRAPH_LIMIT)
     for name, sha256 in manifest.weights.items():
@@ -235,19 +236,6 @@ def _read_golden(folder: Path, manifest: Manifest) -> GoldenSamples | None:
             hint="restore the manifest or convert the model again",
         )
     return None
-
-
-def _check_whole(folder: Path) -> None:
-    """Check that a version folder without a manifest is a bare graph, and not an incomplete version.
-
-    Raises:
-        RepositoryError: There are golden samples, so the manifest is missing.
-    """
-    if (folder / GOLDEN_FILE).exists():
-        raise RepositoryError(
-            f"{folder} is incomplete: it holds {GOLDEN_FILE}, but no {MANIFEST_FILE}",
-            hint="copy the whole version folder; a graph without a manifest has no other files",
-        )
 
 
 def _check_exists(path: Path) -> Path:

@@ -271,7 +271,8 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
             f"{address}: {address.scheme}:// needs {package}",
             hint="pip install 'graphkiln[remote]', or the image of the target `remote`",
         )
-    names, status, credentials = set(_names(error)), _status(error), _CREDENTIALS[address.scheme]
+    names = {kind.__name__ for cause in causes_of(error) for kind in type(cause).__mro__}
+    status, credentials = _status(error), _CREDENTIALS[address.scheme]
     words, hint, passing = redact(" ".join(f"{type(error).__name__}: {error}".split())), "", True
     if names & _NO_CREDENTIALS:
         words, hint, passing = "no credentials were found", credentials, False
@@ -292,11 +293,11 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
     return RemoteStoreError(f"{address}: {words[:_WORDS]}", hint=hint, passing=passing)
 
 
-def _names(error: BaseException) -> Iterator[str]:
-    """Class names of an error and its causes."""
+def causes_of(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error and its causes."""
     seen: BaseException | None = error
     while seen is not None:
-        yield from (kind.__name__ for kind in type(seen).__mro__)
+        yield seen
         seen = seen.__cause__ or seen.__context__
 
 

@@ -6,7 +6,6 @@ paging and conditional reads; other services do not.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any, BinaryIO, cast
@@ -16,7 +15,7 @@ from fsspec.asyn import sync
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import UnusableFile, format_size
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.storage.files import open_file_system, translate
+from graphkiln_backend.storage.files import causes_of, open_file_system, translate
 
 _PAGE = 1000
 _EXPIRED = {"ExpiredToken", "RequestExpired", "InvalidAccessKeyId", "SignatureDoesNotMatch", "TokenRefreshRequired"}
@@ -58,7 +57,7 @@ class RemoteObjects:
                 f"{address}: data sets of the kind {address.scheme}:// cannot be read", hint="copy it to s3:// or gs://"
             )
         self._address = address
-        self._opened: _Client | None = None
+        self._opened: _S3 | _Google | None = None
 
     def list(self, path: str) -> Iterator[RemoteObject]:
         """Yield the objects with a key prefix in the order of their keys, page by page.
@@ -74,7 +73,7 @@ class RemoteObjects:
             for found in self._client.list(bucket, prefix):
                 yield replace(found, path=f"{bucket}/{found.path}")
         except Exception as error:
-            raise self._translated(error, path) from error
+            raise self.translate(error, path) from error
 
     def describe(self, path: str) -> RemoteObject | None:
         """Look up an object; return None if there is none.
@@ -87,7 +86,7 @@ class RemoteObjects:
         except FileNotFoundError:
             return None
         except Exception as error:
-            raise self._translated(error, path) from error
+            raise self.translate(error, path) from error
 
     def read(self, path: str, limit_bytes: int, stamp: str = "", part: tuple[int, int] | None = None) -> bytes:
         """Read an object.
@@ -109,7 +108,7 @@ class RemoteObjects:
         except (FileNotFoundError, UnusableFile):
             raise
         except Exception as error:
-            raise self._translated(error, path) from error
+            raise self.translate(error, path) from error
 
     def open(self, path: str) -> BinaryIO:
         """Open a seekable file with read-ahead; reads fail if the object is replaced.
@@ -124,45 +123,29 @@ class RemoteObjects:
         except FileNotFoundError:
             raise
         except Exception as error:
-            raise self._translated(error, path) from error
+            raise self.translate(error, path) from error
 
     def translate(self, error: Exception, path: str) -> RemoteStoreError:
-        """Translate an error of a file returned by `open`."""
-        return self._translated(error, path)
-
-    @property
-    def _client(self) -> _Client:
-        if self._opened is None:
-            self._opened = _CLIENTS[self._address.scheme](open_file_system(self._address))
-        return self._opened
-
-    def _translated(self, error: Exception, path: str) -> RemoteStoreError:
+        """Translate an error of the service's library, such as one of a file returned by `open`."""
         named = replace(self._address, text=f"{self._address.scheme}://{path}")
-        codes = set(_codes(error))
+        codes = {code for cause in causes_of(error) for code in _codes(cause)}
         if codes & {"PreconditionFailed", "412", "FileExpired", "FileExistsError"}:
             return ObjectChanged(f"{named} has been replaced since it was listed", passing=False)
         translated = translate(error, named)
         translated.passing |= bool(codes & _EXPIRED)
         return translated
 
+    @property
+    def _client(self) -> _S3 | _Google:
+        if self._opened is None:
+            self._opened = _CLIENTS[self._address.scheme](open_file_system(self._address))
+        return self._opened
 
-class _Client(ABC):
-    """Calls that differ between services."""
 
+class _S3:
     def __init__(self, system: Any) -> None:
         self.system = system
 
-    @abstractmethod
-    def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]: ...
-
-    @abstractmethod
-    def describe(self, bucket: str, key: str) -> RemoteObject: ...
-
-    @abstractmethod
-    def read(self, bucket: str, key: str, limit_bytes: int, stamp: str, part: tuple[int, int] | None) -> bytes: ...
-
-
-class _S3(_Client):
     def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]:
         more: dict[str, str] = {}
         while True:
@@ -193,7 +176,10 @@ class _S3(_Client):
             return content
 
 
-class _Google(_Client):
+class _Google:
+    def __init__(self, system: Any) -> None:
+        self.system = system
+
     def list(self, bucket: str, prefix: str) -> Iterator[RemoteObject]:
         more: dict[str, str] = {}
         while True:
@@ -219,7 +205,7 @@ class _Google(_Client):
         return bytes(content)
 
 
-_CLIENTS: dict[str, type[_Client]] = {"s3": _S3, "gs": _Google}
+_CLIENTS: dict[str, type[_S3 | _Google]] = {"s3": _S3, "gs": _Google}
 
 
 def _google_object(found: Any) -> RemoteObject:
@@ -242,12 +228,9 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _codes(error: BaseException) -> Iterator[str]:
-    """Class names and service codes of an error and its causes."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield type(seen).__name__
-        response = getattr(seen, "response", None)
-        if isinstance(response, dict):
-            yield str(response.get("Error", {}).get("Code"))
-        yield str(getattr(seen, "code", ""))
-        seen = seen.__cause__ or seen.__context__
+    """Class name and service codes of an error."""
+    yield type(error).__name__
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        yield str(response.get("Error", {}).get("Code"))
+    yield str(getattr(error, "code", ""))

@@ -81,7 +81,10 @@ class GrpcWire:
 
     def ready(self) -> Call[bool]:
         """See `Wire.ready`."""
-        return Call(_request("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse), _read_ready)
+        return Call(
+            _request("ServerReady", pb.ServerReadyRequest(), pb.ServerReadyResponse),
+            lambda response: bool(response.ready),
+        )
 
     def live(self) -> Call[bool]:
         """See `Wire.live`."""
@@ -181,10 +184,6 @@ def parse_response(response: bytes, request: GrpcRequest) -> Any:
         return request.parse(response)
     except DecodeError as error:
         raise ProtocolError(f"the response to {request.method} is damaged: {error}") from error
-
-
-def _read_ready(response: Any) -> bool:
-    return bool(response.ready)
 
 
 def _read_nothing(_: Any) -> None:
@@ -410,7 +409,9 @@ class _GrpcTransport(ABC):
         try:
             response = await self._call(call.request, deadline.remaining_s)
         except grpc.RpcError as error:
-            reachable = not _may_be_unreachable(error) or await self._is_live(deadline)
+            # gRPC uses UNAVAILABLE both for unreachable servers and for "not ready".
+            is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE and not needs_admin_key(error.details() or "")
+            reachable = not is_unavailable or await self._is_live(deadline)
             raise translate_error(error, self._endpoint, deadline, call.request, reachable=reachable) from error
         return call.read(response)
 
@@ -507,11 +508,6 @@ def translate_error(
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         return deadline_exceeded(endpoint, deadline, code.name)
     return grpc_error(code, details, request.request_id)
-
-
-def _may_be_unreachable(error: Any) -> bool:
-    """Check for UNAVAILABLE, which gRPC uses both for unreachable servers and for "not ready"."""
-    return error.code() is grpc.StatusCode.UNAVAILABLE and not needs_admin_key(error.details() or "")
 
 
 def _to_metadata(headers: Mapping[str, str]) -> tuple[tuple[str, str], ...]:

@@ -386,16 +386,13 @@ def http_error(response: HttpResponse, request_id: str | None) -> ClientError:
     except (ValueError, KeyError, TypeError, RecursionError):
         reason = page["title"] or body if page else body or "no reason given"
     kind = _BY_STATUS.get(response.status, ServerError)
+    retry_after = response.headers.get("Retry-After") or ""
     return kind(
         f"the server returned {response.status}: {bounded(reason)}",
         status=response.status,
         body=body[:_SHOWN_BODY],
         request_id=request_id,
-        retry_after_s=_seconds(response.headers.get("Retry-After") or ""),
+        # A date is ignored, because the clocks may differ.
+        retry_after_s=float(retry_after) if retry_after.isdecimal() else None,
         hint=_NOT_TRITON if page else hint_for(kind, reason),
     )
-
-
-def _seconds(text: str) -> float | None:
-    """Parse `Retry-After` in seconds; a date is ignored, because the clocks may differ."""
-    return float(text) if text.isdecimal() else None
