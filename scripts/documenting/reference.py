@@ -28,7 +28,6 @@ MODULES = (
     "graphkiln_backend.graph.contract",
     "graphkiln_backend.repository.overlay",
     "graphkiln_backend.storage.address",
-    "graphkiln_backend.storage.objects",
     "graphkiln_backend.scoring.errors",
     "graphkiln_backend.triton.executor",
     "graphkiln_backend.triton.sequences",

@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from graphkiln_backend.scoring.errors import ScoringError, StoreError
+from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable, StoreError
+from graphkiln_backend.scoring.sources.objects import ObjectStorage
 from graphkiln_backend.scoring.sources.places import OpenedFile
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import open_file_system, translate
-from graphkiln_backend.storage.objects import RemoteObjects
 
 _ATTEMPTS = 5
 _PAUSE_S = 0.2
@@ -38,7 +38,7 @@ class ObjectStore:
 
     def __init__(self, address: RemoteAddress, *, exclusive: bool = True) -> None:
         self._address, self._exclusive = address, exclusive
-        self._objects = RemoteObjects(address)
+        self._objects = ObjectStorage(address)
         self._system: Any = None
 
     def prepare(self) -> None:
@@ -65,14 +65,11 @@ class ObjectStore:
 
     def names(self) -> Iterator[str]:
         """Yield the names page by page."""
-        folder = f"{self._address.root}/"
         try:
-            for found in self._objects.list(folder):
-                name = found.path.removeprefix(folder)
-                if name and "/" not in name and not name.startswith("."):
-                    yield name
-        except RemoteStoreError as error:
-            raise StoreError(error.message, hint=error.hint, passing=error.passing) from error
+            yield from (file.path for file in self._objects.walk(self._address.root) if "/" not in file.path)
+        except ScoringError as error:
+            passing = isinstance(error, SourceUnavailable)
+            raise StoreError(error.message, hint=error.hint, passing=passing) from error
 
     def create(self, name: str, content: memoryview) -> bool:
         """Write with a conditional put; if the outcome is unclear, read the object."""

@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import cache, partial
 from io import SEEK_SET, BufferedIOBase
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol, TypeVar, cast
+from typing import BinaryIO, Protocol, TypeVar, cast
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.files import GIB, UnusableFile, format_size, open_regular, read_stream
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.storage.objects import ObjectChanged, RemoteObjects
+from graphkiln_backend.storage.address import RemoteAddress
 
 IMAGE_LIMIT = GIB  # maximum size of an encoded image
 READABLE = "supported are paths, s3://, gs:// and file://"
@@ -138,6 +137,8 @@ def locate(text: str) -> Place:
 
 @cache
 def _bucket(scheme: str, options: tuple[tuple[str, str], ...], text: str) -> Storage:
+    from graphkiln_backend.scoring.sources.objects import ObjectStorage
+
     root = text.rpartition("/")[2]
     return ObjectStorage(RemoteAddress(scheme=scheme, root=root, options=dict(options), text=text))
 
@@ -368,65 +369,3 @@ def _failure(path: str, error: Exception) -> ScoringError:
         return SourceUnavailable(words)
     hint = "all files below the folder are read: exclude this one with a pattern" if number == errno.EACCES else ""
     return ScoringError(words, hint=hint)
-
-
-class ObjectStorage:
-    """The objects of S3, a compatible service, or Google Cloud Storage.
-
-    Raises:
-        RepositoryError: The address is of an unknown kind.
-    """
-
-    def __init__(self, address: RemoteAddress) -> None:
-        self._objects = RemoteObjects(address)
-
-    def walk(self, folder: str) -> Iterator[StoredFile]:
-        """Yield the objects below a prefix in the order of the service."""
-        prefix = f"{folder.rstrip('/')}/"
-        try:
-            for found in self._objects.list(prefix):
-                path = found.path.removeprefix(prefix)
-                if path and not path.endswith("/") and not any(part.startswith(".") for part in path.split("/")):
-                    yield StoredFile(path=path, size=found.size, stamp=found.stamp)
-        except RemoteStoreError as error:
-            raise _translate(error) from error
-
-    def find(self, path: str) -> StoredFile | None:
-        """Look up an object."""
-        try:
-            found = self._objects.describe(path) if "/" in path else None
-        except RemoteStoreError as error:
-            raise _translate(error) from error
-        return StoredFile(path=path, size=found.size, stamp=found.stamp) if found else None
-
-    def read(self, path: str, stamp: str | None, part: tuple[int, int] | None = None) -> bytes:
-        """Read an object with one request."""
-        try:
-            return self._objects.read(path, IMAGE_LIMIT, stamp or "", part)
-        except FileNotFoundError as error:
-            if stamp is None:
-                raise FileNotFoundError(f"no such object: {path}") from error
-            raise InputChanged(f"{path} was deleted since it was planned") from error
-        except RemoteStoreError as error:
-            if error.passing or isinstance(error, ObjectChanged):
-                raise _translate(error) from error
-            raise
-
-    def open(self, path: str, stamp: str | None = None) -> BinaryIO:
-        """Open a file that requests ranges, which fail once the object is replaced."""
-        if stamp is not None and ((found := self.find(path)) is None or found.stamp != stamp):
-            raise InputChanged(f"{path} has changed since it was planned" if found else f"{path} was deleted")
-        try:
-            opened: Any = self._objects.open(path)
-        except FileNotFoundError as error:
-            raise ScoringError(f"no such object: {path}") from error
-        except RemoteStoreError as error:
-            raise _translate(error) from error
-        return cast("BinaryIO", OpenedFile(opened, lambda error: _translate(self._objects.translate(error, path))))
-
-
-def _translate(error: RemoteStoreError) -> ScoringError:
-    if isinstance(error, ObjectChanged):
-        return InputChanged(error.message)
-    kind = SourceUnavailable if error.passing else ScoringError
-    return kind(error.message, hint=error.hint)

@@ -16,8 +16,8 @@ from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.messages import InputRange
+from graphkiln_backend.scoring.sources import objects
 from graphkiln_backend.scoring.verify import verify
-from graphkiln_backend.storage import objects as remote_objects
 from graphkiln_backend.storage.address import RemoteAddress
 
 UNIT = InputRange(path="photos", part="", identity="1", rows=2).unit("model")
@@ -79,7 +79,7 @@ def test_contents(store: ObjectStore, tmp_path: Path) -> None:
 
 
 def test_names_are_listed_page_by_page(store: ObjectStore, bucket: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(remote_objects, "_PAGE", 2)
+    monkeypatch.setattr(objects, "_PAGE", 2)
     for name in ("a", "b", "_claim.1", "_claim.2", "_claim.3", ".hidden", "deeper/c"):
         bucket.put_object(Key=f"out/{name}", Body=b"1")
     bucket.put_object(Key="out-of-it", Body=b"1")

@@ -8,12 +8,8 @@ from pathlib import Path
 import pytest
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring.sources.places import (
-    LocalStorage,
-    ObjectStorage,
-    PathPattern,
-    locate,
-)
+from graphkiln_backend.scoring.sources.objects import ObjectStorage
+from graphkiln_backend.scoring.sources.places import LocalStorage, PathPattern, locate
 
 
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
