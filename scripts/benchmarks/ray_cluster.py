@@ -35,7 +35,7 @@ class RayNodes:
 
     @property
     def nodes(self) -> list[Any]:
-        """Nodes with a core, the oldest first."""
+        """Nodes with a core."""
         return sorted(self._cluster.worker_nodes, key=lambda node: node.node_id)
 
     def add(self, cores: int = 1) -> Any:
@@ -89,6 +89,7 @@ def ray_nodes(count: int, path: str = "") -> Iterator[RayNodes]:
         values = {
             "RAY_AUTH_MODE": "disabled",  # Ray reads it once in a process, and this one may have imported it already
             "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_memory_monitor_refresh_ms": "0",  # or other programs' memory ends workers
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_failure_threshold": "4",

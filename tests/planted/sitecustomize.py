@@ -9,6 +9,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 
 
 def plant() -> None:
@@ -23,10 +24,14 @@ def plant() -> None:
         match content:
             case b"segfault":
                 signal.raise_signal(signal.SIGSEGV)  # in this thread, as a decoder would
-            case b"stop":
-                os.kill(os.getpid(), signal.SIGSTOP)
-            case b"hang":
+            case b"stop" | b"hang":
+                Path(os.environ["GRAPHKILN_PLANTED"], str(os.getpid())).touch()  # the test now waits for a short time
+                if content == b"stop":
+                    os.kill(os.getpid(), signal.SIGSTOP)
                 time.sleep(3600)
+            case b"wait":
+                while not Path(os.environ["GRAPHKILN_PLANTED"], "go on").exists():
+                    time.sleep(0.05)
             case b"raise":
                 raise RecursionError("too deep")
             case b"wrong":

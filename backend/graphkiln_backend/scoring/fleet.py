@@ -316,6 +316,7 @@ class RayFleet(Closeable):
         self._nodes: dict[str, Node] = {}
         self._checks: dict[Any, Node] = {}
         self._refused: dict[str, NodeRefused] = {}
+        self._failed_check = ""
         self._failures: Counter[str] = Counter()
         self._lost_starts: Counter[str] = Counter()
         self._numbers = count(1)
@@ -472,7 +473,8 @@ class RayFleet(Closeable):
         try:
             reason = ray.get(check)
         except RayError as error:  # the node is gone, or is checked again
-            _log.info("node %s could not be checked: %s", node.name, error)
+            self._failed_check = f"{node.name} could not be checked: {str(error).partition(chr(10))[0]}"
+            _log.info("%s", self._failed_check)
             return
         if reason:
             self._refuse(node, reason)
@@ -512,14 +514,15 @@ class RayFleet(Closeable):
             _log.warning(text, len(waiting), len(self._members), nodes, WAITING_S)
 
     def _check_not_empty(self, now: float) -> None:
-        if self._members or self._checks:
+        if self._members:
             self._last_not_empty = now
-        elif self._refused:
+        elif self._refused and not self._checks:
             reasons = "; ".join(f"{each.node}: {each.reason}" for each in self._refused.values())
             raise ScoringError(f"no node can take part: {reasons}")
         elif now - self._last_not_empty > EMPTY_S:
+            failed = f" ({self._failed_check})" if self._failed_check else ""
             raise ScoringError(
-                f"no node of the cluster had room for a worker for {EMPTY_S:.0f} s",
+                f"no node of the cluster could take a worker for {EMPTY_S:.0f} s{failed}",
                 hint="`ray status` shows the resources of nodes; if a node has more GPUs than cores, "
                 "use --cores-per-worker 1",
             )

@@ -25,6 +25,8 @@ ID_DIGITS = 32
 class ScoreRequest:
     """Source, model, destination and options of a run. It is sent to each worker.
 
+    The other attributes are the options of the same names in `graphkiln.scoring`, see `ScoreOptions` there.
+
     Attributes:
         source: Absolute path or address, see `plan.open_source`.
         model: Absolute path of the model's folder, or an address in a remote store, `s3://BUCKET/STORE/NAME`.
@@ -32,22 +34,6 @@ class ScoreRequest:
         destination: Absolute path or address, see `plan.open_destination`.
         overrides: Settings that override the model's configuration; earlier ones win.
         backends: Names of Triton backends that are installed from this package.
-        top_k: Classes per row, unless `scores` or `outputs` is given.
-        scores: Write the scores of all classes instead.
-        outputs: Names of outputs to write unchanged instead.
-        softmax: Turn scores into probabilities.
-        keep_columns: Input columns to copy to the output.
-        image_column: Column with the image or its path; empty to detect it.
-        id_column: Column with the row id; empty to use the path of the image or the position in the input.
-        query: Table or SELECT of a Postgres source.
-        rows_per_unit: Approximate number of rows that are committed together.
-        workers: Maximum number of workers; 0 for as many as the cluster has room for.
-        cores_per_worker: 0 for all cores of a node, or an equal share for each GPU.
-        address: Address of a Ray cluster; empty to start Ray on this machine.
-        cache: Folder of the artifact cache on each node; None for a temporary one.
-        format: `parquet` or `delta`; empty for the default of the destination.
-        ledger: Postgres database that records commits for a store without conditional writes; empty for none.
-        replace: Remove results whose input has changed.
     """
 
     source: str

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -15,7 +14,6 @@ from graphkiln.cli.score_display import ProgressMode, open_display
 from graphkiln_backend.graph.errors import InvalidInput
 
 if TYPE_CHECKING:
-    from graphkiln.scoring.options import ScoreOptions
     from graphkiln_backend.scoring.messages import ScoreRequest
 
 
@@ -44,12 +42,12 @@ def score(
     cores_per_worker: Annotated[
         int, typer.Option(help="Cores of each worker.", show_default="all of a node", min=0)
     ] = 0,
-    set_: Set = None,
+    settings: Set = None,
     top_k: Annotated[int | None, typer.Option(help="Classes per row.", min=1, show_default="5")] = None,
     scores: Annotated[bool, typer.Option("--scores", help="Write the scores of all classes instead.")] = False,
-    output: Annotated[
+    outputs: Annotated[
         list[str] | None,
-        typer.Option(help="Write this output unchanged instead; may be repeated.", metavar="NAME"),
+        typer.Option("--output", help="Write this output unchanged instead; may be repeated.", metavar="NAME"),
     ] = None,
     softmax: Annotated[bool, typer.Option("--softmax", help="Turn scores into probabilities.")] = False,
     keep_columns: Annotated[
@@ -76,8 +74,8 @@ def score(
             show_default="none",
         ),
     ] = "",
-    format_: Annotated[
-        str, typer.Option("--format", help="parquet or delta.", metavar="FORMAT", show_default="by DEST")
+    format: Annotated[  # noqa: A002 - the name of the option
+        str, typer.Option(help="parquet or delta.", metavar="FORMAT", show_default="by DEST")
     ] = "",
     replace: Annotated[bool, typer.Option("--replace", help="Remove results whose input has changed.")] = False,
     dry_run: Annotated[
@@ -101,6 +99,7 @@ def score(
     not computed again. The exit code is 0 only if every row has an answer or
     an error with a reason; with --verify, 1 if results are missing or damaged.
     """
+    given = locals()
     from graphkiln.scoring import check_extra
 
     check_extra()
@@ -108,35 +107,26 @@ def score(
     if html and (verify or dry_run):
         raise InvalidInput("--html needs a run", hint="leave out --html, --verify or --dry-run")
     if verify:
-        given = {"source": source, "--model": model, "--out": out, "--dry-run": dry_run, "--replace": replace}
-        _check_needless(verify, given)
-        _verify(verify, format_, ledger, as_json=progress is ProgressMode.JSON)
+        needless = {"source": source, "--model": model, "--out": out, "--dry-run": dry_run, "--replace": replace}
+        for name, value in needless.items():
+            if value:
+                raise InvalidInput(f"--verify {verify} cannot be used with {name} {value}", hint="leave it out")
+        _verify(verify, format, ledger, as_json=progress is ProgressMode.JSON)
         return
-    _check_given(source, model, out)
+    for name, value, hint in (
+        ("SOURCE", source, "graphkiln score PHOTOS --model STORE/NAME --out ANSWERS"),
+        ("--model", model, "--model STORE/NAME"),
+        ("--out", out, "--out ANSWERS"),
+    ):
+        if not value:
+            raise InvalidInput(f"{name} is missing", hint=hint)
     from graphkiln.cli.cache import cache_settings
-    from graphkiln.scoring.options import build_request
+    from graphkiln.scoring.options import ScoreOptions, build_request
 
-    options: ScoreOptions = {
-        "settings": set_ or [],
-        "address": address,
-        "workers": workers,
-        "cores_per_worker": cores_per_worker,
-        "scores": scores,
-        "outputs": output or [],
-        "softmax": softmax,
-        "keep_columns": keep_columns,
-        "image_column": image_column,
-        "id_column": id_column,
-        "query": query,
-        "rows_per_unit": rows_per_unit,
-        "cache": cache_settings(cache, 0).folder,
-        "ledger": ledger,
-        "format": format_,
-        "replace": replace,
-    }
-    if top_k is not None:
-        options["top_k"] = top_k
-    request = build_request(source, model, out, options)
+    # The parameters of this function have the names of the options of `graphkiln.scoring.score`.
+    options = {name: given[name] for name in ScoreOptions.__annotations__ if given[name] is not None}
+    options["cache"] = cache_settings(cache, 0).folder
+    request = build_request(source, model, out, cast("ScoreOptions", options))
     if dry_run:
         _estimate(request, as_json=progress is ProgressMode.JSON)
     else:
@@ -180,19 +170,3 @@ def _estimate(request: ScoreRequest, *, as_json: bool) -> None:
         typer.echo(json.dumps(encode(estimate), ensure_ascii=False))
     else:
         print_estimate(estimate, request)
-
-
-def _check_needless(destination: str, given: Mapping[str, object]) -> None:
-    for name, value in given.items():
-        if value:
-            raise InvalidInput(f"--verify {destination} cannot be used with {name} {value}", hint="leave it out")
-
-
-def _check_given(source: str, model: str, out: str) -> None:
-    for name, value, hint in (
-        ("SOURCE", source, "graphkiln score PHOTOS --model STORE/NAME --out ANSWERS"),
-        ("--model", model, "--model STORE/NAME"),
-        ("--out", out, "--out ANSWERS"),
-    ):
-        if not value:
-            raise InvalidInput(f"{name} is missing", hint=hint)

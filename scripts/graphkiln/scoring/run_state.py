@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from graphkiln_backend.scoring.messages import (
@@ -131,45 +132,47 @@ class Progress:
 
 
 @dataclass(kw_only=True, slots=True)
-class WorkerTally:
-    """Figures of a worker.
+class WorkerRecord:
+    """A worker in `_run.json`, updated during the run.
 
     Attributes:
-        facts: None if it never was ready.
         node: Host name.
+        session: Engine, device and precision.
+        self_test: Report of the golden samples; None if the model has none, or the worker never was ready.
+        version: Version of graphkiln on the node.
+        start_s: Start-up time.
         units: Units that it committed.
         errors: Rows with an error.
+        rows_per_s: Rate from its start to its last commit.
         times: Seconds per stage.
-        ready_s: When it was ready, in seconds since the start of the run.
-        last_s: When it last committed, likewise.
         ended: Why it ended; empty while it runs.
     """
 
-    facts: WorkerFacts | None
+    name: str
     node: str
+    pid: int = 0
+    session: str = ""
+    self_test: Any = None
+    version: str = ""
+    start_s: float = 0.0
     units: int = 0
     rows: int = 0
     errors: int = 0
+    rows_per_s: float = 0.0
     times: StageTimes = field(default_factory=StageTimes)
-    ready_s: float = 0.0
-    last_s: float = 0.0
     ended: str = ""
 
-    @property
-    def rows_per_s(self) -> float:
-        """Rate from its start to its last commit."""
-        return self.rows / (self.last_s - self.ready_s) if self.last_s > self.ready_s else 0.0
-
-    def progress(self) -> WorkerProgress:
-        """Return its progress."""
-        return WorkerProgress(
-            node=self.node,
-            pid=self.facts.pid if self.facts else 0,
-            session=self.facts.session if self.facts else "",
-            units=self.units,
-            rows=self.rows,
-            rows_per_s=round(self.rows_per_s, 1),
-            ended=self.ended,
+    @classmethod
+    def of(cls, name: str, facts: WorkerFacts) -> WorkerRecord:
+        """Describe a worker that is ready."""
+        return cls(
+            name=name,
+            node=facts.node,
+            pid=facts.pid,
+            session=facts.session,
+            self_test=json.loads(facts.self_test) if facts.self_test else None,
+            version=facts.version,
+            start_s=round(facts.seconds, 3),
         )
 
 
@@ -199,7 +202,8 @@ class RunState:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.plan: RunPlanned | None = None
-        self.workers: dict[str, WorkerTally] = {}
+        self.workers: dict[str, WorkerRecord] = {}
+        self._ready_s: dict[str, float] = {}
         self.units = self.rows = self.errors = self.retries = self.twins = self.quarantined_rows = 0
         self.quarantined: list[QuarantinedRow] = []
         self.problems: list[str] = []
@@ -257,7 +261,10 @@ class RunState:
             retries=self.retries,
             rows_per_s=round(self._recent_rate(), 1),
             seconds_left=round(left / rate, 1) if rate else None if left else 0.0,
-            workers=tuple(tally.progress() for tally in self.workers.values()),
+            workers=tuple(
+                WorkerProgress(**{each.name: getattr(worker, each.name) for each in fields(WorkerProgress)})
+                for worker in self.workers.values()
+            ),
         )
 
     def _recent_rate(self) -> float:
@@ -274,10 +281,11 @@ class RunState:
             case WorkerReady():
                 if self._first_ready is None:
                     self._first_ready = self.seconds
-                self.workers[event.worker] = WorkerTally(facts=event.facts, node=event.facts.node, ready_s=self.seconds)
+                self.workers[event.worker] = WorkerRecord.of(event.worker, event.facts)
+                self._ready_s[event.worker] = self.seconds
             case WorkerEnded():
-                tally = self.workers.setdefault(event.worker, WorkerTally(facts=None, node=event.node))
-                tally.ended = event.reason
+                never_ready = WorkerRecord(name=event.worker, node=event.node)
+                self.workers.setdefault(event.worker, never_ready).ended = event.reason
             case UnitCommitted():
                 self._count_unit(event.worker, event.report)
             case UnitRetried():
@@ -291,13 +299,13 @@ class RunState:
         for row_id, reason in report.quarantined.items():
             if len(self.quarantined) < _MAX_NAMED:
                 self.quarantined.append(QuarantinedRow(id=row_id, unit_id=report.unit_id, reason=reason))
-        if tally := self.workers.get(worker):
-            tally.units, tally.rows, tally.errors = (
-                tally.units + 1,
-                tally.rows + report.rows,
-                tally.errors + report.errors,
-            )
-            tally.times, tally.last_s = tally.times + report.times, self.seconds
+        if record := self.workers.get(worker):
+            record.units += 1
+            record.rows += report.rows
+            record.errors += report.errors
+            record.times += report.times
+            working_s = self.seconds - self._ready_s.get(worker, 0.0)
+            record.rows_per_s = round(record.rows / working_s, 1) if working_s > 0 else 0.0
 
     def _warn_if_all_failed(self, example: str) -> None:
         """Report once that all rows have errors: a path, a mount or a column is probably wrong."""

@@ -10,7 +10,7 @@ import json
 import logging
 import platform
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Unpack
@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 
 from graphkiln.scoring.metrics import RunMetrics
 from graphkiln.scoring.options import ScoreOptions, absolute, build_request, check_places, check_source
-from graphkiln.scoring.run_state import Progress, QuarantinedRow, RunState, WorkerTally
+from graphkiln.scoring.run_state import Progress, QuarantinedRow, RunState, WorkerRecord
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.modules import installed_version
@@ -79,37 +79,6 @@ class Figures:
     computing_s: float
     rows_per_s: float
     times: StageTimes
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class WorkerRecord:
-    """A worker and its figures.
-
-    Attributes:
-        node: Host name.
-        session: Engine, device and precision.
-        self_test: Report of the golden samples; None if the model has none.
-        version: Version of graphkiln on the node.
-        start_s: Start-up time.
-        units: Units that it committed.
-        rows_per_s: Rate from its start to its last commit.
-        times: Seconds per stage.
-        ended: Why it was replaced; empty if it was not.
-    """
-
-    name: str
-    node: str
-    pid: int
-    session: str
-    self_test: Any
-    version: str
-    start_s: float
-    units: int
-    rows: int
-    errors: int
-    rows_per_s: float
-    times: StageTimes
-    ended: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -282,7 +251,7 @@ def describe_run(
             rows_per_s=round(state.rows_per_s, 1),
             times=sum((worker.times for worker in state.workers.values()), StageTimes()),
         ),
-        workers=tuple(_worker_record(name, tally) for name, tally in state.workers.items()),
+        workers=tuple(replace(worker) for worker in state.workers.values()),
         quarantined=tuple(state.quarantined),
         problems=tuple(state.problems),
     )
@@ -290,36 +259,14 @@ def describe_run(
 
 def _describe_request(request: ScoreRequest) -> dict[str, Any]:
     """Convert a request to plain data without credentials."""
-    redacted = ("source", "model", "destination", "ledger", "address")
-    plain = (
-        *("version", "top_k", "scores", "softmax", "outputs", "keep_columns", "image_column", "id_column", "query"),
-        *("rows_per_unit", "workers", "cores_per_worker", "format", "replace"),
-    )
-    return {
-        **{name: redact(str(getattr(request, name))) for name in redacted},
-        **{name: getattr(request, name) for name in plain},
-        "settings": {each.key: each.value for each in reversed(request.overrides)},
+    converted = {
+        "model": str(request.model),
         "cache": str(request.cache) if request.cache else None,
+        "settings": {each.key: each.value for each in reversed(request.overrides)},
     }
-
-
-def _worker_record(name: str, tally: WorkerTally) -> WorkerRecord:
-    facts = tally.facts
-    return WorkerRecord(
-        name=name,
-        node=tally.node,
-        pid=facts.pid if facts else 0,
-        session=facts.session if facts else "",
-        self_test=json.loads(facts.self_test) if facts and facts.self_test else None,
-        version=facts.version if facts else "",
-        start_s=round(facts.seconds, 3) if facts else 0.0,
-        units=tally.units,
-        rows=tally.rows,
-        errors=tally.errors,
-        rows_per_s=round(tally.rows_per_s, 1),
-        times=tally.times,
-        ended=tally.ended,
-    )
+    names = [field.name for field in fields(request) if field.name not in {"overrides", "backends"}]
+    plain = {**{name: getattr(request, name) for name in names}, **converted}
+    return {name: redact(value) if isinstance(value, str) else value for name, value in plain.items()}
 
 
 def write_record(record: RunRecord, destination: Destination) -> None:

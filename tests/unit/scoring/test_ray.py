@@ -17,7 +17,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from graphkiln_backend.scoring import fleet as module
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.fleet import MAX_LOST, Node, RayFleet, connect, node_check, room_of
+from graphkiln_backend.scoring.fleet import EMPTY_S, MAX_LOST, Node, RayFleet, connect, node_check, room_of
 from graphkiln_backend.scoring.messages import Blame, Ended, Event, NodeRefused, ScoreRequest
 from graphkiln_backend.scoring.worker import WorkerActor
 
@@ -168,6 +168,15 @@ def test_node_that_loses_all_starting_workers_is_refused(
     assert refused.reason.endswith("before they were ready: no memory")
     with pytest.raises(ScoringError, match="no node can take part: node: 10 workers"):
         fleet._check_not_empty(0.0)
+
+
+def test_node_that_cannot_be_checked_ends_the_run(fleet: RayFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    fail_calls(monkeypatch, RayError("its memory is full\nlong"))
+    fleet._admit(NODE, "check")
+    fleet._checks["check"] = NODE  # it is checked again
+    fleet._check_not_empty(fleet._last_not_empty + EMPTY_S)
+    with pytest.raises(ScoringError, match=r"600 s \(node could not be checked: its memory is full\)"):
+        fleet._check_not_empty(fleet._last_not_empty + EMPTY_S + 1)
 
 
 def test_workers_that_are_not_placed_are_logged_once(fleet: RayFleet, caplog: pytest.LogCaptureFixture) -> None:

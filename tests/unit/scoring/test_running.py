@@ -62,7 +62,7 @@ def read_note(folder: Path) -> dict[str, Any]:
     return document
 
 
-def test_a_run_and_its_record(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finished_run_is_recorded(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = play()
     told: list[Event] = []
     monkeypatch.setattr(RunMetrics, "observe", lambda _, event: told.append(event))
@@ -75,7 +75,7 @@ def test_a_run_and_its_record(play: Play, tmp_path: Path, monkeypatch: pytest.Mo
     assert read_note(tmp_path)["figures"]["scored"] == record.figures.scored == 197
 
 
-def test_a_run_that_fails_leaves_its_record_too(play: Play, tmp_path: Path) -> None:
+def test_failed_run_is_recorded(play: Play, tmp_path: Path) -> None:
     play((PLANNED,), ScoringError("a store at postgresql://me:secret@host/db failed"))
     with pytest.raises(ScoringError, match="a store"):
         score("photos", model="store/m:1", out="out")
@@ -85,21 +85,21 @@ def test_a_run_that_fails_leaves_its_record_too(play: Play, tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), RunInterrupted(15)])
-def test_so_does_one_that_is_interrupted(play: Play, tmp_path: Path, error: BaseException) -> None:
+def test_interrupted_run_is_recorded(play: Play, tmp_path: Path, error: BaseException) -> None:
     play((PLANNED,), error)
     with pytest.raises(type(error)):
         score("photos", model="store/m:1", out="out")
     assert read_note(tmp_path)["outcome"] == "interrupted"
 
 
-def test_one_that_planned_nothing_leaves_none(play: Play, tmp_path: Path) -> None:
+def test_run_without_a_plan_is_not_recorded(play: Play, tmp_path: Path) -> None:
     play((), ScoringError("no model"))
     with pytest.raises(ScoringError):
         score("photos", model="store/m:1", out="out")
     assert not (tmp_path / "out" / "_run.json").exists()
 
 
-def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(play: Play, tmp_path: Path) -> None:
+def test_unwritable_record_does_not_hide_the_failure(play: Play, tmp_path: Path) -> None:
     play((PLANNED,), ScoringError("the disk is full"))
     (tmp_path / "out" / "_run.json").mkdir(parents=True)
     with pytest.raises(ScoringError, match="the disk is full") as caught:
@@ -107,7 +107,7 @@ def test_a_record_that_cannot_be_written_does_not_hide_why_the_run_failed(play: 
     assert "_run.json" in caught.value.__notes__[0]
 
 
-def test_a_mistake_ends_it_before_anything_is_written(play: Play, tmp_path: Path) -> None:
+def test_invalid_request_writes_nothing(play: Play, tmp_path: Path) -> None:
     requests = play()
     with pytest.raises(ScoringError, match="inside the source"):
         score("photos", model="store/m:1", out="photos/out")
@@ -115,15 +115,13 @@ def test_a_mistake_ends_it_before_anything_is_written(play: Play, tmp_path: Path
     assert not (tmp_path / "photos" / "out").exists()
 
 
-def test_the_names_are_reached_through_the_package() -> None:
+def test_package_exports_functions() -> None:
     assert graphkiln.scoring.score is score
     with pytest.raises(AttributeError, match="nothing"):
         graphkiln.scoring.nothing  # noqa: B018
 
 
-def test_errors_are_collected_by_a_run_that_did_something_or_where_the_last_one_did_not_come_to_it(
-    play: Play, tmp_path: Path
-) -> None:
+def test_errors_are_collected_after_commits_or_if_the_file_is_missing(play: Play, tmp_path: Path) -> None:
     play()
     score("photos", model="store/m:1", out="out")
     collected = tmp_path / "out" / "_errors.parquet"
@@ -137,7 +135,7 @@ def test_errors_are_collected_by_a_run_that_did_something_or_where_the_last_one_
     assert collected.is_file()
 
 
-def test_errors_that_cannot_be_collected_are_what_the_run_failed_for(play: Play, tmp_path: Path) -> None:
+def test_uncollectable_errors_fail_the_run(play: Play, tmp_path: Path) -> None:
     play()
     (tmp_path / "out" / "_errors.parquet").mkdir(parents=True)
     with pytest.raises(ScoringError, match="_errors"):
@@ -172,7 +170,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "out"
 
 
-def test_who_computed_what_with_what(folder: Path) -> None:
+def test_record_names_workers_and_versions(folder: Path) -> None:
     document = write(make_record(), folder)
     assert document["figures"]["scored"] == 197
     assert document["figures"]["times"]["compute_s"] == 5.0
@@ -185,7 +183,7 @@ def test_who_computed_what_with_what(folder: Path) -> None:
     assert {"python", "graphkiln", "ray", "numpy"} <= set(document["versions"])
 
 
-def test_runs_before_it_have_a_line_each_newest_first(folder: Path) -> None:
+def test_earlier_runs_are_listed_newest_first(folder: Path) -> None:
     write(make_record("interrupted"), folder)
     write(make_record("failed"), folder)
     document = write(make_record(), folder)
@@ -194,13 +192,13 @@ def test_runs_before_it_have_a_line_each_newest_first(folder: Path) -> None:
     assert document["earlier"][0]["scored"] == 197
 
 
-def test_a_damaged_one_is_replaced_and_told(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_damaged_record_is_replaced(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     (folder / NOTE).write_text("{")
     assert write(make_record(), folder)["earlier"] == []
     assert "was damaged" in caplog.text
 
 
-def test_settings_that_hold_are_written_and_no_credentials() -> None:
+def test_record_has_effective_settings_and_no_credentials() -> None:
     address = "postgresql://user:hunter2@host/db"
     overrides = (Override("precision", "bf16", "--set"), Override("precision", "fp16", "--set"))
     asked = replace(REQUEST, source=address, destination=address, ledger=address, overrides=overrides)

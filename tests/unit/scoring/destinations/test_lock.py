@@ -69,13 +69,13 @@ def wait_for_loss(lock: Lock, act: Callable[[], None] = lambda: None) -> None:
         time.sleep(0.005)
 
 
-def test_a_process_that_is_gone_holds_nothing(take: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_of_a_dead_process_is_taken(take: Callable[..., Lock], monkeypatch: pytest.MonkeyPatch) -> None:
     take("first")
     monkeypatch.setattr(Holder, "is_gone", True)
     take("second").check()
 
 
-def test_a_holder_elsewhere_is_believed_until_its_lock_expires(take: Callable[..., Lock], store: Aged) -> None:
+def test_lock_of_another_machine_is_taken_after_it_expires(take: Callable[..., Lock], store: Aged) -> None:
     take("first", elsewhere=True)
     with pytest.raises(DestinationBusy, match="on far"):
         take("second")
@@ -83,7 +83,7 @@ def test_a_holder_elsewhere_is_believed_until_its_lock_expires(take: Callable[..
     take("second").check()
 
 
-def test_the_heartbeat_keeps_it_young_and_notices_when_another_run_has_it(
+def test_lock_is_renewed_and_its_loss_is_noticed(
     take: Callable[..., Lock], store: Aged, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_RENEW_S", 0.01)
@@ -101,7 +101,7 @@ def test_the_heartbeat_keeps_it_young_and_notices_when_another_run_has_it(
     assert b"second" in (store.read(module.NAME) or b""), "the lock of another run is left alone"
 
 
-def test_a_store_that_fails_for_too_long_loses_it(
+def test_lock_is_lost_if_the_store_fails_for_too_long(
     take: Callable[..., Lock], store: Aged, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fail(*_: object) -> None:
@@ -118,7 +118,7 @@ def test_a_store_that_fails_for_too_long_loses_it(
             wait_for_loss(lock)
 
 
-def test_one_that_cannot_be_released_does_not_fail_the_run(
+def test_failed_release_is_logged(
     take: Callable[..., Lock], store: Aged, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object) -> None:
@@ -133,7 +133,7 @@ def test_one_that_cannot_be_released_does_not_fail_the_run(
         take("second")
 
 
-def test_of_many_that_take_it_at_once_one_does(take: Callable[..., Lock]) -> None:
+def test_one_of_simultaneous_drivers_gets_the_lock(take: Callable[..., Lock]) -> None:
     outcomes: list[str] = []
     barrier = threading.Barrier(6)
 
@@ -154,7 +154,7 @@ def test_of_many_that_take_it_at_once_one_does(take: Callable[..., Lock]) -> Non
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"holder": 7, "nonce": ""}', b"\xff"])
-def test_a_damaged_lock_is_named_and_expires(
+def test_damaged_lock_is_named_and_expires(
     take: Callable[..., Lock], store: Aged, tmp_path: Path, content: bytes
 ) -> None:
     store.replace(module.NAME, memoryview(content))
@@ -165,7 +165,7 @@ def test_a_damaged_lock_is_named_and_expires(
     assert list(store.names()) == [module.NAME]
 
 
-def test_a_process_that_ended_is_seen_on_its_own_machine_alone() -> None:
+def test_dead_process_is_detected_on_the_same_machine_only() -> None:
     printed = subprocess.run([sys.executable, "-c", OTHER], capture_output=True, text=True, check=True).stdout
     assert Holder(**json.loads(printed)).is_gone
     here = Holder.of_this_process("run")

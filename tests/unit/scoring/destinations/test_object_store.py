@@ -50,7 +50,7 @@ def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]
         yield running
 
 
-def test_a_store_that_honours_conditions_is_accepted_and_left_empty(store: ObjectStore, bucket: Any) -> None:
+def test_store_with_conditional_writes_is_accepted_and_left_empty(store: ObjectStore, bucket: Any) -> None:
     store.prepare()
     assert list(bucket.objects.all()) == []
     assert list(store.names()) == []
@@ -95,7 +95,7 @@ def test_no_such_bucket(s3_server: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("s3_server")
-def test_a_server_that_ignores_conditions_is_noticed() -> None:
+def test_server_that_ignores_conditions_is_refused() -> None:
     from rclone_server import RcloneServer
 
     with RcloneServer() as server, pytest.raises(ScoringError, match=r"ignores the condition.*--ledger postgresql://"):
@@ -106,7 +106,7 @@ def test_a_server_that_ignores_conditions_is_noticed() -> None:
 class TestFaults:
     """The service fails while a unit is committed: it has a whole result once, or there is a clear error."""
 
-    def test_an_answer_that_was_lost_is_no_twin(self, proxy: FaultyProxy) -> None:
+    def test_commit_with_a_lost_response_is_recognized(self, proxy: FaultyProxy) -> None:
         destination = ParquetDestination(opened(proxy.address))
         proxy.times(1, LOSE)
         destination.commit(RESULT)
@@ -114,13 +114,15 @@ class TestFaults:
         with pytest.raises(CommitConflict):
             destination.commit(RESULT)
 
-    def test_a_service_that_is_busy_is_asked_again(self, proxy: FaultyProxy) -> None:
+    def test_busy_service_is_retried(self, proxy: FaultyProxy) -> None:
         destination = ParquetDestination(opened(proxy.address))
         proxy.times(3, REFUSE)
         destination.commit(RESULT)
         assert verify(destination, [UNIT]).ok
 
-    def test_one_that_stays_busy_is_the_stores_fault(self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_service_that_stays_busy_is_a_store_error(
+        self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         monkeypatch.setattr(object_store, "_ATTEMPTS", 2)
         store = opened(proxy.address)
         monkeypatch.setattr(store._opened(), "retries", 1)
@@ -129,12 +131,12 @@ class TestFaults:
             ParquetDestination(store).commit(RESULT)
         assert raised.value.passing
 
-    def test_one_that_confirms_and_forgets(self, proxy: FaultyProxy) -> None:
+    def test_confirmed_but_missing_object_is_noticed(self, proxy: FaultyProxy) -> None:
         proxy.times(1, LIE)
         with pytest.raises(StoreError, match=r"confirmed \d+ bytes, and has none"):
             ParquetDestination(opened(proxy.address)).commit(RESULT)
 
-    def test_one_that_returns_less_than_it_holds(self, proxy: FaultyProxy) -> None:
+    def test_truncated_response_is_noticed(self, proxy: FaultyProxy) -> None:
         destination = ParquetDestination(opened(proxy.address))
         destination.commit(RESULT)
         proxy.fault = lambda method, path: CUT if method == "GET" and UNIT.id in path else None
@@ -143,7 +145,7 @@ class TestFaults:
         proxy.fault = lambda *_: None
         assert verify(destination, [UNIT]).ok
 
-    def test_one_that_cannot_be_reached(self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_unreachable_service_is_a_store_error(self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
         from running import free_ports
 
         monkeypatch.setattr(object_store, "_ATTEMPTS", 1)

@@ -60,7 +60,7 @@ def destination(database: Database) -> TableDestination:
     return made
 
 
-def test_rows_that_somebody_deleted_are_noticed(destination: TableDestination, database: Database) -> None:
+def test_deleted_rows_are_found_by_verify(destination: TableDestination, database: Database) -> None:
     destination.commit(result(unit(0)))
     with database.transaction() as connection:
         connection.execute("DELETE FROM answers WHERE unit_row = 0")
@@ -68,7 +68,7 @@ def test_rows_that_somebody_deleted_are_noticed(destination: TableDestination, d
     assert "the ledger has 2 answers and 1 errors, the table 1 and 1" in finding.message
 
 
-def test_names_with_dots_are_tables_of_their_own(database: Database) -> None:
+def test_table_names_with_dots(database: Database) -> None:
     with database.transaction() as connection:
         connection.execute("CREATE SCHEMA a")
     tables = [TableDestination(database, name) for name in ('"a.b"', "a.b", '"A"')]
@@ -103,9 +103,7 @@ def test_a_ledger_of_another_schema_doubles_no_rows(
 
 
 @pytest.mark.parametrize("statement", ["DROP TABLE answers", "TRUNCATE answers"])
-def test_a_table_that_is_gone_is_not_taken_for_done(
-    destination: TableDestination, database: Database, statement: str
-) -> None:
+def test_dropped_or_empty_table_is_refused(destination: TableDestination, database: Database, statement: str) -> None:
     destination.commit(result(unit(0)))
     destination.prepare()
     with database.transaction() as connection:
@@ -119,7 +117,7 @@ def test_a_table_that_is_gone_is_not_taken_for_done(
     destination.commit(result(unit(0)))
 
 
-def test_a_table_of_something_else_is_refused(destination: TableDestination, database: Database) -> None:
+def test_table_with_other_columns_is_refused(destination: TableDestination, database: Database) -> None:
     with database.transaction() as connection:
         connection.execute("CREATE TABLE answers (unit_id text, unit_row integer, id bigint)")
     with pytest.raises(ScoringError, match=r"table public.answers has other columns.* id text \(it is bigint\)"):
@@ -127,15 +125,13 @@ def test_a_table_of_something_else_is_refused(destination: TableDestination, dat
     assert list(destination.committed_ids()) == []
 
 
-def test_a_column_that_is_ours(destination: TableDestination) -> None:
+def test_reserved_column_is_refused(destination: TableDestination) -> None:
     table = pa.table({"unit_id": ["x"], "error": pa.nulls(1, pa.string())})
     with pytest.raises(ScoringError, match="may not be called unit_id"):
         destination.commit(Result(unit_id="u", configuration="model", table=table))
 
 
-def test_a_value_that_the_database_cannot_hold_is_not_the_stores_fault(
-    destination: TableDestination, database: Database
-) -> None:
+def test_value_refused_by_a_constraint_is_not_a_store_error(destination: TableDestination, database: Database) -> None:
     destination.commit(result(unit(1)))
     with database.transaction() as connection:
         connection.execute("ALTER TABLE answers ADD CHECK (id <> 'a')")
@@ -162,7 +158,7 @@ while True:
 """
 
 
-def test_readers_see_whole_units_or_none_however_writers_are_killed(
+def test_killed_writers_leave_whole_units_or_none(
     destination: TableDestination, database: Database, postgres: PostgresServer
 ) -> None:
     moments = random.Random(7)
@@ -181,7 +177,7 @@ def test_readers_see_whole_units_or_none_however_writers_are_killed(
         assert {unit_id for unit_id, _ in counts} <= set(destination.committed_ids())
 
 
-def test_what_the_server_cannot_hold_keeps_no_unit_from_its_table(database: Database) -> None:
+def test_values_that_postgres_lacks_are_replaced(database: Database) -> None:
     columns = {
         "id": ["a\0b", "c"],
         "caption": ["from the web\0", None],
@@ -222,13 +218,13 @@ def test_parts(text: str, parts: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "a.b.c", "a b", "a;b", 'a"b', '"', '""', ".a", "a" * 64, '"a\0"'])
-def test_what_is_no_name(text: str) -> None:
+def test_invalid_table_names_are_refused(text: str) -> None:
     with pytest.raises(ScoringError, match=r"names no table.*\?table=NAME"):
         parse_table(text)
 
 
 @pytest.mark.slow
-def test_a_table_has_one_name_whatever_a_user_writes(database: Database) -> None:
+def test_notations_of_a_table_resolve_to_one_name(database: Database) -> None:
     def names(*texts: str) -> set[str]:
         with database.transaction() as connection:
             return {str(resolve_table(connection, parse_table(text))) for text in texts}
@@ -272,7 +268,7 @@ def test_types(kind: pa.DataType, name: str) -> None:
     assert sql_type(kind) == name
 
 
-def test_times_have_the_microseconds_that_the_database_keeps() -> None:
+def test_times_are_rounded_to_microseconds() -> None:
     whole = datetime(2026, 1, 2, 3, 4, 5, 6)
     for kind, expected in (
         (pa.timestamp("ns"), whole),
@@ -284,7 +280,7 @@ def test_times_have_the_microseconds_that_the_database_keeps() -> None:
         assert sql_values(pa.chunked_array([finer])) == [expected]
 
 
-def test_what_json_lacks_is_text() -> None:
+def test_values_that_json_lacks_become_text() -> None:
     kind = pa.struct([("b", pa.binary()), ("t", pa.timestamp("s")), ("d", pa.decimal128(4, 2))])
     row = {"b": b"\xff", "t": datetime(2026, 1, 2), "d": Decimal("1.50")}
     (value,) = sql_values(pa.chunked_array([pa.array([row], kind)]))

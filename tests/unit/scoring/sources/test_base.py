@@ -15,7 +15,7 @@ from graphkiln_backend.scoring.sources.base import as_id, checked_text, cut, fin
 ODD = os.fsdecode(b"caf\xe9.jpg")
 
 
-def test_bytes_that_are_no_text_are_written_out() -> None:
+def test_bytes_that_are_not_utf8_are_escaped() -> None:
     assert as_id(ODD) == r"caf\xe9.jpg"
     assert as_id("café.jpg") == "café.jpg"
 
@@ -32,7 +32,7 @@ def test_two_names_never_have_one_id(one: bytes, other: bytes) -> None:
     assert (as_id(os.fsdecode(one)) == as_id(os.fsdecode(other))) is (one == other)
 
 
-def test_a_path_that_is_no_text_cannot_be_planned() -> None:
+def test_path_that_is_not_utf8_is_refused() -> None:
     for path in ("/photos", "/photos\\xe9"):
         assert checked_text(path) == path
     with pytest.raises(ScoringError, match=r"caf\\xe9"):

@@ -75,12 +75,12 @@ def test_ranges_cover_each_row_once(tmp_path: Path, cells: list[str], rows: int,
         ('a,b\n5" x,1\n6" y,2\n', {"image": "a"}, r"double quote"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path: Path, text: str, columns: dict[str, Any], message: str) -> None:
+def test_invalid_tables_are_refused(tmp_path: Path, text: str, columns: dict[str, Any], message: str) -> None:
     with pytest.raises(ScoringError, match=message):
         plan(files_source(table(tmp_path, text), **columns))
 
 
-def test_another_encoding_is_told(tmp_path: Path) -> None:
+def test_other_encoding_is_refused(tmp_path: Path) -> None:
     (tmp_path / "photos.csv").write_bytes(b"path\n\xe9.jpg\n")
     with pytest.raises(ScoringError, match="not a CSV file in UTF-8"):
         plan(files_source(tmp_path / "photos.csv"))
@@ -107,12 +107,12 @@ def test_a_header_that_changed_makes_other_units(tmp_path: Path) -> None:
         ("photos/1.JPG\nphotos/2.jpg\n", r"no header: the first line is an image, photos/1\.JPG"),
     ],
 )
-def test_what_is_no_header_is_told_before_each_row_is_an_error(tmp_path: Path, text: str, message: str) -> None:
+def test_missing_header_or_wrong_separator_is_refused(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(ScoringError, match=message):
         plan(files_source(table(tmp_path, text)))
 
 
-def test_a_column_that_is_named_may_be_called_anything(tmp_path: Path) -> None:
+def test_named_columns_may_have_any_name(tmp_path: Path) -> None:
     path = table(tmp_path, "thumb.jpg,a;b\na.jpg,b.jpg\n")
     assert ids_of(files_source(path, image="thumb.jpg")) == ["a.jpg"]
     assert ids_of(files_source(path, image="a;b")) == ["b.jpg"]

@@ -33,7 +33,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "photos"
 
 
-def test_the_newest_version_is_read_and_an_older_one_where_it_is_named(folder: Path) -> None:
+def test_newest_or_named_version_is_read(folder: Path) -> None:
     append(folder, 4, 5, mode="overwrite")
     assert len(list(folder.glob("*.parquet"))) == 3, "the older files are still there"
     assert images(folder) == [b"4", b"5"]
@@ -42,7 +42,7 @@ def test_the_newest_version_is_read_and_an_older_one_where_it_is_named(folder: P
     assert images(f"{folder}/**/*.parquet") == [b"1", b"2", b"3", b"4", b"5"]
 
 
-def test_what_is_appended_is_new_and_what_was_there_is_done(folder: Path) -> None:
+def test_appended_rows_are_new_units(folder: Path) -> None:
     before = {unit.id for unit in plan(files_source(folder))}
     append(folder, 4)
     after = {unit.id for unit in plan(files_source(folder))}
@@ -53,26 +53,26 @@ def test_what_is_appended_is_new_and_what_was_there_is_done(folder: Path) -> Non
     assert {unit.id for unit in plan(files_source(f"{folder}@v1"))} == before, "by its version the run goes on"
 
 
-def test_rows_that_were_deleted_are_none(folder: Path) -> None:
+def test_deleted_rows_are_not_read(folder: Path) -> None:
     DeltaTable(folder).delete("n = 2")
     assert images(folder) == [b"1", b"3"]
 
 
-def test_partitions_are_found_whatever_their_values_are(tmp_path: Path) -> None:
+def test_partitioned_table(tmp_path: Path) -> None:
     append(tmp_path / "photos", 1, 2, 3, partition_by=["shop"])
     assert images(tmp_path / "photos") == [b"1", b"2", b"3"]
     with pytest.raises(ScoringError, match="has no column 'shop'"):
         plan(files_source(tmp_path / "photos", kept=("shop",)))
 
 
-def test_a_folder_may_be_called_like_a_version(folder: Path) -> None:
+def test_folder_with_a_version_in_its_name(folder: Path) -> None:
     folder.rename(folder.with_name("photos@v7"))
     assert images(folder.with_name("photos@v7")) == [b"1", b"2", b"3"]
     with pytest.raises(ScoringError, match="no such file"):
         plan(files_source(f"{folder}@v1"))
 
 
-def test_what_is_not_there_is_told(folder: Path, tmp_path: Path) -> None:
+def test_missing_versions_files_and_logs_are_refused(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(ScoringError, match=r"cannot be read at version 9: .*\*\*/\*\.parquet"):
         plan(files_source(f"{folder}@v9"))
     gone = min(folder.glob("*.parquet"))
@@ -123,7 +123,7 @@ def write_log(
     return folder
 
 
-def test_rows_that_are_deleted_by_marks_are_not_taken_for_rows(tmp_path: Path) -> None:
+def test_deletion_vectors_are_refused(tmp_path: Path) -> None:
     marked = write_log(tmp_path / "marked", ["deletionVectors"], {"delta.enableDeletionVectors": "true"}, MARKS)
     with pytest.raises(ScoringError, match=r"rows that are deleted by marks .*REORG TABLE"):
         plan(files_source(marked))
@@ -131,13 +131,13 @@ def test_rows_that_are_deleted_by_marks_are_not_taken_for_rows(tmp_path: Path) -
     assert sum(unit.rows for unit in plan(files_source(whole))) == 30
 
 
-def test_columns_that_files_call_otherwise_are_refused(tmp_path: Path) -> None:
+def test_mapped_columns_are_refused(tmp_path: Path) -> None:
     mapped = write_log(tmp_path / "mapped", ["columnMapping"], {"delta.columnMapping.mode": "name"}, None)
     with pytest.raises(ScoringError, match=r"columnMapping|cannot be read"):
         plan(files_source(mapped))
 
 
-def test_a_feature_that_nobody_here_knows_is_refused(tmp_path: Path) -> None:
+def test_unknown_reader_features_are_refused(tmp_path: Path) -> None:
     new = write_log(tmp_path / "new", ["rowsInReverse"], {}, None)
     with pytest.raises(ScoringError, match=r"rowsInReverse|cannot be read"):
         plan(files_source(new))

@@ -20,27 +20,27 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_a_pattern_names_rows_below_its_folder(folder: Path) -> None:
+def test_pattern_of_files(folder: Path) -> None:
     assert ids_of(files_source(folder / "a" / "*")) == ["1.jpg", "2.png"]
     assert ids_of(files_source(f"{folder}/**/*.jpg")) == ["a/1.jpg", "b/3.jpg"]
 
 
-def test_a_folder_whose_name_looks_like_a_pattern_is_a_folder(folder: Path) -> None:
+def test_folder_with_wildcards_in_its_name(folder: Path) -> None:
     (folder / "a").rename(folder / "[a]*")
     assert ids_of(files_source(folder / "[a]*")) == ["1.jpg", "2.png"]
 
 
-def test_one_image_is_a_source(folder: Path) -> None:
+def test_single_image(folder: Path) -> None:
     assert ids_of(files_source(folder / "a" / "1.jpg")) == ["1.jpg"]
 
 
-def test_a_listing_is_one_only_where_it_is_named(folder: Path) -> None:
+def test_listing_in_a_folder_is_not_read(folder: Path) -> None:
     (folder / "all.txt").write_text("a/1.jpg\n")
     assert len(ids_of(files_source(folder))) == 3
     assert ids_of(files_source(folder / "all.txt")) == ["a/1.jpg"]
 
 
-def test_nothing_and_unknown_kinds_are_refused(folder: Path) -> None:
+def test_missing_and_unsupported_files_are_refused(folder: Path) -> None:
     (folder / "empty").mkdir()
     (folder / "model.onnx").touch()
     for name, message in (
@@ -61,14 +61,14 @@ def test_two_kinds_in_one_folder_are_refused(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["c.tar.gz", "c.tgz", "C.TAR.ZST"])
-def test_a_compressed_tar_is_refused_with_the_reason(folder: Path, name: str) -> None:
+def test_compressed_tar_is_refused(folder: Path, name: str) -> None:
     (folder / name).touch()
     for text in (folder, folder / name):
         with pytest.raises(ScoringError, match="compressed archive"):
             plan(files_source(text))
 
 
-def test_notes_beside_results_are_no_input(tmp_path: Path) -> None:
+def test_notes_are_skipped(tmp_path: Path) -> None:
     table = pa.table({"image": [b"1", b"2"]})
     pq.write_table(table, tmp_path / "a.parquet")
     pq.write_table(pa.table({"id": ["x"]}), tmp_path / "_plan.parquet")
@@ -76,7 +76,7 @@ def test_notes_beside_results_are_no_input(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["_temporary/0/part-0.parquet", "_change_data/cdc.parquet", "a/_old/b.parquet"])
-def test_what_a_writer_never_finished_is_no_input(tmp_path: Path, name: str) -> None:
+def test_unfinished_files_are_skipped(tmp_path: Path, name: str) -> None:
     table = pa.table({"image": [b"1"]})
     for path in (tmp_path / name, tmp_path / "_year=2026" / "a.parquet"):
         path.parent.mkdir(parents=True)
@@ -92,7 +92,7 @@ def test_what_a_writer_never_finished_is_no_input(tmp_path: Path, name: str) -> 
         ("metadata/00003-1b0cb1a6-72a1-4a0c-9a5e-0a4d5b0ce9b1.metadata.json", "Iceberg"),
     ],
 )
-def test_files_of_a_table_are_not_taken_for_its_rows(tmp_path: Path, log: str, kind: str) -> None:
+def test_files_of_table_formats_are_refused(tmp_path: Path, log: str, kind: str) -> None:
     """Some of them may be of an older version; who means all files says so by a pattern."""
     pq.write_table(pa.table({"image": [b"1"]}), tmp_path / "part-0.parquet")
     (tmp_path / log).parent.mkdir(parents=True)
@@ -102,7 +102,7 @@ def test_files_of_a_table_are_not_taken_for_its_rows(tmp_path: Path, log: str, k
     assert ids_of(files_source(tmp_path / "**" / "*.parquet")) == ["part-0.parquet:0"]
 
 
-def test_how_many_files_are_left_out_is_told_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_skipped_files_are_logged_once(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
     for name in ("a/1.heic", "b/2.heic", "_SUCCESS", "b/.hidden"):
         (folder / name).touch()
     for text in (folder, folder, f"{folder}/**/*.jpg"):
@@ -112,13 +112,13 @@ def test_how_many_files_are_left_out_is_told_once(folder: Path, caplog: pytest.L
     ]
 
 
-def test_jpegs_by_their_other_names_are_images(folder: Path) -> None:
+def test_other_suffixes_of_jpeg(folder: Path) -> None:
     for name in ("b/4.JFIF", "b/5.jpe"):
         (folder / name).write_bytes(b"image")
     assert ids_of(files_source(folder / "b")) == ["3.jpg", "4.JFIF", "5.jpe"]
 
 
-def test_a_pattern_of_listings_is_told_what_to_do(folder: Path) -> None:
+def test_pattern_of_listings_is_refused(folder: Path) -> None:
     (folder / "all.txt").write_text("a/1.jpg\n")
     with pytest.raises(ScoringError, match="a listing must be given by its path"):
         plan(files_source(folder / "*.txt"))

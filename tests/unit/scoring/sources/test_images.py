@@ -32,16 +32,16 @@ def test_images_at_any_depth_are_rows_named_by_their_paths(photos: Path) -> None
     assert [row.content for row in rows] == [row.id.encode() for row in rows]
 
 
-def test_sizes_are_told(photos: Path) -> None:
+def test_unit_sizes(photos: Path) -> None:
     assert sum(unit.size_bytes for unit in plan(files_source(photos))) == len("a/1.jpga/2.PNGb.jpgc.webp")
 
 
-def test_a_folder_is_planned_alike_however_it_is_named(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_notation_of_a_folder_does_not_change_the_plan(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(photos.parent)
     assert plan(files_source("photos/")) == plan(files_source(photos)) == plan(files_source(f"file://{photos}"))
 
 
-def test_a_worker_elsewhere_reads_what_a_relative_path_meant(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_relative_source_is_read_from_another_working_directory(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(photos.parent)
     source = files_source("photos")
     units = plan(source)
@@ -49,7 +49,7 @@ def test_a_worker_elsewhere_reads_what_a_relative_path_meant(photos: Path, monke
     assert [row.error for unit in units for row in read_unit(source, unit)] == [""] * 4
 
 
-def test_an_image_that_no_memory_should_hold_is_not_asked_for(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_above_the_size_limit_is_not_read(photos: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (photos / "a/1.jpg").write_bytes(b"x" * 9)
     source = files_source(photos)
     (unit,) = plan(source, 10**9)
@@ -78,7 +78,7 @@ def test_one_new_file_changes_at_most_two_units(tmp_path: Path, names: set[int],
     assert ids_of(files_source(folder), rows) == sorted([*(f"{name:03}.jpg" for name in names), f"{extra:03}.jpg"])
 
 
-def test_a_file_that_changed_stops_its_unit_and_is_part_of_the_next_plan(photos: Path) -> None:
+def test_changed_file_fails_its_unit_and_is_planned_again(photos: Path) -> None:
     source = files_source(photos)
     (unit,) = plan(source, 10**9)
     (photos / "b.jpg").write_bytes(b"another")
@@ -89,7 +89,7 @@ def test_a_file_that_changed_stops_its_unit_and_is_part_of_the_next_plan(photos:
     assert read_unit(source, again)[2].content == b"another"
 
 
-def test_a_file_that_is_gone_stops_its_unit(photos: Path) -> None:
+def test_deleted_file_fails_its_unit(photos: Path) -> None:
     source = files_source(photos)
     (unit,) = plan(source, 10**9)
     (photos / "b.jpg").unlink()
@@ -97,7 +97,7 @@ def test_a_file_that_is_gone_stops_its_unit(photos: Path) -> None:
         read_unit(source, unit)
 
 
-def test_a_link_that_leads_nowhere_is_a_row_with_an_error(photos: Path) -> None:
+def test_dangling_link_is_a_row_error(photos: Path) -> None:
     (photos / "d.jpg").symlink_to("nowhere")
     source = files_source(photos)
     row = read_all(source)[-1]
@@ -105,13 +105,13 @@ def test_a_link_that_leads_nowhere_is_a_row_with_an_error(photos: Path) -> None:
     assert "No such file" in row.error
 
 
-def test_a_name_that_is_no_text_is_read_all_the_same(photos: Path) -> None:
+def test_name_that_is_not_utf8(photos: Path) -> None:
     Path(os.fsdecode(bytes(photos) + b"/caf\xe9.jpg")).write_bytes(b"coffee")
     row = read_all(files_source(photos))[-1]
     assert (row.id, row.content) == (r"caf\xe9.jpg", b"coffee")
 
 
-def test_a_name_may_hold_a_line_end_and_a_file_nothing(photos: Path) -> None:
+def test_line_end_in_a_name_and_empty_file(photos: Path) -> None:
     (photos / "two\nlines.jpg").write_bytes(b"")
     (row,) = (row for row in read_all(files_source(photos), 10**9) if "two" in row.id)
     assert (row.id, row.content) == ("two\nlines.jpg", b"")

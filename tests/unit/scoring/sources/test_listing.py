@@ -34,7 +34,7 @@ def test_lines_are_rows_relative_to_the_listing(tmp_path: Path) -> None:
     assert "No such file" in rows[3].error
 
 
-def test_ends_of_lines_blank_lines_and_marks_do_not_matter(tmp_path: Path) -> None:
+def test_line_ends_blank_lines_and_byte_order_mark(tmp_path: Path) -> None:
     path = tmp_path / "photos.txt"
     path.write_bytes(b"\xef\xbb\xbf\r\na.jpg\r\n\n  b.jpg \n\t\n\nc.jpg")
     assert ids_of(files_source(path), 1) == ["a.jpg", "b.jpg", "c.jpg"]
@@ -64,7 +64,7 @@ def test_one_new_line_changes_at_most_two_units(
     assert len(before - after) <= 1
 
 
-def test_nothing_is_asked_of_the_images(tmp_path: Path) -> None:
+def test_planning_does_not_access_images(tmp_path: Path) -> None:
     lines = ("s3://bucket-that-is-not-there/a.jpg", "/none.jpg")
     (unit,) = plan(files_source(listing(tmp_path, *lines)), 10**9)
     assert (unit.rows, unit.size_bytes) == (2, 0)
@@ -75,7 +75,7 @@ def test_repeated_lines_are_named(tmp_path: Path) -> None:
         plan(files_source(listing(tmp_path, "a.jpg", "b.jpg", " a.jpg ")))
 
 
-def test_addresses_that_nothing_reads_are_named_before(tmp_path: Path) -> None:
+def test_unsupported_addresses_are_refused_by_the_plan(tmp_path: Path) -> None:
     with pytest.raises(ScoringError, match=r"'https://host/b\.jpg' cannot be read"):
         plan(files_source(listing(tmp_path, "a.jpg", "https://host/b.jpg")))
 
@@ -86,7 +86,7 @@ def test_an_empty_listing_is_refused(tmp_path: Path) -> None:
             plan(files_source(listing(tmp_path, *lines)))
 
 
-def test_a_listing_that_changed_ends_the_run(tmp_path: Path) -> None:
+def test_changed_listing_fails_its_unit(tmp_path: Path) -> None:
     source = files_source(listing(tmp_path, "a.jpg", "b.jpg"))
     (unit,) = plan(source, 10**9)
     listing(tmp_path, "a.jpg", "c.jpg")
@@ -94,14 +94,14 @@ def test_a_listing_that_changed_ends_the_run(tmp_path: Path) -> None:
         read_unit(source, unit)
 
 
-def test_lines_appended_meanwhile_change_nothing_of_what_was_planned(tmp_path: Path) -> None:
+def test_appended_lines_do_not_change_planned_units(tmp_path: Path) -> None:
     source = files_source(listing(tmp_path, "a.jpg", "b.jpg"))
     (unit,) = plan(source, 10**9)
     listing(tmp_path, "a.jpg", "b.jpg", "c.jpg")
     assert [row.id for row in read_unit(source, unit)] == ["a.jpg", "b.jpg"]
 
 
-def test_a_path_that_is_no_text_is_read_all_the_same(tmp_path: Path) -> None:
+def test_path_that_is_not_utf8(tmp_path: Path) -> None:
     Path(os.fsdecode(bytes(tmp_path) + b"/\xe9.jpg")).write_bytes(b"image")
     path = tmp_path / "photos.lst"
     path.write_bytes(b"\xe9.jpg\n")
@@ -109,7 +109,7 @@ def test_a_path_that_is_no_text_is_read_all_the_same(tmp_path: Path) -> None:
     assert (row.id, row.content) == (r"\xe9.jpg", b"image")
 
 
-def test_lines_that_would_be_one_are_refused(tmp_path: Path) -> None:
+def test_carriage_return_as_line_end_is_refused(tmp_path: Path) -> None:
     r"""Lines that end with \r alone were one row, with an error: a run ended with 0, none of their images answered."""
     (tmp_path / "a.txt").write_bytes(b"1.jpg\r2.jpg\r3.jpg\r")
     with pytest.raises(ScoringError, match=r"a\.txt has a \\r .*tr "):
@@ -119,9 +119,7 @@ def test_lines_that_would_be_one_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "content"), [("a.txt", "b" * 40), ("a.csv", '"' + "b\n" * 40)])
-def test_a_record_without_end_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str
-) -> None:
+def test_endless_record_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, content: str) -> None:
     monkeypatch.setattr(records, "_LONGEST", 20)
     monkeypatch.setattr(records, "_BLOCK", 7)
     (tmp_path / name).write_text(f"a\n{content}")

@@ -39,7 +39,7 @@ def test_hidden_files_and_folders_are_left_out(tmp_path: Path) -> None:
     assert paths(tmp_path) == ["a.jpg"]
 
 
-def test_linked_folders_are_followed_but_no_circle(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_linked_folders_are_followed_without_circles(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write(tmp_path / "elsewhere" / "b.jpg", tmp_path / "photos" / "a.jpg")
     (tmp_path / "photos" / "linked").symlink_to(tmp_path / "elsewhere")
     (tmp_path / "elsewhere" / "up").symlink_to(tmp_path / "photos")
@@ -49,7 +49,7 @@ def test_linked_folders_are_followed_but_no_circle(tmp_path: Path, caplog: pytes
     assert "not followed" in caplog.text
 
 
-def test_a_folder_that_may_not_be_read_ends_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_ends_the_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path / "closed" / "a.jpg")
     scandir = os.scandir
 
@@ -61,21 +61,6 @@ def test_a_folder_that_may_not_be_read_ends_the_plan(tmp_path: Path, monkeypatch
     monkeypatch.setattr(local_storage.os, "scandir", refuse)
     with pytest.raises(ScoringError, match=r"cannot read .*closed: Permission denied"):
         paths(tmp_path)
-
-
-def test_a_folder_that_may_not_be_entered_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: Path) -> bool:
-        raise PermissionError(errno.EACCES, "Permission denied")
-
-    monkeypatch.setattr(Path, "is_dir", refuse)
-    with pytest.raises(ScoringError, match=r"cannot read .*_delta_log: Permission denied"):
-        paths(tmp_path / "_delta_log")
-
-
-def test_what_is_no_folder_holds_nothing(tmp_path: Path) -> None:
-    assert paths(tmp_path / "none") == []
-    assert STORAGE.find(str(tmp_path)) is None
-    assert STORAGE.find(str(tmp_path / "none" / "a.jpg")) is None
 
 
 @pytest.fixture
@@ -91,12 +76,7 @@ def stamp_of(path: Path) -> str:
     return found.stamp
 
 
-def test_an_image_is_read_whole_or_in_part(image: Path) -> None:
-    assert STORAGE.read(str(image), stamp_of(image)) == b"0123456789"
-    assert STORAGE.read(str(image), None, (2, 3)) == b"234"
-
-
-def test_a_file_of_the_same_size_and_another_time_is_another(image: Path) -> None:
+def test_modification_time_identifies_a_file(image: Path) -> None:
     stamp = stamp_of(image)
     os.utime(image, ns=(0, 1))
     for read in (STORAGE.read, STORAGE.open):
@@ -116,19 +96,6 @@ def test_a_file_that_changes_while_it_is_read_is_noticed(image: Path, monkeypatc
     monkeypatch.setattr(local_storage, "read_stream", write_meanwhile)
     with pytest.raises(InputChanged, match="has changed"):
         STORAGE.read(str(image), stamp)
-
-
-def test_a_file_that_is_gone_is_a_change_or_an_error_of_its_row(image: Path) -> None:
-    stamp = stamp_of(image)
-    image.unlink()
-    with pytest.raises(InputChanged, match="was deleted"):
-        STORAGE.read(str(image), stamp)
-    with pytest.raises(FileNotFoundError):
-        STORAGE.read(str(image), None)
-    with pytest.raises(InputChanged):
-        STORAGE.open(str(image), stamp)
-    with pytest.raises(ScoringError, match="no such file"):
-        STORAGE.open(str(image))
 
 
 def test_a_pipe_does_not_hang_its_reader(tmp_path: Path) -> None:

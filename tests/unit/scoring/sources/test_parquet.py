@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from scored_inputs import files_source, ids_of, plan, read_all, read_unit
+from scored_inputs import files_source, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources import parquet
@@ -55,7 +55,7 @@ def test_a_large_row_group_of_images_is_split_into_few_pieces(tmp_path: Path) ->
     assert [unit.rows for unit in plan(source, 1)] == [20] * 16
 
 
-def test_columns_are_named_and_types_kept_where_nothing_stands(tmp_path: Path) -> None:
+def test_kept_columns_keep_the_type_of_nulls(tmp_path: Path) -> None:
     source = files_source(write(tmp_path / "a.parquet", 4), id="n", kept=("even", "n"))
     assert [(row.id, row.kept) for row in read_all(source)] == [
         ("0", {"even": 0, "n": 0}), ("1", {"even": None, "n": 1}),
@@ -63,15 +63,6 @@ def test_columns_are_named_and_types_kept_where_nothing_stands(tmp_path: Path) -
     ]  # fmt: skip
     (unit,) = plan(source, 10**9)
     assert {row.kept["even"].type for row in source.rows(unit)} == {pa.int16()}
-
-
-def test_files_of_a_folder_are_read_in_order(tmp_path: Path) -> None:
-    (tmp_path / "year=2026").mkdir()
-    write(tmp_path / "a.parquet", 2)
-    write(tmp_path / "year=2026" / "b.parquet", 2)
-    assert ids_of(files_source(tmp_path)) == [
-        "a.parquet:0", "a.parquet:1", "year=2026/b.parquet:0", "year=2026/b.parquet:1",
-    ]  # fmt: skip
 
 
 def test_repeated_ids_are_named_across_files(tmp_path: Path) -> None:
@@ -91,7 +82,7 @@ def test_images_may_be_named_by_paths(tmp_path: Path) -> None:
     assert [(row.id, row.content) for row in rows] == [("1.jpg", b"one"), ("2.jpg", None)]
 
 
-def test_images_as_data_sets_of_hugging_face_hold_them(tmp_path: Path) -> None:
+def test_structs_of_bytes_and_path(tmp_path: Path) -> None:
     (tmp_path / "2.jpg").write_bytes(b"two")
     images = [{"bytes": b"one", "path": "1.jpg"}, {"bytes": None, "path": "2.jpg"}, {"bytes": None, "path": None}, None]
     pq.write_table(pa.table({"image": images}), tmp_path / "train.parquet")
@@ -120,7 +111,7 @@ def test_a_file_that_is_replaced_while_it_is_read_is_noticed(tmp_path: Path) -> 
         list(rows)
 
 
-def test_what_is_no_parquet_and_what_is_empty(tmp_path: Path) -> None:
+def test_invalid_and_empty_files_are_refused(tmp_path: Path) -> None:
     (tmp_path / "a.parquet").write_bytes(b"PAR1 no")
     with pytest.raises(ScoringError, match="not a valid Parquet file"):
         plan(files_source(tmp_path / "a.parquet"))
@@ -128,7 +119,7 @@ def test_what_is_no_parquet_and_what_is_empty(tmp_path: Path) -> None:
         plan(files_source(write(tmp_path / "a.parquet", 0)))
 
 
-def test_rows_are_held_some_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_holds_a_few_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Arrow's and Python's own memory, while a row group of 64 MB is read."""
     image = bytes(range(256)) * 2048
     table = pa.table({"image": pa.array([image] * 128, pa.binary())})
@@ -159,7 +150,7 @@ def test_names_of_columns_may_hold_anything(tmp_path: Path) -> None:
     assert rows[1].kept == {"a": {"c": 8}, "Ä b": 2, "IMAGE": 4, "a.b": "y"}
 
 
-def test_categories_are_kept_as_what_they_mean(tmp_path: Path) -> None:
+def test_dictionary_columns_are_decoded(tmp_path: Path) -> None:
     """Their numbers are as wide as a file needs them: two files of one data set would have two types."""
     for name, width in (("a", pa.int8()), ("b", pa.int32())):
         shops = pa.array(["x", None, "y"], pa.dictionary(width, pa.string()))
@@ -170,7 +161,7 @@ def test_categories_are_kept_as_what_they_mean(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("price", [[1.5], [None], ["1"]])
-def test_a_column_of_two_types_is_told_before_anything_is_scored(tmp_path: Path, price: list[object]) -> None:
+def test_kept_column_of_two_types_is_refused(tmp_path: Path, price: list[object]) -> None:
     """Of the answers of both files nobody could make a table."""
     pq.write_table(pa.table({"image": [b"1"], "price": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"image": [b"2"], "price": price}), tmp_path / "b.parquet")
@@ -179,7 +170,7 @@ def test_a_column_of_two_types_is_told_before_anything_is_scored(tmp_path: Path,
     assert len(plan(files_source(tmp_path))) == 2
 
 
-def test_paths_that_nobody_can_read_are_told_before_anything_is_scored(tmp_path: Path) -> None:
+def test_unsupported_addresses_are_refused_by_the_plan(tmp_path: Path) -> None:
     pq.write_table(pa.table({"url": ["a.jpg", "https://host/b.jpg"], "n": [1, 2]}), tmp_path / "a.parquet")
     with pytest.raises(ScoringError, match=r"'https://host/b\.jpg' cannot be read"):
         plan(files_source(tmp_path, image="url"))
@@ -200,7 +191,7 @@ def test_row_groups_and_files_without_rows_are_passed_over(tmp_path: Path) -> No
         ]  # fmt: skip
 
 
-def test_what_stands_in_structs_has_a_name_with_dots(tmp_path: Path) -> None:
+def test_struct_fields_are_named_with_dots(tmp_path: Path) -> None:
     (tmp_path / "1.jpg").write_bytes(b"file")
     inner = [{"id": "x", "price": 3}, {"id": "y", "price": None}]
     data = [{"jpeg": b"1", "file": "1.jpg", "meta": meta} for meta in inner]
@@ -215,13 +206,6 @@ def test_what_stands_in_structs_has_a_name_with_dots(tmp_path: Path) -> None:
         ScoringError, match=r"no column 'data\.png' \(it has n, data, data\.jpeg, data\.file, data\.meta"
     ):
         plan(files_source(path, image="data.png"))
-
-
-def test_a_struct_that_is_missing_has_no_image(tmp_path: Path) -> None:
-    kind = pa.struct([("jpeg", pa.binary())])
-    pq.write_table(pa.table({"data": pa.array([{"jpeg": b"1"}, None], kind)}), tmp_path / "a.parquet")
-    rows = read_all(files_source(tmp_path, image="data.jpeg"))
-    assert [(row.content, row.error) for row in rows] == [(b"1", ""), (None, "the row has no image")]
 
 
 # Damaged Parquet: what can be read is, each other row is an error by its own name, and an outage is no damage.
@@ -274,7 +258,7 @@ def test_rows_before_the_damaged_page_are_read(path: Path, monkeypatch: pytest.M
         assert "starting at row 8 of the file" in read[8].error
 
 
-def test_a_row_without_its_kept_column_is_an_error_rather_than_an_answer_beside_nothing(path: Path) -> None:
+def test_row_with_a_damaged_kept_column_is_an_error(path: Path) -> None:
     damage(path, 2, LABEL, 0.5)
     rows = read_all(files_source(path, id="n", kept=("label",)), 100)
     damaged = [row for row in rows if row.error]
@@ -312,7 +296,7 @@ class _FailingDisk(io.BytesIO):
         return super().read(size)
 
 
-def test_a_disk_that_fails_is_told_apart_from_damage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_disk_is_an_outage(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source = files_source(path)
     (unit,) = plan(source, 100)
     disk = _FailingDisk(path.read_bytes())
@@ -337,7 +321,7 @@ def find(columns: dict[str, pa.DataType], image: str = "") -> ImageColumn:
     return find_image_column(pa.schema(list(columns.items())), Columns(image=image), "file")
 
 
-def test_what_is_not_clear_is_asked() -> None:
+def test_ambiguous_image_column_is_refused() -> None:
     for columns, message in (({"path": pa.string()}, "no column"), ({"a": pa.binary(), "b": STRUCT}, "2 columns")):
         with pytest.raises(ScoringError, match=f"{message} of image bytes.*--image-column"):
             find(columns)
@@ -347,7 +331,7 @@ def test_what_is_not_clear_is_asked() -> None:
         find({"n": pa.int64()}, "x")
 
 
-def test_nothing_else_does() -> None:
+def test_invalid_id_columns_are_refused() -> None:
     with pytest.raises(ScoringError, match="cannot be the id column"):
         as_ids(pa.array([1.0]), "n", "file")
     with pytest.raises(ScoringError, match="has nulls"):
@@ -363,13 +347,7 @@ def test_text_of_every_kind_names_images_and_rows(kind: pa.DataType) -> None:
     assert as_ids(paths, "path", "file") == ["a", "b", "a"]
 
 
-def test_a_dictionary_may_hold_nothing() -> None:
-    empty = pa.DictionaryArray.from_arrays(pa.array([0, 1]), pa.array(["a", None]))
-    with pytest.raises(ScoringError, match="has nulls"):
-        as_ids(empty, "n", "file")
-
-
-def test_of_two_columns_of_one_name_none_is_meant() -> None:
+def test_duplicate_column_names_are_refused() -> None:
     schema = pa.schema([("image", pa.binary()), ("image", pa.int64()), ("n", pa.int64()), ("n", pa.int64())])
     for columns in (Columns(), Columns(image="image"), Columns(image="image", kept=("n",))):
         with pytest.raises(ScoringError, match="two columns named 'image'"):

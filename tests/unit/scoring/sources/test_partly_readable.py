@@ -6,8 +6,6 @@ import errno
 from pathlib import Path
 from typing import BinaryIO
 
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from scored_inputs import Answerable, files_source, plan, read_unit, write_tar
 
@@ -53,7 +51,7 @@ def check(rows: dict[str, Answerable]) -> None:
 
 
 @pytest.mark.usefixtures("_closed")
-def test_of_a_folder(folder: Path) -> None:
+def test_unreadable_image_of_a_folder_is_an_error(folder: Path) -> None:
     """What is gone is a change of the input: the unit is planned anew without it, `test_images`."""
     source = files_source(folder)
     rows = {row.id: row for unit in plan(source, 10**9) for row in read_unit(source, unit)}
@@ -62,24 +60,12 @@ def test_of_a_folder(folder: Path) -> None:
 
 
 @pytest.mark.usefixtures("_closed")
-def test_of_a_listing(folder: Path, tmp_path: Path) -> None:
+def test_unreadable_and_missing_images_of_a_listing_are_errors(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "all.txt").write_text("".join(f"{path}\n" for path in folder.iterdir()))
     check(read(tmp_path / "all.txt"))
 
 
-@pytest.mark.usefixtures("_closed")
-def test_of_a_table_of_text(folder: Path, tmp_path: Path) -> None:
-    (tmp_path / "all.csv").write_text("photo\n" + "".join(f"{path}\n" for path in folder.iterdir()))
-    check(read(tmp_path / "all.csv"))
-
-
-@pytest.mark.usefixtures("_closed")
-def test_of_a_parquet_file_with_paths(folder: Path, tmp_path: Path) -> None:
-    pq.write_table(pa.table({"photo": list(map(str, folder.iterdir()))}), tmp_path / "all.parquet")
-    check(read(tmp_path / "all.parquet", image="photo"))
-
-
-def test_of_tars(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_of_an_unreadable_tar_are_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tar that may not be read any more: its rows are errors, also where a text of them is carried along."""
     for tar in "ab":
         write_tar(tmp_path / f"{tar}.tar", {"1.jpg": b"one", "1.txt": b"text", "2.jpg": b"two"})

@@ -31,12 +31,12 @@ def test_addresses_of_one_service_share_its_client() -> None:
 
 
 @pytest.mark.parametrize("text", ["hf://owner/data/x", "ftp://host/x", "S3://bucket/x", "s3://"])
-def test_what_cannot_be_read_is_refused(text: str) -> None:
+def test_unsupported_addresses_are_refused(text: str) -> None:
     with pytest.raises(GraphkilnError):
         locate(text)
 
 
-def test_an_address_is_named_without_its_secrets() -> None:
+def test_error_shows_no_password() -> None:
     with pytest.raises(GraphkilnError, match=r"'https://host/a\.jpg' cannot be read"):
         locate("https://me:secret@host/a.jpg")
 

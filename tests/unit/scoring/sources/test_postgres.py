@@ -88,7 +88,7 @@ def test_an_update_stops_its_unit_and_changes_no_other(server: PostgresServer, d
     assert read_unit(source(server), again[0])[0].content == b"new"
 
 
-def test_rows_that_were_deleted_or_inserted_are_noticed(server: PostgresServer, database: Any) -> None:
+def test_deleted_and_inserted_rows_are_noticed(server: PostgresServer, database: Any) -> None:
     (unit,) = plan(source(server, "SELECT * FROM photos WHERE id <> 7"), 10**9)
     for change in ("DELETE FROM photos WHERE id = 8", "INSERT INTO photos VALUES (8), (1000)"):
         database.execute(change)
@@ -99,7 +99,7 @@ def test_rows_that_were_deleted_or_inserted_are_noticed(server: PostgresServer, 
 
 
 @pytest.mark.usefixtures("database")
-def test_queries_may_hold_anything_that_a_select_may(server: PostgresServer) -> None:
+def test_query(server: PostgresServer) -> None:
     query = "SELECT p.id AS key, image, upper(label) AS label FROM photos p WHERE label LIKE '%1' ORDER BY image;"
     rows = read_all(source(server, query, id="key", kept=("label",)), 3)
     assert [row.id for row in rows] == [str(number) for number in range(1, 100, 10)]
@@ -130,7 +130,7 @@ def test_images_may_be_paths(server: PostgresServer, database: Any, tmp_path: An
         ("DELETE FROM photos RETURNING *", {}, "syntax error|cannot|not supported|WITH"),
     ],
 )
-def test_what_is_wrong_is_told(
+def test_invalid_queries_and_columns_are_refused(
     server: PostgresServer, database: Any, query: str, columns: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(ScoringError, match=message):
@@ -139,7 +139,7 @@ def test_what_is_wrong_is_told(
 
 
 @pytest.mark.usefixtures("database")
-def test_a_server_that_goes_away_blames_no_row(server: PostgresServer) -> None:
+def test_unavailable_server_is_an_outage(server: PostgresServer) -> None:
     units = plan(source(server), 20)
     server.stop()
     try:
@@ -151,14 +151,14 @@ def test_a_server_that_goes_away_blames_no_row(server: PostgresServer) -> None:
 
 
 @pytest.mark.usefixtures("database")
-def test_a_password_stands_in_no_unit(server: PostgresServer) -> None:
+def test_units_contain_no_password(server: PostgresServer) -> None:
     text = server.address.replace("graphkiln@", "graphkiln:secret@")
     units = plan(TableSource(text, "photos", Columns(id="id")), 20)
     assert not any("secret" in f"{unit.path} {unit.part}" for unit in units)
     assert units == plan(source(server), 20)
 
 
-def test_options_of_the_address_count(server: PostgresServer, database: Any) -> None:
+def test_options_of_the_address_are_used(server: PostgresServer, database: Any) -> None:
     database.execute("DROP SCHEMA IF EXISTS shop CASCADE; CREATE SCHEMA shop")
     database.execute("CREATE TABLE shop.items AS SELECT now() AS id, 'x'::bytea AS image")
     address = f"{server.address}?options=-csearch_path%3Dshop%20-ctimezone%3DAsia/Tokyo%20-cdatestyle%3DGerman"
@@ -166,13 +166,13 @@ def test_options_of_the_address_count(server: PostgresServer, database: Any) -> 
     assert row.id.endswith("+00")
 
 
-def test_a_query_and_a_key_are_needed(server: PostgresServer) -> None:
+def test_query_and_key_are_required(server: PostgresServer) -> None:
     for query, columns, option in (("", Columns(id="id"), "--query"), ("photos", Columns(), "--id-column")):
         with pytest.raises(ScoringError, match=option):
             TableSource(server.address, query, columns)
 
 
-def test_an_update_of_a_partitioned_table_is_noticed(server: PostgresServer, database: Any) -> None:
+def test_update_of_a_partitioned_table_is_noticed(server: PostgresServer, database: Any) -> None:
     database.execute("DROP TABLE IF EXISTS parted")
     database.execute("CREATE TABLE parted (id int, image bytea) PARTITION BY RANGE (id)")
     database.execute("CREATE TABLE low PARTITION OF parted FOR VALUES FROM (0) TO (10)")
@@ -190,7 +190,7 @@ def test_a_query_may_end_with_a_comment(server: PostgresServer) -> None:
     assert len(read_all(source(server, "SELECT * FROM photos WHERE id < 5 -- the first ones"), 100)) == 5
 
 
-def test_a_time_that_has_no_end_is_told_with_what_to_do(server: PostgresServer, database: Any) -> None:
+def test_infinite_time_is_refused_with_a_hint(server: PostgresServer, database: Any) -> None:
     database.execute("UPDATE photos SET taken = 'infinity' WHERE id = 7")
     with pytest.raises(ScoringError, match=r"too large.*COLUMN::text AS COLUMN"):
         read_all(source(server, kept=("taken",)), 10**9)
@@ -200,9 +200,7 @@ def test_a_time_that_has_no_end_is_told_with_what_to_do(server: PostgresServer, 
 
 
 @pytest.mark.parametrize("rows", [100, 30])
-def test_a_row_that_the_server_cannot_give_is_an_error_of_its_own(
-    server: PostgresServer, database: Any, rows: int
-) -> None:
+def test_row_that_the_server_cannot_return_is_an_error(server: PostgresServer, database: Any, rows: int) -> None:
     """Also several of them, at the ends of what is fetched together, and in the last fetch."""
     guilty = {0, 15, 16, 50, 99}
     database.execute("UPDATE photos SET label = CASE WHEN id = ANY(%s) THEN '!' ELSE 'eA==' END", [list(guilty)])
@@ -214,7 +212,7 @@ def test_a_row_that_the_server_cannot_give_is_an_error_of_its_own(
     assert all("the database cannot give it: " in row.error for row in read if row.content is None)
 
 
-def test_rows_that_change_beside_one_that_cannot_be_given_are_noticed(server: PostgresServer, database: Any) -> None:
+def test_changes_beside_an_unreadable_row_are_noticed(server: PostgresServer, database: Any) -> None:
     query = "SELECT id, decode(label, 'base64') AS image FROM photos"
     database.execute("UPDATE photos SET label = '!' WHERE id = 3")
     (unit,) = plan(source(server, query), 10**9)
@@ -224,7 +222,7 @@ def test_rows_that_change_beside_one_that_cannot_be_given_are_noticed(server: Po
 
 
 @pytest.mark.usefixtures("database")
-def test_a_server_that_ends_idle_transactions_waits_for_rows_to_be_computed(server: PostgresServer) -> None:
+def test_idle_timeout_of_the_server_is_overridden(server: PostgresServer) -> None:
     text = f"{server.address}?options=-cidle_in_transaction_session_timeout%3D1000"
     patient = TableSource(text, "photos", Columns(id="id"))
     (unit,) = plan(patient, 10**9)
@@ -235,9 +233,7 @@ def test_a_server_that_ends_idle_transactions_waits_for_rows_to_be_computed(serv
 
 
 @pytest.mark.usefixtures("database")
-def test_a_transaction_that_takes_too_long_for_the_server_blames_no_row(
-    server: PostgresServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transaction_timeout_is_an_outage(server: PostgresServer, monkeypatch: pytest.MonkeyPatch) -> None:
     (unit,) = plan(source(server), 10**9)
     monkeypatch.setattr(postgres, "_SETTINGS", "SET LOCAL idle_in_transaction_session_timeout = 50")
     slowly = (time.sleep(0.1) for _ in source(server).rows(unit))

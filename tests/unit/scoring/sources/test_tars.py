@@ -13,8 +13,6 @@ from scored_inputs import files_source, ids_of, plan, read_all, read_unit, write
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.sources import places as storage
-from graphkiln_backend.scoring.sources.base import Columns
-from graphkiln_backend.scoring.sources.tars import TarReader
 
 MEMBERS = {"x/1.jpg": b"one", "x/1.cls": b"7", "x/2.cls": b"8", "x/2.jpg": b"two", "x/3.json": b"{}"}
 
@@ -37,7 +35,7 @@ def test_rows_of_several_tars(shard: Path) -> None:
     assert ids_of(files_source(shard.parent)) == [f"s-{tar}.tar/x/{key}" for tar in (0, 1) for key in (1, 2, 3)]
 
 
-def test_of_several_images_one_is_chosen(shard: Path) -> None:
+def test_image_column_selects_one_of_several_images(shard: Path) -> None:
     write_tar(shard, {"1.left.jpg": b"left", "1.right.JPG": b"right", "2.left.jpg": b"only left"})
     with pytest.raises(ScoringError, match=r"several images \(--image-column says which: left\.jpg, right\.jpg\)"):
         plan(files_source(shard))
@@ -45,7 +43,7 @@ def test_of_several_images_one_is_chosen(shard: Path) -> None:
     assert (one.content, two.error) == (b"right", "the row has no file .right.jpg")
 
 
-def test_a_key_that_comes_again_is_named(shard: Path) -> None:
+def test_repeated_key_is_refused(shard: Path) -> None:
     write_tar(shard, {"1.jpg": b"", "2.jpg": b"", "1.cls": b""})
     with pytest.raises(ScoringError, match=r"1 id occurs more than once: 's-0\.tar/1' \(files of one key"):
         plan(files_source(shard))
@@ -56,7 +54,7 @@ def test_an_empty_image_is_a_row(shard: Path) -> None:
     assert read_all(files_source(shard))[0].content == b""
 
 
-def test_ids_are_the_keys(shard: Path) -> None:
+def test_id_column_is_refused(shard: Path) -> None:
     with pytest.raises(ScoringError, match="named by their keys"):
         plan(files_source(shard, id="cls"))
 
@@ -69,19 +67,19 @@ def test_ids_are_the_keys(shard: Path) -> None:
         (lambda content: b"x" * len(content), "no sound tar"),
     ],
 )
-def test_damage_is_told(shard: Path, damage: object, message: str) -> None:
+def test_damaged_tar_is_refused(shard: Path, damage: object, message: str) -> None:
     shard.write_bytes(damage(shard.read_bytes()))  # type: ignore[operator]
     with pytest.raises(ScoringError, match=message):
         plan(files_source(shard))
 
 
-def test_an_empty_tar_is_told(shard: Path) -> None:
+def test_empty_tar_is_refused(shard: Path) -> None:
     write_tar(shard, {})
     with pytest.raises(ScoringError, match="has no rows"):
         plan(files_source(shard))
 
 
-def test_a_tar_that_was_replaced_ends_the_run(shard: Path) -> None:
+def test_replaced_tar_fails_its_unit(shard: Path) -> None:
     source = files_source(shard)
     (unit,) = plan(source, 10**9)
     write_tar(shard, {"x/1.jpg": b"new"})
@@ -118,20 +116,20 @@ def test_a_link_is_a_row_with_an_error(shard: Path, kind: bytes) -> None:
     assert plan(files_source(shard), 10**9)[0].size_bytes == 3
 
 
-def test_hidden_files_and_devices_are_no_rows(shard: Path) -> None:
+def test_hidden_files_and_devices_are_skipped(shard: Path) -> None:
     hidden = [member("./.DS_Store"), member("x/._1.jpg"), member("y/._1.jpg"), member("x/._2.jpg")]
     write_members(shard, *hidden, member("x/fifo.jpg", tarfile.FIFOTYPE), member("x/1.jpg"))
     assert ids_of(files_source(shard)) == ["s-0.tar/x/1"]
 
 
 @pytest.mark.parametrize("other", ["1.jpg", "1.JPG"])
-def test_two_files_of_one_ending_are_told(shard: Path, other: str) -> None:
+def test_two_files_of_one_suffix_are_refused(shard: Path, other: str) -> None:
     write_members(shard, member("1.jpg"), member(other))
     with pytest.raises(ScoringError, match=r"1 has two files \.jpg, capitals aside"):
         plan(files_source(shard))
 
 
-def test_a_file_with_holes_is_told(shard: Path, tmp_path: Path) -> None:
+def test_sparse_file_is_refused(shard: Path, tmp_path: Path) -> None:
     with (tmp_path / "1.jpg").open("wb") as file:
         file.truncate(1 << 20)
     subprocess.run(["tar", "--sparse", "-cf", shard, "-C", tmp_path, "1.jpg"], check=True)
@@ -139,7 +137,7 @@ def test_a_file_with_holes_is_told(shard: Path, tmp_path: Path) -> None:
         plan(files_source(shard))
 
 
-def test_one_tar_behind_another_is_told(shard: Path) -> None:
+def test_concatenated_tars_are_refused(shard: Path) -> None:
     content = shard.read_bytes()
     write_tar(shard, {"x/9.jpg": b"nine"})
     shard.write_bytes(content + shard.read_bytes())
@@ -149,7 +147,7 @@ def test_one_tar_behind_another_is_told(shard: Path) -> None:
     assert len(ids_of(files_source(shard))) == 3
 
 
-def test_a_file_that_no_memory_should_hold_is_an_error_of_its_row(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_above_the_size_limit_is_a_row_error(shard: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_tar(shard, {"1.jpg": b"x" * 11, "2.jpg": b"x" * 10})
     monkeypatch.setattr(storage, "IMAGE_LIMIT", 10)
     one, two = read_all(files_source(shard))
@@ -158,22 +156,12 @@ def test_a_file_that_no_memory_should_hold_is_an_error_of_its_row(shard: Path, m
 
 
 @pytest.mark.parametrize("columns", [{"image": "jpgg"}, {"kept": ("cls", "txt")}])
-def test_an_ending_that_no_row_has_is_told(shard: Path, columns: dict[str, Any]) -> None:
+def test_unknown_suffix_is_refused(shard: Path, columns: dict[str, Any]) -> None:
     with pytest.raises(ScoringError, match=r"no row of .* has a file \.(jpgg|txt) \(there are cls, jpg, json\)"):
         plan(files_source(shard.parent, **columns))
 
 
-def test_an_ending_may_be_in_one_tar_alone(shard: Path) -> None:
+def test_suffix_in_one_tar_only(shard: Path) -> None:
     write_tar(shard.with_name("s-1.tar"), {"y/1.jpg": b"", "y/1.txt": b"text"})
     rows = read_all(files_source(shard.parent, kept=("txt",)))
     assert [row.kept["txt"] for row in rows] == [None, None, None, "text"]
-
-
-def test_names_full_of_dots_take_no_memory_in_their_number() -> None:
-    """Where a name has dots before its ending, each row has an ending of its own."""
-    reader = TarReader(Columns(kept=("txt",)))
-    seen: set[str] = set()
-    reader._note(seen, (f"{number}.jpg" for number in range(1000)))
-    reader._note(seen, ["txt"])
-    assert "txt" in seen
-    assert len(seen) < 30
