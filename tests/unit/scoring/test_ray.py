@@ -174,7 +174,7 @@ def test_node_that_cannot_be_checked_ends_the_run(fleet: RayFleet, monkeypatch: 
     fail_calls(monkeypatch, RayError("its memory is full\nlong"))
     fleet._admit(NODE, "check")
     fleet._checks["check"] = NODE  # it is checked again
-    fleet._check_not_empty(fleet._last_not_empty + EMPTY_S)
+    fleet._check_not_empty(fleet._last_not_empty + EMPTY_S - 1)
     with pytest.raises(ScoringError, match=r"600 s \(node could not be checked: its memory is full\)"):
         fleet._check_not_empty(fleet._last_not_empty + EMPTY_S + 1)
 
