@@ -16,7 +16,8 @@ from graphkiln_backend.graph.files import format_size
 
 if TYPE_CHECKING:
     from graphkiln.scoring.estimation import Estimate, Rate
-    from graphkiln.scoring.running import RunRecord, WorkerRecord
+    from graphkiln.scoring.run_state import WorkerRecord
+    from graphkiln.scoring.running import RunRecord
     from graphkiln_backend.scoring.messages import ScoreRequest, StageTimes
     from graphkiln_backend.scoring.verify import Verification
 
@@ -186,9 +187,6 @@ def _count(number: int, noun: str) -> str:
 
 
 # The HTML report of a scoring run: rows, stages, workers.
-
-if TYPE_CHECKING:
-    from graphkiln.scoring.running import RunRecord
 
 
 def score_report(record: RunRecord, facts: Mapping[str, str], command: str) -> Report:
