@@ -47,7 +47,7 @@ def plant() -> None:
 
 def plant_disk() -> None:
     from graphkiln_backend.scoring.errors import SourceUnavailable
-    from graphkiln_backend.scoring.sources.places import LocalStorage
+    from graphkiln_backend.scoring.sources.storage import LocalStorage
 
     read = LocalStorage.read
 

@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, cast
 
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable, StoreError
 from graphkiln_backend.scoring.sources.objects import ObjectStorage
-from graphkiln_backend.scoring.sources.places import OpenedFile
+from graphkiln_backend.scoring.sources.storage import OpenedFile
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import open_file_system, translate
 

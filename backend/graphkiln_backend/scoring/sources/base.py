@@ -19,7 +19,8 @@ import numpy.typing as npt
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
-from graphkiln_backend.scoring.sources.places import Place, StoredFile
+from graphkiln_backend.scoring.sources.places import Place
+from graphkiln_backend.scoring.sources.storage import StoredFile
 
 # Row ids, and content-defined chunking.
 

@@ -17,7 +17,8 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.sources.places import Place, StoredFile, locate
+from graphkiln_backend.scoring.sources.places import Place, locate
+from graphkiln_backend.scoring.sources.storage import StoredFile
 from graphkiln_backend.storage.address import RemoteAddress
 
 LOG = "_delta_log"

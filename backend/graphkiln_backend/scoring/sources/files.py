@@ -25,15 +25,8 @@ from graphkiln_backend.scoring.sources.base import (
     encode_part,
 )
 from graphkiln_backend.scoring.sources.delta import LOG, find_delta
-from graphkiln_backend.scoring.sources.places import (
-    PathPattern,
-    Place,
-    StoredFile,
-    check_size,
-    is_pattern,
-    locate,
-    split_pattern,
-)
+from graphkiln_backend.scoring.sources.places import PathPattern, Place, is_pattern, locate, split_pattern
+from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
 
 KIND = "images"  # images in separate files
 # Kinds detected in folders. Listings are not, because text files beside images are rarely listings.

@@ -35,7 +35,8 @@ from graphkiln_backend.scoring.sources.base import (
     encode_part,
     find_ends,
 )
-from graphkiln_backend.scoring.sources.places import READABLE, Place, StoredFile, load_image, locate
+from graphkiln_backend.scoring.sources.places import READABLE, Place, load_image, locate
+from graphkiln_backend.scoring.sources.storage import StoredFile
 
 KIND, CSV_KIND = "lines", "csv"
 SUFFIXES, CSV_SUFFIXES = (".txt", ".lst", ".list"), (".csv", ".tsv")

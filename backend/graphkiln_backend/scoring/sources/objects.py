@@ -15,7 +15,7 @@ from fsspec.asyn import sync
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.sources.places import OpenedFile, StoredFile, check_size
+from graphkiln_backend.scoring.sources.storage import OpenedFile, StoredFile, check_size
 from graphkiln_backend.storage.address import RemoteAddress
 from graphkiln_backend.storage.files import open_file_system, translate
 

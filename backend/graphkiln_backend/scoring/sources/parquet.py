@@ -28,7 +28,8 @@ from graphkiln_backend.scoring.sources.base import (
     refuse_row,
 )
 from graphkiln_backend.scoring.sources.listing import check_addresses
-from graphkiln_backend.scoring.sources.places import Place, StoredFile, load_image, locate
+from graphkiln_backend.scoring.sources.places import Place, load_image, locate
+from graphkiln_backend.scoring.sources.storage import StoredFile
 
 KIND = "parquet"
 _ROWS_AT_A_TIME = 16

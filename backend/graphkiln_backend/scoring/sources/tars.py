@@ -31,7 +31,8 @@ from graphkiln_backend.scoring.sources.base import (
     map_ahead,
     refuse_row,
 )
-from graphkiln_backend.scoring.sources.places import Place, StoredFile, check_size, locate
+from graphkiln_backend.scoring.sources.places import Place, locate
+from graphkiln_backend.scoring.sources.storage import StoredFile, check_size
 
 KIND = "tar"
 _BLOCK = 512

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.sources import places as storage
-from graphkiln_backend.scoring.sources.places import LocalStorage
+from graphkiln_backend.scoring.sources import storage
+from graphkiln_backend.scoring.sources.storage import LocalStorage
 
 
 @pytest.fixture

@@ -12,8 +12,8 @@ import pytest
 
 from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
-from graphkiln_backend.scoring.sources import places as local_storage
-from graphkiln_backend.scoring.sources.places import LocalStorage
+from graphkiln_backend.scoring.sources import storage as local_storage
+from graphkiln_backend.scoring.sources.storage import LocalStorage
 
 STORAGE = LocalStorage()
 

@@ -11,7 +11,7 @@ from object_store import CREDENTIALS, ObjectStore
 from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.sources import objects as module
-from graphkiln_backend.scoring.sources import places
+from graphkiln_backend.scoring.sources import storage
 from graphkiln_backend.scoring.sources.objects import ObjectStorage
 from graphkiln_backend.storage.address import RemoteAddress
 
@@ -73,7 +73,7 @@ def test_object_is_read_whole_and_in_part(objects: ObjectStorage, monkeypatch: p
     with objects.open("bucket/b/4 ü.jpg") as file:
         file.seek(2)
         assert file.read(1) == b"4"
-    monkeypatch.setattr(places, "IMAGE_LIMIT", 3)
+    monkeypatch.setattr(storage, "IMAGE_LIMIT", 3)
     with pytest.raises(UnusableFile, match="maximum of 3 bytes"):
         objects.read("bucket/a/1.jpg", None)
 

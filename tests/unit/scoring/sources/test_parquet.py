@@ -17,7 +17,7 @@ from scored_inputs import files_source, plan, read_all, read_unit
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources import parquet
 from graphkiln_backend.scoring.sources import parquet as parquet_rows
-from graphkiln_backend.scoring.sources import places as local_storage
+from graphkiln_backend.scoring.sources import storage as local_storage
 from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.parquet import ImageColumn, as_ids, find_image_column
 

@@ -9,7 +9,7 @@ from typing import BinaryIO
 import pytest
 from scored_inputs import Answerable, files_source, plan, read_unit, write_tar
 
-from graphkiln_backend.scoring.sources import places as local_storage
+from graphkiln_backend.scoring.sources import storage as local_storage
 
 CLOSED, GONE = "2.jpg", "4.jpg"
 

@@ -9,7 +9,8 @@ import pytest
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.sources.objects import ObjectStorage
-from graphkiln_backend.scoring.sources.places import LocalStorage, PathPattern, locate
+from graphkiln_backend.scoring.sources.places import PathPattern, locate
+from graphkiln_backend.scoring.sources.storage import LocalStorage
 
 
 def test_paths_are_absolute(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ import pytest
 from scored_inputs import files_source, ids_of, plan, read_all, read_unit, write_tar
 
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
-from graphkiln_backend.scoring.sources import places as storage
+from graphkiln_backend.scoring.sources import storage
 
 MEMBERS = {"x/1.jpg": b"one", "x/1.cls": b"7", "x/2.cls": b"8", "x/2.jpg": b"two", "x/3.json": b"{}"}
 
