@@ -17,7 +17,7 @@ from graphkiln_backend.graph.files import UnusableFile
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.sources.storage import OpenedFile, StoredFile, check_size
 from graphkiln_backend.storage.address import RemoteAddress
-from graphkiln_backend.storage.files import open_file_system, translate
+from graphkiln_backend.storage.files import causes_of, open_file_system, translate
 
 _PAGE = 1000
 _REPLACED = {"PreconditionFailed", "412", "FileExpired", "FileExistsError"}
@@ -101,7 +101,7 @@ class ObjectStorage:
         if isinstance(error, ScoringError):
             return error
         named = replace(self._address, text=f"{self._address.scheme}://{path}")
-        codes = set(_codes(error))
+        codes = {code for cause in causes_of(error) for code in _codes(cause)}
         if codes & _REPLACED:
             return InputChanged(f"{named} has been replaced since it was listed")
         meaning = translate(error, named)
@@ -189,12 +189,9 @@ def _split(path: str) -> tuple[str, str]:
 
 
 def _codes(error: BaseException) -> Iterator[str]:
-    """Class names and service codes of an error and its causes."""
-    seen: BaseException | None = error
-    while seen is not None:
-        yield type(seen).__name__
-        response = getattr(seen, "response", None)
-        if isinstance(response, dict):
-            yield str(response.get("Error", {}).get("Code"))
-        yield str(getattr(seen, "code", ""))
-        seen = seen.__cause__ or seen.__context__
+    """Class name and service codes of an error."""
+    yield type(error).__name__
+    response = getattr(error, "response", None)
+    if isinstance(response, dict):
+        yield str(response.get("Error", {}).get("Code"))
+    yield str(getattr(error, "code", ""))
