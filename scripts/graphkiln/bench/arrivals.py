@@ -71,7 +71,8 @@ def _parse_lines(file: Path, lines: list[str]) -> Iterator[float]:
         if not line.strip() or line.startswith("#"):
             continue
         try:
-            yield _parse_line(line.strip(), column)
+            cell = str(json.loads(line)[_TIME_KEY]) if line.startswith("{") else _cells(line.strip())[column]
+            yield _parse_time(cell)
         except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
             if number > 1 or line.startswith("{"):
                 raise InvalidInput(
@@ -79,12 +80,6 @@ def _parse_lines(file: Path, lines: list[str]) -> Iterator[float]:
                 ) from error
             names = _cells(line)  # the header of a CSV file
             column = names.index(_TIME_KEY) if _TIME_KEY in names else 0
-
-
-def _parse_line(line: str, column: int) -> float:
-    if line.startswith("{"):
-        return _parse_time(str(json.loads(line)[_TIME_KEY]))
-    return _parse_time(_cells(line)[column])
 
 
 def _cells(line: str) -> list[str]:

@@ -174,16 +174,11 @@ def _start(number: int) -> Iterator[list[Worker]]:
             worker.terminate()
         deadline = time.monotonic() + _STOP_TIMEOUT_S
         for worker in workers:
-            _end(worker, max(deadline - time.monotonic(), 0.0))
-
-
-def _end(worker: Worker, timeout_s: float) -> None:
-    try:
-        worker.wait(timeout_s)
-    except subprocess.TimeoutExpired:
-        worker.kill()
-    with worker:  # closes its pipes
-        pass
+            with worker:  # closes its pipes
+                try:
+                    worker.wait(max(deadline - time.monotonic(), 0.0))
+                except subprocess.TimeoutExpired:
+                    worker.kill()
 
 
 def _send(worker: Worker, value: object) -> None:
@@ -223,7 +218,13 @@ def work(orders: IO[bytes], reports: IO[bytes]) -> None:
             send_message(reports, str(error))
             return
         send_message(reports, None)
-        send_message(reports, _record(job, send, receive_message(orders)))
+        load = job.load
+        timing = Timing(seconds=load.seconds, warmup_s=load.warmup_s, start=receive_message(orders))
+        if load.arrivals is None:
+            recording = record_closed_loop(send, load.callers, timing)
+        else:
+            recording = record_open_loop(send, load.arrivals.tolist(), timing, load.callers)
+        send_message(reports, recording)
 
 
 def _open(stack: ExitStack, target: Target) -> Model:
@@ -233,13 +234,6 @@ def _open(stack: ExitStack, target: Target) -> Model:
     if not target.shared_memory:
         return client.model(target.model, target.version)
     return stack.enter_context(client.shared_memory()).model(target.model, target.version)
-
-
-def _record(job: Job, send: Callable[[], object], start: float) -> Recording:
-    timing = Timing(seconds=job.load.seconds, warmup_s=job.load.warmup_s, start=start)
-    if job.load.arrivals is None:
-        return record_closed_loop(send, job.load.callers, timing)
-    return record_open_loop(send, job.load.arrivals.tolist(), timing, job.load.callers)
 
 
 def main() -> None:

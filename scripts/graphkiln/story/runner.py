@@ -98,32 +98,26 @@ def start_variant(variant: Variant, model: PreparedModel, platform: Platform) ->
     """
     if variant.unavailable:
         raise MeasurementError(variant.unavailable)
+    request, spec, device = model.request, variant.graph or BASE_GRAPH, platform.device
+    graph = None if variant.kind == "eager" else model.saved_graph(spec, platform)
+    server_pids: tuple[int, ...] = ()
+    workload: Workload
     with ExitStack() as stack:
-        workload, server_pids = _open_workload(variant, model, platform, stack)
+        if graph is None:
+            workload = partial(eager_workload, request, model.derivative)
+        elif variant.kind == "static":
+            workload = partial(static_workload, model.training_graph(), graph, model.preprocess, device)
+        elif variant.kind == "session":
+            workload = partial(session_workload, graph, model.preprocess, device)
+        else:
+            flags, log = setting_flags(spec.name, variant), request.folder / f"{variant.key}.log"
+            server = stack.enter_context(start_server(graph.parents[2], flags=flags, log=log))
+            top_k = TOP_K if variant.kind == "images" else 0
+            address = server.grpc_url, spec.name, platform.callers
+            workload = partial(served_workload, *address, top_k=top_k, gradient=request.gradient)
+            server_pids = (server.pid,)
         worker = stack.enter_context(Worker(workload, variant.title))
         yield RunningVariant(variant=variant, worker=worker, pids=(worker.pid, *server_pids))
-
-
-def _open_workload(
-    variant: Variant, model: PreparedModel, platform: Platform, stack: ExitStack
-) -> tuple[Workload, tuple[int, ...]]:
-    """Return the workload of a variant, and the process id of its server, which the stack stops."""
-    request = model.request
-    if variant.kind == "eager":
-        return partial(eager_workload, request, model.derivative), ()
-    spec, device = variant.graph or BASE_GRAPH, platform.device
-    graph = model.saved_graph(spec, platform)
-    if variant.kind == "static":
-        return partial(static_workload, model.training_graph(), graph, model.preprocess, device), ()
-    if variant.kind == "session":
-        return partial(session_workload, graph, model.preprocess, device), ()
-    log = request.folder / f"{variant.key}.log"
-    server = stack.enter_context(start_server(graph.parents[2], flags=setting_flags(spec.name, variant), log=log))
-    top_k = TOP_K if variant.kind == "images" else 0
-    workload = partial(
-        served_workload, server.grpc_url, spec.name, platform.callers, top_k=top_k, gradient=request.gradient
-    )
-    return workload, (server.pid,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -189,7 +183,10 @@ class StoryRunner:
             InvalidInput: A step is unknown.
             GraphkilnError: The model cannot be opened. Errors of other variants are stored in the record.
         """
-        self._check_keys(only)
+        known = [variant.key for variant in (*initial_variants(self._platform), *final_variants(Precision.FP32))]
+        for key in only:
+            if key not in known:
+                raise InvalidInput(f"unknown step '{key}'", hint=did_you_mean(key, known))
         self._report(Progress(activity="opening the model"))
         model = prepare_model(self._request)
         images = choose_images(self._request.samples, model.classes)
@@ -211,12 +208,6 @@ class StoryRunner:
                 self.record.write(self._path)
             start(final_variants(self.record.precision or Precision.FP32))
             self._measure(images, seconds)
-
-    def _check_keys(self, only: Sequence[str]) -> None:
-        known = [variant.key for variant in (*initial_variants(self._platform), *final_variants(Precision.FP32))]
-        for key in only:
-            if key not in known:
-                raise InvalidInput(f"unknown step '{key}'", hint=did_you_mean(key, known))
 
     def _start(self, variant: Variant, model: PreparedModel, images: ImageSet, stack: ExitStack) -> None:
         """Start and prove one variant, or store the reason why that failed."""

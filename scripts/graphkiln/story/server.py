@@ -130,10 +130,6 @@ def _failure(what: str, log: Path | None) -> MeasurementError:
     """Create an error with the last line of the log; `PortTaken` if the log reports a port in use."""
     if log is None:
         return MeasurementError(what)
-    kind = PortTaken if _IN_USE.search(log.read_text(errors="replace")) else MeasurementError
-    return kind(f"{what}: {_last_line(log)}")
-
-
-def _last_line(log: Path) -> str:
-    lines = [line.strip() for line in log.read_text(errors="replace").splitlines() if line.strip()]
-    return lines[-1] if lines else "the log is empty"
+    text = log.read_text(errors="replace").strip()
+    kind = PortTaken if _IN_USE.search(text) else MeasurementError
+    return kind(f"{what}: {text.splitlines()[-1].strip() if text else 'the log is empty'}")

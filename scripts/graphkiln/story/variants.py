@@ -273,10 +273,7 @@ def _switches(platform: Platform) -> tuple[Variant, ...]:
             unavailable="OpenVINO runs on CPUs" if gpu else "",
         ),
         _switch("mixed", f"mixed ({mixed})", BASE_GRAPH, settings=_settings(mixed), precision=mixed),
-        *(
-            _switch(key, f"{key} fusion", GraphSpec(name=f"{key}-fused", options=_skip_all_but(fusion), fusion=fusion))
-            for key, fusion in _FUSIONS.items()
-        ),
+        *(_fusion_switch(key, fusion) for key, fusion in _FUSIONS.items()),
         _switch(
             "int8",
             "int8",
@@ -293,15 +290,21 @@ def _switch(key: str, title: str, graph: GraphSpec, **fields: Any) -> Variant:
     )
 
 
-def _skip_all_but(fusion: str) -> dict[str, Any]:
-    return {"skip": tuple(name for name in _FUSIONS.values() if name != fusion)}
+def _fusion_switch(key: str, fusion: str) -> Variant:
+    others = tuple(name for name in _FUSIONS.values() if name != fusion)
+    return _switch(key, f"{key} fusion", GraphSpec(name=f"{key}-fused", options={"skip": others}, fusion=fusion))
 
 
 def repeat_commands(variant: Variant, request: StoryRequest, platform: Platform, derivative: str) -> tuple[str, ...]:
     """Return shell commands that execute one variant with the files of the story."""
     graph = variant.graph
     if graph is None:
-        return (_story_command(variant, request),)
+        words = ["graphkiln", "story", "--model", request.source, "--image-size", str(request.image_size)]
+        words += ["--weights", str(request.weights)] if request.weights else []
+        words += ["--samples", str(request.samples)] if request.samples else []
+        words += ["--preprocess", json.dumps(request.preprocess)] if request.preprocess else []
+        words += ["--gradient"] if request.gradient else []
+        return (shlex.join([*words, "--only", variant.key]),)
     store = request.folder / "try"
     options = convert_options(graph, request, platform, derivative)
     words = [word for name, value in options.items() for word in _option_words(name, value)]
@@ -348,15 +351,6 @@ def setting_flags(model: str, variant: Variant) -> tuple[str, ...]:
 def sample_paths(folder: Path) -> tuple[Path, Path, Path]:
     """Return the folders of proof and calibration images, and the file of labels."""
     return folder / "samples", folder / "calibration", folder / "labels.txt"
-
-
-def _story_command(variant: Variant, request: StoryRequest) -> str:
-    words = ["graphkiln", "story", "--model", request.source, "--image-size", str(request.image_size)]
-    words += ["--weights", str(request.weights)] if request.weights else []
-    words += ["--samples", str(request.samples)] if request.samples else []
-    words += ["--preprocess", json.dumps(request.preprocess)] if request.preprocess else []
-    words += ["--gradient"] if request.gradient else []
-    return shlex.join([*words, "--only", variant.key])
 
 
 def _option_words(name: str, value: Any) -> list[str]:
