@@ -17,17 +17,13 @@ from tuned import document, exact, finished, measured, tuning
 
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.journal import Progress
-from graphkiln.tuning.report import (
-    document_of,
-    line_of,
-    print_result,
-    rate_table,
-    render_page,
-)
+from graphkiln.tuning.report import document_of, line_of, print_result, render_page
+from graphkiln.tuning.result import Result
 from graphkiln.tuning.space import Exclusion
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, OpenLoop
+from graphkiln.tuning.tuner import Tuning
 
 
 @pytest.fixture(scope="module")
@@ -35,49 +31,72 @@ def subject(repository: Path) -> Subject:
     return digits_subject(repository)
 
 
-def test_document_is_json_without_infinity(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path)
-    result = finished(asked.space, asked.target)
-    (point,) = result.rows[0].scored.points
-    endless = replace(point.measured.latency, p99=Interval(0.1, 0.1, math.inf))
-    odd = replace(point, measured=replace(point.measured, latency=endless))
-    result = replace(result, promise=odd)
-    found = document_of(result, asked, "tune")
+@pytest.fixture
+def search(subject: Subject, tmp_path: Path) -> Tuning:
+    return tuning(subject, tmp_path)
+
+
+@pytest.fixture
+def result(search: Tuning) -> Result:
+    return finished(search.space, search.target)
+
+
+@pytest.fixture
+def met(subject: Subject, tmp_path: Path) -> dict[str, Any]:
+    return document(subject, tmp_path)
+
+
+@pytest.fixture
+def missed(subject: Subject, tmp_path: Path) -> dict[str, Any]:
+    return document(subject, tmp_path, met=False)
+
+
+def test_document(met: dict[str, Any]) -> None:
+    assert met["met"]
+    assert met["target"]["p99_ms"] == 50
+    assert met["chosen"]["configuration"]["engine"] == "openvino"
+    assert met["chosen"]["changes"] == "engine=openvino, precision=bf16, spin=off"
+    assert met["default"]["changes"] == "as served today"
+    assert met["promise"]["p99_range_ms"] == pytest.approx([24, 33])
+    assert met["promise"]["memory_mb"] == 200
+    assert "watt_hours_per_1000" not in met["promise"]
+    assert met["space"]["candidates"] < met["space"]["points"]
+    assert met["requests"] == "golden samples"
+    assert met["load"] == "Poisson arrivals"
+
+
+def test_document_has_no_infinity_and_energy_if_known(search: Tuning, result: Result) -> None:
+    endless = replace(measured(100, 0.01).latency, p99=Interval(0.1, 0.1, math.inf))
+    promise = replace(result.curve[0], measured=measured(100, 0.01, energy_j=360.0, latency=endless))
+    found = document_of(replace(result, promise=promise), search, "tune")
     assert found["promise"]["p99_range_ms"] == [100, None]
+    assert found["promise"]["watt_hours_per_1000"] == pytest.approx(0.1)
     assert json.loads(json.dumps(found, allow_nan=False)) == found
 
 
-def test_refused_candidates_are_counted(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path)
-    space = asked.space
+def test_refused_candidates_are_counted_and_untried_ones_listed(search: Tuning, result: Result) -> None:
+    space = search.space
     slow = tuple(Exclusion(candidate=each, reason="a run takes 9 ms") for each in space.candidates[:3])
-    result = replace(finished(space, asked.target), exclusions=(*space.exclusions[:5], *slow))
-    assert document_of(result, asked, "tune")["refused"] == {"a run takes 9 ms": 3}
-
-
-def test_energy_if_known(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path)
-    result = finished(asked.space, asked.target)
-    point = replace(result.curve[0], measured=measured(100, 0.01, energy_j=360.0))
-    found = document_of(replace(result, promise=point), asked, "tune")["promise"]
-    assert found["watt_hours_per_1000"] == pytest.approx(0.1)
-    found = document_of(result, asked, "tune")["promise"]
-    assert "watt_hours_per_1000" not in found
+    untried = Exclusion(candidate=space.default.with_values({"instances": 2}), reason="no time", by_budget=True)
+    result = replace(result, exclusions=(*space.exclusions[:5], *slow, untried))
+    found = document_of(result, search, "tune")
+    assert found["refused"]["a run takes 9 ms"] == 3
+    assert found["untried"] == [{"changes": "instances=2", "reason": "no time"}]
 
 
 # Terminal output in 80 columns.
 
 
-def shown(show: Any, content: Any) -> str:
+def printed(document: dict[str, Any]) -> str:
     console = Console(file=io.StringIO(), width=200)
-    show(content, console)
+    print_result(document, console)
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert all(len(line) <= 80 or line.endswith(".jsonl") for line in text.splitlines())
     return " ".join(text.split())
 
 
-def test_printed_result(subject: Subject, tmp_path: Path) -> None:
-    text = shown(print_result, document(subject, tmp_path))
+def test_printed_result(met: dict[str, Any]) -> None:
+    text = printed(met)
     assert text.startswith("digits 1: p99 within 50 ms, best throughput chosen: engine=openvino")
     assert "400 requests per second, p99 30 ms, at most 33 ms at 95%" in text
     assert "2.00 times the throughput (200 requests per second)" in text
@@ -89,30 +108,22 @@ def test_printed_result(subject: Subject, tmp_path: Path) -> None:
     assert "answers checked under load: 7" in text
 
 
-def test_printed_result_without_choice(subject: Subject, tmp_path: Path) -> None:
-    text = shown(print_result, document(subject, tmp_path, met=False))
-
+def test_printed_result_without_choice(missed: dict[str, Any]) -> None:
+    text = printed(missed)
     assert "no configuration was confirmed" in text
     assert "closest: max_batch_size=4: 150 requests per second, p99 20 ms" in text
     assert "bottleneck: the cores: busy" in text
-    assert "the load generator used 0.25 cores" in text
 
 
-def test_printed_result_without_confirmation(subject: Subject, tmp_path: Path) -> None:
-    found = document(subject, tmp_path)
-    best = {**found["chosen"], "lost": "measured again, too few requests"}
-
-    unproven = {**found, "chosen": None, "promise": None, "closest": best, "unproven": True}
-
-    text = shown(print_result, unproven)
-
+@pytest.mark.parametrize(
+    ("lost", "reason"), [("measured again, too few requests", "measured again"), ("", "the budget was spent")]
+)
+def test_printed_result_without_confirmation(met: dict[str, Any], lost: str, reason: str) -> None:
+    best = {**met["chosen"], "lost": lost}
+    text = printed({**met, "chosen": None, "promise": None, "closest": best, "unproven": True})
     assert "found, but not confirmed: engine=openvino" in text
-    assert "not confirmed because: measured again, too few requests" in text
+    assert f"not confirmed because: {reason}" in text
     assert "closest" not in text
-
-    text = shown(print_result, {**unproven, "closest": {**best, "lost": ""}})
-
-    assert "not confirmed because: the budget was spent" in text
 
 
 # Progress lines.
@@ -126,16 +137,14 @@ ENDLESS = replace(measured(90, 0.02), latency=replace(measured(90, 0.02).latency
     [
         (None, Bare(batch_s={1: 0.002}), "threads=1, session without a server: 2 ms"),
         (None, Bare(batch_s={1: 0.002}, accuracy="other"), "threads=1, session without a server: wrong: other"),
-        (OpenLoop(100.0), measured(90, 0.02), "threads=1, 100/s: 90/s, p99 20 ms"),
         (OpenLoop(100.0), ENDLESS, "threads=1, 100/s: 90/s, more than 1 in 100 requests failed"),
         (ClosedLoop(4), measured(90, 0.02, warning="busy"), "threads=1, 4 callers: 90/s, p99 20 ms (busy)"),
         (OpenLoop(100.0), Failed(reason="x" * 200), f"threads=1, 100/s: failed: {'x' * 100}..."),
     ],
 )
 def test_progress_line(load: Any, outcome: Any, line: str) -> None:
-    progress = Progress(
-        number=1, spent_s=12.3, candidate=DEFAULT.with_values({"threads": 1}), load=load, outcome=outcome
-    )
+    candidate = DEFAULT.with_values({"threads": 1})
+    progress = Progress(number=1, spent_s=12.3, candidate=candidate, load=load, outcome=outcome)
     assert line_of(progress, DEFAULT, 60) == f"12 of 60 s: {line}"
 
 
@@ -156,65 +165,31 @@ class Tags(HTMLParser):
         self.links += [value or "" for name, value in attrs if name in ("src", "href")]
 
 
-def test_page_is_self_contained(subject: Subject, tmp_path: Path) -> None:
-    tags = Tags(render_page(document(subject, tmp_path)))
+def test_page_is_self_contained(met: dict[str, Any]) -> None:
+    tags = Tags(render_page(met))
     assert tags.links == []
     assert not {"link", "script", "img", "iframe"} & set(tags.names)
     assert tags.names.count("svg") == 2
     assert tags.names.count("circle") == 3 + 5
 
 
-def test_page_escapes_markup(subject: Subject, tmp_path: Path) -> None:
-    page = render_page(document(subject, tmp_path))
-    assert "<b>slower" not in page
-    assert "&lt;b&gt;slower&lt;/b&gt; &amp; worse" in page
-
-
-def test_page_without_choice(subject: Subject, tmp_path: Path) -> None:
-    page = render_page(document(subject, tmp_path, met=False))
-    assert "Closest candidate" in page
-    assert "the cores: busy" in page
-    assert Tags(page).names.count("svg") == 1
-
-
-def test_page_has_a_table_of_the_curve(subject: Subject, tmp_path: Path) -> None:
-    found = document(subject, tmp_path)
-    table = rate_table(found)
-    assert [row[0] for row in table.rows] == [f"{point['rate']:.4g}" for point in found["curve"]]
-    page = render_page(found)
-    assert page.index('id="curve"') < page.index('id="rates"') < page.index('id="rows"')
-    assert all(f'<td class="n">{cell}</td>' in page for row in table.rows for cell in row)
-
-
-def test_document(subject: Subject, tmp_path: Path) -> None:
-    found = document(subject, tmp_path)
-    assert found["met"]
-    assert found["target"]["p99_ms"] == 50
-    assert found["chosen"]["configuration"]["engine"] == "openvino"
-    assert found["chosen"]["changes"] == "engine=openvino, precision=bf16, spin=off"
-    assert found["default"]["changes"] == "as served today"
-    assert found["promise"]["p99_range_ms"] == pytest.approx([24, 33])
-    assert found["promise"]["memory_mb"] == 200
-    assert found["space"]["candidates"] < found["space"]["points"]
-    assert found["requests"] == "golden samples"
-    assert found["load"] == "Poisson arrivals"
-
-
-def test_untried_candidates_are_listed(subject: Subject, tmp_path: Path) -> None:
-    asked = tuning(subject, tmp_path)
-    space = asked.space
-    refused = Exclusion(candidate=space.candidates[0], reason="a run takes 9 ms")
-    untried = Exclusion(candidate=space.default.with_values({"instances": 2}), reason="no time", by_budget=True)
-    result = replace(finished(space, asked.target), exclusions=(refused, untried))
-    found = document_of(result, asked, "tune")
-    assert found["untried"] == [{"changes": "instances=2", "reason": "no time"}]
-
-
-def test_page_shows_the_choice(subject: Subject, tmp_path: Path) -> None:
-    page = render_page(document(subject, tmp_path))
+def test_page_shows_the_choice_and_its_curve(met: dict[str, Any]) -> None:
+    page = render_page(met)
     assert "400 requests per second" in page
     assert "at most 33 ms at 95%" in page
     assert "200 requests per second, the chosen one 400" in page
     assert "above 300 requests per second" in page
     assert "the machine became slower" in page
     assert "graphkiln tune models/digits --p99 50ms" in page
+    assert page.index('id="curve"') < page.index('id="rates"') < page.index('id="rows"')
+    rates = page[page.index('id="rates"') : page.index('id="rows"')]
+    assert all(f'<td class="n">{point["rate"]:.4g}</td>' in rates for point in met["curve"])
+    assert "<b>slower" not in page
+    assert "&lt;b&gt;slower&lt;/b&gt; &amp; worse" in page
+
+
+def test_page_without_choice(missed: dict[str, Any]) -> None:
+    page = render_page(missed)
+    assert "Closest candidate" in page
+    assert "the cores: busy" in page
+    assert Tags(page).names.count("svg") == 1
