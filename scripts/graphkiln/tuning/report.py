@@ -323,7 +323,7 @@ WIDTH, HEIGHT = 440, 264
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 16, 14, 40
 
 
-def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
+def _scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return p99 against throughput of the best point of each candidate; None without measurements."""
     rows = [row for row in document["rows"] if _is_shown(row["best"])]
     if not rows:
@@ -346,9 +346,9 @@ def scatter(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return _picture(across, up, target, marks=marks)
 
 
-def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
+def _curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
     """Return p99 against the rate of the choice, with bounds and knee; None for fewer than two points."""
-    points = curve_points(document)
+    points = _curve_points(document)
     if len(points) < 2:
         return None
     target, knee = document["target"]["p99_ms"], document["knee"]
@@ -373,7 +373,7 @@ def curve(document: Mapping[str, Any]) -> dict[str, Any] | None:
     return picture
 
 
-def curve_points(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _curve_points(document: Document) -> list[Mapping[str, Any]]:
     """Return the drawable measurements of the curve."""
     return [point for point in document["curve"] if _is_shown(point) and point["rate"]]
 
@@ -401,17 +401,13 @@ def render_page(document: Mapping[str, Any]) -> str:
     templates.filters["number"] = _figure
     templates.filters["word"] = format_value
     template = templates.get_template("page.html.j2")
-    return template.render(**document, scatter=scatter(document), plot=curve(document), rates=rate_table(document))
-
-
-def rate_table(document: Mapping[str, Any]) -> HtmlTable:
-    """Return the figures of the curve, one row per rate."""
     columns = ("requests per s", "responses per s", "p50 ms", "p99 ms", "p99 at least", "at most, at 95%")
     rows = [
         [_figure(value) for value in (p["rate"], p["throughput"], p["p50_ms"], p["p99_ms"], *p["p99_range_ms"])]
-        for p in curve_points(document)
+        for p in _curve_points(document)
     ]
-    return HtmlTable(columns=columns, rows=rows, texts=0)
+    rates = HtmlTable(columns=columns, rows=rows, texts=0)
+    return template.render(**document, scatter=_scatter(document), plot=_curve(document), rates=rates)
 
 
 def _figure(value: float | None, digits: int = 4) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import product
 from math import prod
@@ -207,114 +207,86 @@ _NEVER_TUNED = {
 
 def span_space(subject: Subject, *, p99_s: float) -> Space:
     """Return the space of a model on this machine, with queue delays below half of the target's p99."""
-    axes = _Axes(subject=subject, p99_us=p99_s * 1e6)
-    spanned = tuple(axes.all())
-    never = [f"{key}: {reason}" for key, reason in _NEVER_TUNED.items()]
-    return Space(axes=spanned, constraints=(constraint_of(subject),), left_out=(*axes.left_out, *never))
+    config, cores, on_gpu = subject.config, subject.cores, subject.config.device.is_gpu
+    left_out: list[str] = []
+    values: dict[str, Sequence[Value]] = {
+        ENGINE: _engines(subject, left_out),
+        PRECISION: _precisions(subject, left_out),
+        THREADS: () if on_gpu else _powers(cores),
+        STREAMS: (),
+        SPIN: () if on_gpu else (True, False),
+        INSTANCES: (),
+    }
+    if on_gpu or config.max_batch_size < 2:
+        left_out.append("streams: apply only to batches on a CPU")
+    else:
+        values[STREAMS] = _powers(cores)
+    if subject.single_group:
+        values[INSTANCES] = _GPU_INSTANCES if on_gpu else _powers(cores)
+    else:
+        left_out.append("instances: config.pbtxt has several instance groups")
+    values[MAX_BATCH_SIZE], values[QUEUE_DELAY_US] = _batching(subject, p99_s, left_out)
+    if config.preferred_batch_sizes:
+        values[PREFERRED] = ((),)  # smaller batches need an empty list
+    if on_gpu:
+        values |= {LAYOUT: LAYOUTS, CONV_SEARCH: CONV_SEARCHES}
+    else:
+        left_out.append("layout, conv_search, precision tf32: the instance runs on the CPU")
+    defaults = default_values(subject)
+    return Space(
+        # today's value first, so that it wins ties
+        axes=tuple(Axis(key=key, values=tuple(dict.fromkeys((defaults[key], *each)))) for key, each in values.items()),
+        constraints=(constraint_of(subject),),
+        left_out=(*left_out, *(f"{key}: {reason}" for key, reason in _NEVER_TUNED.items())),
+    )
 
 
-@dataclass(slots=True)
-class _Axes:
-    """Builder of the axes, which collects reasons for values that are left out."""
-
-    subject: Subject
-    p99_us: float
-    defaults: Mapping[str, Value] = field(init=False)
-    left_out: list[str] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self.defaults = default_values(self.subject)
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.subject.config.device.is_gpu
-
-    def all(self) -> Iterator[Axis]:
-        yield self.axis(ENGINE, self.engines())
-        yield self.axis(PRECISION, self.precisions())
-        yield self.axis(THREADS, () if self.on_gpu else _powers(self.subject.cores))
-        yield self.axis(STREAMS, self.streams())
-        yield self.axis(SPIN, () if self.on_gpu else (True, False))
-        yield self.axis(INSTANCES, self.instances())
-        yield self.axis(MAX_BATCH_SIZE, self.batches())
-        yield self.axis(QUEUE_DELAY_US, self.delays())
-        if self.defaults[PREFERRED]:
-            yield self.axis(PREFERRED, ((),))  # smaller batches need an empty list
-        if self.on_gpu:
-            yield self.axis(LAYOUT, LAYOUTS)
-            yield self.axis(CONV_SEARCH, CONV_SEARCHES)
+def _engines(subject: Subject, left_out: list[str]) -> list[str]:
+    found = []
+    for name in _ENGINES[subject.config.device.is_gpu]:
+        support = probe(name, subject.config.device)
+        if support.ok:
+            found.append(name)
         else:
-            self.left_out.append("layout, conv_search, precision tf32: the instance runs on the CPU")
+            left_out.append(f"engine {name}: {support.reason}")
+    return found
 
-    def axis(self, key: str, values: Sequence[Value]) -> Axis:
-        """Create an axis with today's value first, so that it wins ties."""
-        return Axis(key=key, values=tuple(dict.fromkeys((self.defaults[key], *values))))
 
-    def engines(self) -> list[str]:
-        found = []
-        for name in _ENGINES[self.on_gpu]:
-            support = probe(name, self.subject.config.device)
-            if support.ok:
-                found.append(name)
-            else:
-                self.left_out.append(f"engine {name}: {support.reason}")
-        return found
-
-    def precisions(self) -> list[str]:
-        saved = self.subject.deployment.saved
-        found = [str(saved)]
-        for precision in (Precision.BF16, Precision.FP16, *((Precision.TF32,) if self.on_gpu else ())):
-            if reason := self._lacking(precision):
-                self.left_out.append(f"precision {precision}: {reason}")
-            elif precision is not saved:
-                found.append(str(precision))
-        if self.subject.int8:
-            found.append(str(Precision.INT8))
-        elif saved is not Precision.INT8:
-            reason = self.subject.no_int8 or "requires an int8 graph: --calibration PATH creates one from samples"
-            self.left_out.append(f"precision int8: {reason}")
-        return found
-
-    def _lacking(self, precision: Precision) -> str:
-        saved = self.subject.deployment.saved
+def _precisions(subject: Subject, left_out: list[str]) -> list[str]:
+    saved, on_gpu = subject.deployment.saved, subject.config.device.is_gpu
+    found = [str(saved)]
+    for precision in (Precision.BF16, Precision.FP16, *((Precision.TF32,) if on_gpu else ())):
+        reason = "" if on_gpu else missing_instructions(precision)
         if precision is saved:
-            return ""
+            continue
         if saved is not Precision.FP32:
-            return f"the graph is saved in {saved}"
-        return "" if self.on_gpu else missing_instructions(precision)
+            reason = f"the graph is saved in {saved}"
+        if reason:
+            left_out.append(f"precision {precision}: {reason}")
+        else:
+            found.append(str(precision))
+    if subject.int8:
+        found.append(str(Precision.INT8))
+    elif saved is not Precision.INT8:
+        reason = subject.no_int8 or "requires an int8 graph: --calibration PATH creates one from samples"
+        left_out.append(f"precision int8: {reason}")
+    return found
 
-    def streams(self) -> Sequence[int]:
-        if self.on_gpu or self.subject.config.max_batch_size < 2:
-            self.left_out.append("streams: apply only to batches on a CPU")
-            return ()
-        return _powers(self.subject.cores)
 
-    def instances(self) -> Sequence[int]:
-        if not self.subject.single_group:
-            self.left_out.append("instances: config.pbtxt has several instance groups")
-            return ()
-        return _GPU_INSTANCES if self.on_gpu else _powers(self.subject.cores)
-
-    def batches(self) -> Sequence[int]:
-        if reason := self._unbatchable():
-            self.left_out.append(f"max_batch_size: {reason}")
-            return ()
-        largest = max(self.subject.config.max_batch_size, _LARGEST_GPU_BATCH if self.on_gpu else _LARGEST_BATCH)
-        return _powers(largest)
-
-    def _unbatchable(self) -> str:
-        subject = self.subject
-        if not subject.config.max_batch_size:
-            return "the model is served without batches"
-        return f"rows cannot be computed together: {subject.mixing}" if subject.mixing else ""
-
-    def delays(self) -> Sequence[int]:
-        if self._unbatchable():
-            return ()
-        fitting = [delay for delay in _DELAYS_US if delay < self.p99_us / 2]
-        if len(fitting) < len(_DELAYS_US):
-            self.left_out.append(f"max_queue_delay_us from {self.p99_us / 2:g}: uses up half of the target's p99")
-        return (*fitting, NO_BATCHER)
+def _batching(subject: Subject, p99_s: float, left_out: list[str]) -> tuple[Sequence[int], Sequence[int]]:
+    """Return values of `max_batch_size` and `max_queue_delay_us`."""
+    largest, longest_us = subject.config.max_batch_size, p99_s * 1e6 / 2
+    if not largest:
+        left_out.append("max_batch_size: the model is served without batches")
+        return (), ()
+    if subject.mixing:
+        left_out.append(f"max_batch_size: rows cannot be computed together: {subject.mixing}")
+        return (), ()
+    delays = [delay for delay in _DELAYS_US if delay < longest_us]
+    if len(delays) < len(_DELAYS_US):
+        left_out.append(f"max_queue_delay_us from {longest_us:g}: uses up half of the target's p99")
+    most = _LARGEST_GPU_BATCH if subject.config.device.is_gpu else _LARGEST_BATCH
+    return _powers(max(largest, most)), (*delays, NO_BATCHER)
 
 
 def _powers(most: int) -> list[int]:

@@ -114,74 +114,69 @@ class Latency:
         )
 
 
-def quantile_bounds(latencies: Seconds, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> Interval:
-    """Return a quantile with a lower and an upper bound, each at this confidence."""
+def quantile_bounds(latencies: Seconds) -> Interval:
+    """Return p99 with a lower and an upper bound, each at a confidence of 95%."""
     ordered = np.sort(latencies)
-    count, factor = ordered.size, inflation(latencies, quantile)
+    count, factor = ordered.size, inflation(latencies)
     independent = max(1, int(count / factor))
-    slower = most_slower(independent, quantile, confidence)
-    faster = fewest_slower(independent, quantile, confidence)
-    below = math.ceil(faster * factor)
+    slower = most_slower(independent)
+    below = math.ceil(fewest_slower(independent) * factor)
     above = math.floor(slower * factor) if slower is not None else -1
     return Interval(
-        value=float(np.quantile(ordered, quantile, method="higher")),
+        value=float(np.quantile(ordered, QUANTILE, method="higher")),
         lower=float(ordered[count - below]) if 1 <= below <= count else 0.0,
         upper=float(ordered[count - 1 - above]) if above >= 0 else math.inf,
     )
 
 
-def wide_bound(latencies: Seconds, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
-    """An upper bound on a quantile for requests that are too few for one without assumptions: the slowest and more."""
-    independent = max(1, int(latencies.size / inflation(latencies, quantile)))
-    return float(latencies.max()) * tail_factor(independent, quantile, confidence)
+def wide_bound(latencies: Seconds) -> float:
+    """Return an upper bound on p99 for requests that are too few for one without assumptions.
 
-
-def tail_factor(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> float:
-    """Ratio of a quantile's bound to the slowest of a few independent requests; at least 1.
-
-    The slowest of n is a bound on the quantile (1 - confidence)^(1/n). From there to the one that is asked for, the
-    tail is taken for exponential, as that of the time in a queue is. How many requests are independent is itself an
-    estimate: hence the square root.
+    The slowest of n independent requests is a bound on the quantile (1 - confidence)^(1/n). From there to p99, the tail
+    is assumed to be exponential, as that of the time in a queue is. The number of independent requests is an estimate
+    itself, hence the square root.
 
     Source: S. Asmussen, "Applied Probability and Queues", 2nd ed. (2003), XIII.5 (Cramér and Lundberg).
     """
-    bounded = (1 - confidence) ** (1 / count)
-    return max(1.0, math.log(1 - quantile) / math.log(1 - bounded)) * (1 + 1 / math.sqrt(count))
+    independent = max(1, int(latencies.size / inflation(latencies)))
+    bounded = (1 - CONFIDENCE) ** (1 / independent)
+    tail = max(1.0, math.log(1 - QUANTILE) / math.log(1 - bounded)) * (1 + 1 / math.sqrt(independent))
+    return float(latencies.max()) * tail
 
 
-def most_slower(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int | None:
-    """Return how many of `count` independent requests may exceed an upper bound on the quantile.
+def most_slower(count: int) -> int | None:
+    """Return how many of `count` independent requests may exceed an upper bound on p99.
 
-    This is the largest k with P(Binomial(count, 1 - quantile) <= k) <= 1 - confidence, or None if 0 is too many.
+    This is the largest k with P(Binomial(count, 1%) <= k) <= 5%, or None if 0 is too many.
     """
     probability, k = 0.0, -1
     while True:
-        probability += _binomial(count, k + 1, 1 - quantile)
-        if probability > 1 - confidence:
+        probability += _binomial(count, k + 1, 1 - QUANTILE)
+        if probability > 1 - CONFIDENCE:
             return k if k >= 0 else None
         k += 1
 
 
-def fewest_slower(count: int, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
-    """Return how many of `count` independent requests must exceed a lower bound on the quantile.
+def fewest_slower(count: int) -> int:
+    """Return how many of `count` independent requests must exceed a lower bound on p99.
 
-    This is the smallest k with P(Binomial(count, 1 - quantile) >= k) <= 1 - confidence.
+    This is the smallest k with P(Binomial(count, 1%) >= k) <= 5%.
     """
     probability, k = 1.0, 0
-    while probability > 1 - confidence and k <= count:
-        probability -= _binomial(count, k, 1 - quantile)
+    while probability > 1 - CONFIDENCE and k <= count:
+        probability -= _binomial(count, k, 1 - QUANTILE)
         k += 1
     return k
 
 
-def requests_needed(slower: int = 0, quantile: float = QUANTILE, confidence: float = CONFIDENCE) -> int:
+def requests_needed(slower: int = 0, quantile: float = QUANTILE) -> int:
     """Return the number of independent requests for an upper bound on the quantile that `slower` may exceed.
 
     For example, the slowest of 299 requests is a bound on p99 at 95%; a larger `slower` gives a tighter bound.
     """
 
     def is_enough(count: int) -> bool:
-        return _at_most(slower, count, 1 - quantile) <= 1 - confidence
+        return math.fsum(_binomial(count, each, 1 - quantile) for each in range(slower + 1)) <= 1 - CONFIDENCE
 
     high = slower + 1
     while not is_enough(high):
@@ -189,13 +184,13 @@ def requests_needed(slower: int = 0, quantile: float = QUANTILE, confidence: flo
     return bisect.bisect_left(range(high + 1), x=True, lo=slower + 1, key=is_enough)
 
 
-def inflation(latencies: Seconds, quantile: float = QUANTILE) -> float:
+def inflation(latencies: Seconds) -> float:
     """Estimate how many requests carry the information of one independent request; at least 1.
 
     Few requests exceed an extreme quantile, and their block ratio alone is biased low (bounds would hold in 85 of 100
     runs of a busy queue), so that the ratios at the median and at 90% count as well.
     """
-    return max(1.0, *(_block_ratio(latencies, each) for each in (0.5, 0.9, quantile)))
+    return max(1.0, *(_block_ratio(latencies, each) for each in (0.5, 0.9, QUANTILE)))
 
 
 def throughput(done_s: Seconds, begin_s: float, end_s: float) -> Interval:
@@ -229,11 +224,6 @@ def _block_ratio(latencies: Seconds, quantile: float) -> float:
         return 1.0
     means = slow[: length * BLOCKS].reshape(BLOCKS, length).mean(axis=1)
     return FEW_BLOCKS * float(means.var(ddof=1)) * length / (share * (1 - share))
-
-
-def _at_most(k: int, count: int, probability: float) -> float:
-    """P(Binomial(count, probability) <= k)."""
-    return math.fsum(_binomial(count, each, probability) for each in range(k + 1))
 
 
 def _binomial(count: int, k: int, probability: float) -> float:
