@@ -5,7 +5,7 @@ Source: Ultralytics `non_max_suppression` with its defaults: the best class of e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,7 +18,7 @@ from graphkiln_converters.detection.candidates import Candidates, as_corners, ta
 from graphkiln_converters.detection.operators import Floats, keep, suppress
 from graphkiln_converters.recipe import BoxFormat, Head
 
-# Boxes at or below it are no candidates. Clients apply a higher threshold, so this one does not affect them.
+# Boxes with a score at or below it are ignored. Clients apply a higher threshold, so this one does not affect them.
 LEAST_SCORE = 0.01
 
 
@@ -32,7 +32,7 @@ class Settings:
         size: `(height, width)` of the input in pixels.
         iou_threshold: Largest intersection over union of two kept boxes of a class.
         max_detections: Maximum number of detections per image.
-        least_score: Boxes at or below it are no candidates.
+        least_score: Boxes with a score at or below it are ignored.
         most_of_class: Maximum number of boxes of a class, if the graph limits it.
     """
 
@@ -163,21 +163,14 @@ def pad_rows(images: Sequence[Rows], count: int) -> dict[str, AnyArray]:
 
 def _rows(found: Floats, settings: Settings) -> Rows:
     if settings.head is Head.END_TO_END:
-        return _finished(found, settings)
+        kept = sorted((row for row in found if row[4] > settings.least_score), key=lambda row: -float(row[4]))
+        return [(_corners(row[:4], settings), row[4], round(float(row[5]))) for row in kept]
     if settings.head is Head.YOLOV5:
         written, scores = found[:, :4], found[:, 5:] * found[:, 4:5]
     else:
         written, scores = found[:4].T, found[4:].T
     boxes: Floats = np.stack([_corners(box, settings) for box in written])
     return sorted(_suppressed(boxes, scores, settings), key=lambda each: -each[1])
-
-
-def _finished(found: Floats, settings: Settings) -> Rows:
-    rows = [row for row in found if row[4] > settings.least_score]
-    return [
-        (_corners(row[:4], settings), row[4], round(float(row[5])))
-        for row in sorted(rows, key=lambda row: -float(row[4]))
-    ]
 
 
 def _suppressed(boxes: Floats, scores: Floats, settings: Settings) -> Iterator[tuple[AnyArray, float, int]]:
@@ -217,8 +210,8 @@ _LAYOUTS = {
     Head.END_TO_END: "[batch, detections, 6]",
     Head.SELECTED: "[selected, 3]",
 }
-_SAY = (
-    "say which it is: --head yolov8 is [batch, 4 + classes, boxes], yolov5 [batch, boxes, 5 + classes] with boxes in "
+_KINDS_HINT = (
+    "choose one: --head yolov8 is [batch, 4 + classes, boxes], yolov5 [batch, boxes, 5 + classes] with boxes in "
     "pixels, end-to-end [batch, detections, 6] as x1, y1, x2, y2, score, class"
 )
 
@@ -253,69 +246,42 @@ def recognize(shapes: Shapes, size: tuple[int, int], requested: Head | None) -> 
     Raises:
         ConversionError: No output fits, or several do.
     """
-    _check_only_boxes(shapes)
-    found = list(_requested(shapes, requested) if requested else _fitting(shapes, size))
-    if len(found) == 1:
-        return found[0]
-    listed = ", ".join(f"{name} {list(dims)}" for name, dims in shapes.items())
-    if found:
-        fits = "; ".join(map(str, found))
-        raise ConversionError(f"--task detection: it is not clear what the outputs are: {fits}", hint=_SAY)
-    what = f"no output is of the kind {requested}" if requested else "no output is of a kind that is known"
-    raise ConversionError(f"--task detection: {what}: {listed}, for an image of {size[0]}x{size[1]}", hint=_SAY)
-
-
-def _check_only_boxes(shapes: Shapes) -> None:
-    """Refuse masks: their coefficients would be taken for class scores."""
     ranks = {len(dims): name for name, dims in shapes.items()}
-    if 4 in ranks and 3 in ranks and 5 not in ranks:
+    if 4 in ranks and 3 in ranks and 5 not in ranks:  # coefficients of masks would be taken for class scores
         raise ConversionError(
             f"output '{ranks[4]}' {list(shapes[ranks[4]])} holds prototypes of masks: instance segmentation of the "
             "YOLO kind is not supported",
             hint="convert the detector without masks, or wrap it: python:FILE:FACTORY --task detection",
         )
+    found = [each for each in _readings(shapes) if _fits(each, shapes[each.output], size, requested)]
+    if len(found) == 1:
+        return found[0]
+    if found:
+        problem = f"the outputs fit several kinds: {'; '.join(map(str, found))}"
+    else:
+        listed = ", ".join(f"{name} {list(dims)}" for name, dims in shapes.items())
+        kind = f"the kind {requested}" if requested else "a supported kind"
+        problem = f"no output is of {kind}: {listed}, for an image of {size[0]}x{size[1]}"
+    raise ConversionError(f"--task detection: {problem}", hint=_KINDS_HINT)
 
 
-def _fitting(shapes: Shapes, size: tuple[int, int]) -> Iterator[Recognized]:
-    cells = [sum((size[0] // stride) * (size[1] // stride) for stride in strides) for strides in _STRIDES]
-    for found in (each for head in _CLASSES for each in _requested(shapes, head)):
-        if _has_boxes(found.head, shapes[found.output], cells):
-            yield found
+def _readings(shapes: Shapes) -> Iterator[Recognized]:
+    """Yield every kind that an output of rank 3 could be."""
+    for name, dims in shapes.items():
+        if len(dims) == 3:
+            if dims[1] > _BOX:
+                yield Recognized(head=Head.YOLOV8, output=name, classes=dims[1] - _BOX)
+            if dims[2] > _BOX_AND_OBJECTNESS:
+                yield Recognized(head=Head.YOLOV5, output=name, classes=dims[2] - _BOX_AND_OBJECTNESS)
+            if dims[2] == _ROW:
+                yield Recognized(head=Head.END_TO_END, output=name, classes=0)
 
 
-def _has_boxes(head: Head, dims: Sequence[int], cells: Sequence[int]) -> bool:
-    """Check whether the number of boxes fits a kind."""
-    if head is Head.END_TO_END:
+def _fits(reading: Recognized, dims: Sequence[int], size: tuple[int, int], requested: Head | None) -> bool:
+    """Check for the requested kind, or for the number of boxes of a kind."""
+    if requested:
+        return reading.head is requested
+    if reading.head is Head.END_TO_END:
         return dims[1] <= _MOST_ROWS
-    return dims[2] in cells if head is Head.YOLOV8 else dims[1] in [_ANCHORS * each for each in cells]
-
-
-def _requested(shapes: Shapes, head: Head) -> Iterator[Recognized]:
-    for name, dims in _of_rank_3(shapes):
-        classes = _CLASSES[head](dims) if head in _CLASSES else None
-        if classes is not None:
-            yield Recognized(head=head, output=name, classes=classes)
-
-
-def _classes_v8(dims: Sequence[int]) -> int | None:
-    return dims[1] - _BOX if dims[1] > _BOX else None
-
-
-def _classes_v5(dims: Sequence[int]) -> int | None:
-    return dims[2] - _BOX_AND_OBJECTNESS if dims[2] > _BOX_AND_OBJECTNESS else None
-
-
-def _classes_of_rows(dims: Sequence[int]) -> int | None:
-    return 0 if dims[2] == _ROW else None
-
-
-# Kind -> function from an output's shape to its number of classes; 0 for class numbers, None for another kind.
-_CLASSES: Mapping[Head, Callable[[Sequence[int]], int | None]] = {
-    Head.YOLOV8: _classes_v8,
-    Head.YOLOV5: _classes_v5,
-    Head.END_TO_END: _classes_of_rows,
-}
-
-
-def _of_rank_3(shapes: Shapes) -> list[tuple[str, Sequence[int]]]:
-    return [(name, dims) for name, dims in shapes.items() if len(dims) == 3]
+    cells = [sum((size[0] // stride) * (size[1] // stride) for stride in strides) for strides in _STRIDES]
+    return dims[2] in cells if reading.head is Head.YOLOV8 else dims[1] in [_ANCHORS * each for each in cells]

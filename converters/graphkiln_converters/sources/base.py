@@ -174,7 +174,7 @@ def open_source(recipe: Recipe) -> SourceModel:
             f"'{source}' is not a source", hint=suggest(source, _KINDS) or f"known: {', '.join(known)}"
         )
     if recipe.weights and module_name in _WITH_WEIGHTS:
-        raise ConversionError(f"{location} holds its own weights", hint="leave --weights out")
+        raise ConversionError(f"{location} contains its own weights", hint="leave --weights out")
     try:
         module = importlib.import_module(f"graphkiln_converters.sources.{module_name}")
     except ImportError as error:
@@ -205,59 +205,47 @@ def suggest(source: str, kinds: Collection[str]) -> str:
     if not source.strip():
         return ""
     if path.is_file():  # not an architecture; skip the libraries, whose import takes seconds
-        return _of_file(path)
-    return (
-        (_of_folder(path) if path.is_dir() else "")
-        or (near_file(path) if path.suffix else "")
-        or _of_kind(source, kinds)
-        or _of_architecture(source)
-    )
+        if path.suffix == ".py":
+            return f"name the function that returns the model: python:{path}:FUNCTION"
+        return f"weights need an architecture: torchvision:ARCH --weights {path}" if path.suffix in _WEIGHTS else ""
+    meant = _in_folder(path) if path.is_dir() else ""
+    if not meant and path.suffix and (similar := near_file(path)):
+        return similar
+    meant = meant or _of_kind(source, kinds) or _of_architecture(source)
+    return f"did you mean '{meant}'?" if meant else ""
 
 
-def _meant(source: str) -> str:
-    return f"did you mean '{source}'?"
-
-
-def _of_file(path: Path) -> str:
-    if path.suffix == ".py":
-        return f"name the function that returns the model: python:{path}:FUNCTION"
-    if path.suffix in _WEIGHTS:
-        return f"weights need an architecture, for example: torchvision:ARCH --weights {path}"
-    return ""
-
-
-def _of_folder(path: Path) -> str:
+def _in_folder(path: Path) -> str:
     for name, kind in _IN_FOLDER.items():
         if (path / name).exists():
-            return _meant(f"{kind}:{path}")
-    graphs = sorted(path.glob("**/*.onnx"))
-    return _meant(str(graphs[-1])) if graphs else ""
+            return f"{kind}:{path}"
+    return max(map(str, path.glob("**/*.onnx")), default="")
 
 
 def _of_kind(source: str, kinds: Collection[str]) -> str:
-    """Suggest a source for KIND:LOCATION or KIND/LOCATION with an alias of the kind."""
+    """Find a source for KIND:LOCATION or KIND/LOCATION with an alias of the kind."""
     for separator in ":/":
         kind, found, location = source.partition(separator)
         near = difflib.get_close_matches(kind.lower(), kinds, n=1)
         known = _ALIASES.get(kind.lower()) or (near[0] if near else "")
         if found and known and location:
-            return _meant(f"{known}:{location}")
+            return f"{known}:{location}"
     return ""
 
 
 def _of_architecture(source: str) -> str:
-    """Suggest a source for an architecture of an installed library, or a model on the hub."""
+    """Find a source for an architecture of an installed library, or a model on the hub."""
     wanted = source.lower()
     names = {name: kind for kind in ("timm", "torchvision") for name in _architectures(kind)}
     for spelled in (wanted, wanted.replace("-", "_")):
         base, tag, _ = spelled.partition(".")
         if base in names:
-            return _meant(f"{'timm' if tag else names[base]}:{spelled}")  # only timm has tags
+            return f"{'timm' if tag else names[base]}:{spelled}"  # only timm has tags
     first, dash, _ = wanted.replace("_", "-").partition("-")
     if _HUB.fullmatch(source) or (dash and first in set(_architectures("huggingface"))):
-        return _meant(f"huggingface:{source}")
+        return f"huggingface:{source}"
     near = difflib.get_close_matches(wanted.replace("-", "_"), names, n=1, cutoff=_CUTOFF)
-    return _meant(f"{names[near[0]]}:{near[0]}") if near else ""
+    return f"{names[near[0]]}:{near[0]}" if near else ""
 
 
 def _architectures(kind: str) -> Iterable[str]:
@@ -312,7 +300,7 @@ def image_shape(recipe: Recipe, usual: tuple[int, int, int]) -> tuple[int, int, 
     shape = recipe.shapes.get("", usual)
     if len(shape) != 3 or shape[0] != usual[0]:
         raise ConversionError(
-            f"the model takes images of {usual[0]} channels, --shape gives {list(shape)}",
+            f"the model takes images [{', '.join(map(str, usual))}], --shape is {list(shape)}",
             hint=f"--shape {'x'.join(map(str, usual))}",
         )
     return shape[0], shape[1], shape[2]
@@ -372,7 +360,9 @@ def run_in_saved_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: i
     batches = []
     for start in range(0, rows, size):
         parts = {name: array[start : start + size] for name, array in feeds.items()}
-        batches.append(run({name: _filled(array, size) for name, array in parts.items()}))
+        batches.append(
+            run({n: np.concatenate([a, np.repeat(a[-1:], size - len(a), axis=0)]) for n, a in parts.items()})
+        )
     return {
         name: np.concatenate([batch[name] for batch in batches])[:rows]
         if first.shape[:1] == (size,)
@@ -388,10 +378,6 @@ def run_alone(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict
         for i in range(len(next(iter(feeds.values()))))
     ]
     return {name: np.concatenate([row[name][:1] for row in rows]) for name in rows[0]}
-
-
-def _filled(rows: AnyArray, size: int) -> AnyArray:
-    return np.concatenate([rows, np.repeat(rows[-1:], size - len(rows), axis=0)])
 
 
 def _joined(name: str, parts: Sequence[AnyArray]) -> AnyArray:

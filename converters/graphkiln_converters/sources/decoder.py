@@ -109,7 +109,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
         config = transformers.AutoConfig.from_pretrained(location, trust_remote_code=False)
         if config.model_type != _TYPE:
             raise ConversionError(
-                f"'{location}' is a {config.model_type}: decoder: takes a {_TYPE}",
+                f"'{location}' is a {config.model_type}, and decoder: supports {_TYPE} only",
                 hint="wrap one decoding step in a module with the cache as inputs and outputs: python:FILE:FACTORY",
             )
         model = create(location, config, transformers.AutoModelForSeq2SeqLM, complete=True)

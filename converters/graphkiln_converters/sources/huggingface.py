@@ -181,7 +181,7 @@ def _tensors(outputs: Any) -> dict[str, torch.Tensor]:
         returned = ", ".join(outputs.keys())
         raise ConversionError(
             f"the model returns {returned}, expected one of {', '.join(_SERVED)}",
-            hint="wrap it in a module that returns the tensors you want: python:FILE:FACTORY",
+            hint="wrap it in a module that returns the wanted tensors: python:FILE:FACTORY",
         )
     return served
 
@@ -209,8 +209,8 @@ def _inputs(model: Any, config: Any, location: str, recipe: Recipe) -> tuple[tup
         mask = InputSpec(name="attention_mask", dtype=DType.INT64, shape=(tokens,), dynamic=dynamic, mask=True)
         return (ids, mask), None
     raise ConversionError(
-        f"'{location}' takes '{model.main_input_name}', which is neither an image nor a text",
-        hint="wrap it in a module of your own: python:FILE:FACTORY",
+        f"the input '{model.main_input_name}' of '{location}' is neither an image nor text",
+        hint="wrap the model in a module: python:FILE:FACTORY",
     )
 
 
@@ -283,33 +283,20 @@ def preprocess_from_processor(processor: Any) -> Preprocess | None:
     spec = _pixels(processor)
     if spec is None or processor.do_pad or not (inherited or kind.__name__ in (*_SAME_FOR_IMAGES, _CONVNEXT)):
         return None
-    geometry = _convnext_geometry(processor) if kind.__name__ == _CONVNEXT else _geometry(processor)
-    if geometry is None:
-        return None
-    return replace(spec, resize=geometry[0], crop=geometry[1], crop_rounding="down")
-
-
-_Geometry = tuple[int | tuple[int, int] | None, tuple[int, int] | None]
-
-
-def _geometry(processor: Any) -> _Geometry | None:
-    """Return resize and crop; None if a spec cannot express them."""
-    size, resize = processor.size, None
+    spec = replace(spec, crop_rounding="down")
+    size = processor.size
+    if kind.__name__ == _CONVNEXT:
+        side = size.shortest_edge
+        if not processor.do_resize or not side or processor.do_center_crop:
+            return None
+        if side >= _CONVNEXT_WARPS_FROM:
+            return replace(spec, resize=(side, side))
+        return replace(spec, resize=int(side / processor.crop_pct), crop=(side, side))
     if processor.do_resize:
         if size.longest_edge or size.max_height or not (size.shortest_edge or (size.height and size.width)):
             return None
-        resize = size.shortest_edge or (size.height, size.width)
-    crop = processor.crop_size
-    return resize, (crop.height, crop.width) if processor.do_center_crop else None
-
-
-def _convnext_geometry(processor: Any) -> _Geometry | None:
-    side = processor.size.shortest_edge
-    if not processor.do_resize or not side or processor.do_center_crop:
-        return None
-    if side >= _CONVNEXT_WARPS_FROM:
-        return (side, side), None
-    return int(side / processor.crop_pct), (side, side)
+        spec = replace(spec, resize=size.shortest_edge or (size.height, size.width))
+    return replace(spec, crop=_crop(processor))
 
 
 def fitted_size(config: Any, processor: Any) -> tuple[int, int]:
@@ -351,7 +338,11 @@ def fitted_preprocess(processor: Any, size: tuple[int, int]) -> Preprocess | Non
     own = processor.size
     if crop := _crop(processor):
         edge = getattr(own, "shortest_edge", None)
-        resize = round(edge * min(size) / min(crop)) if edge else _scaled((own.height, own.width), crop, size)
+        resize = (
+            round(edge * min(size) / min(crop))
+            if edge
+            else (round(own.height * size[0] / crop[0]), round(own.width * size[1] / crop[1]))
+        )
         return replace(spec, resize=resize, crop=size, crop_rounding="down")
     if own is not None and own.height and own.width and not getattr(processor, "keep_aspect_ratio", False):
         return replace(spec, resize=size)
@@ -364,8 +355,3 @@ def _crop(processor: Any) -> tuple[int, int] | None:
     if not getattr(processor, "do_center_crop", False) or crop is None:
         return None
     return int(crop.height), int(crop.width)
-
-
-def _scaled(resize: tuple[int, int], crop: tuple[int, int], size: tuple[int, int]) -> tuple[int, int]:
-    height, width = (round(side * wanted / usual) for side, usual, wanted in zip(resize, crop, size, strict=True))
-    return height, width

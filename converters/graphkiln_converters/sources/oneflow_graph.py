@@ -71,7 +71,7 @@ def open_source(location: str, recipe: Recipe) -> OneflowGraph:
             is not supported.
     """
     if recipe.shapes:
-        raise ConversionError(f"{location} holds its own sizes", hint="leave --shape out")
+        raise ConversionError(f"{location} contains its own sizes", hint="leave --shape out")
     folder = _folder(Path(location))
     try:
         text = read_text(folder / GRAPH_TEXT)
@@ -87,7 +87,14 @@ def open_source(location: str, recipe: Recipe) -> OneflowGraph:
             f"{folder / GRAPH_TEXT}: the graph was saved with an empty batch",
             hint="trace the model with one sample or more, then save the graph again",
         )
-    inputs = tuple(_spec(value) for value in model.graph.inputs)
+    inputs = tuple(
+        InputSpec(
+            name=str(value.name),
+            dtype=DType.from_onnx(int(value.dtype or onnx_ir.DataType.UNDEFINED)),
+            shape=tuple(map(int, (value.shape or onnx_ir.Shape(())).numpy()))[1:],
+        )
+        for value in model.graph.inputs
+    )
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
         save(model, _file(temporary))
@@ -115,12 +122,6 @@ def _folder(path: Path) -> Path:
             return folder
     problem = "there is no folder" if not path.is_dir() else f"there is no {GRAPH_TEXT} in"
     raise ConversionError(f"{problem} {path}", hint='name the folder that flow.save(graph, "DIR") wrote: oneflow:DIR')
-
-
-def _spec(value: onnx_ir.Value) -> InputSpec:
-    sizes = tuple(int(dim) for dim in (value.shape or onnx_ir.Shape(())).numpy())
-    dtype = DType.from_onnx(int(value.dtype or onnx_ir.DataType.UNDEFINED))
-    return InputSpec(name=str(value.name), dtype=dtype, shape=sizes[1:])
 
 
 def _file(temporary: TemporaryDirectory[str]) -> Path:

@@ -127,7 +127,7 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel | OnnxDetector:
         if set(OUTPUTS) <= set(model.outputs):
             if recipe.box_flags:
                 raise ConversionError(
-                    f"{location} returns {', '.join(OUTPUTS)} itself", hint=f"leave out {recipe.box_flags[0]}"
+                    f"{location} already returns {', '.join(OUTPUTS)}", hint=f"leave out {recipe.box_flags[0]}"
                 )
             resources.pop_all()
             return model
@@ -215,7 +215,7 @@ def _described(graph: OnnxModel, image: InputSpec, note: str) -> dict[str, Any]:
 
 def _settings(head: Head, size: tuple[int, int], recipe: Recipe) -> Settings:
     if head is Head.END_TO_END and recipe.iou_threshold is not None:
-        raise ConversionError("--iou-threshold: the graph suppresses boxes itself", hint="leave it out")
+        raise ConversionError("--iou-threshold: the graph already suppresses boxes", hint="leave it out")
     return Settings(
         head=head,
         boxes=recipe.boxes or _FORMATS[head],
@@ -245,7 +245,7 @@ def _box_format(selection: Selection, recipe: Recipe) -> BoxFormat:
     if recipe.boxes is None and not selection.centered:
         raise ConversionError(
             f"--task detection: NonMaxSuppression '{selection.output}' takes corners of boxes in any order",
-            hint="say which its boxes have: --boxes xyxy, yxyx, or with -unit where they are shares of the image",
+            hint="give the format of its boxes: --boxes xyxy, yxyx, or with -unit if they are relative to the image",
         )
     boxes = recipe.boxes or BoxFormat.CENTER
     if selection.centered != boxes.value.startswith(BoxFormat.CENTER.value):
@@ -263,7 +263,7 @@ def _image(model: OnnxModel, recipe: Recipe) -> tuple[InputSpec, Literal["CHW", 
         raise ConversionError(f"a detector takes one image, {model.path} takes {listed}", hint="--shape 3x640x640")
     if varies and not recipe.shapes:
         raise ConversionError(
-            f"{model.path} takes images of any size, and a version takes images of one", hint="--shape 3x640x640"
+            f"{model.path} takes images of any size, and a version has one fixed size", hint="--shape 3x640x640"
         )
     return replace(spec, shape=shape, dynamic={}), "CHW" if shape[0] == _CHANNELS else "HWC"
 
@@ -279,8 +279,8 @@ def _labels(path: Path, classes: int) -> tuple[str, ...]:
         return ()
     if names and classes and len(names) != classes:
         raise ConversionError(
-            f"{path} names {len(names)} classes, and its output would hold {classes}: it is of another kind than plain "
-            "boxes, such as poses, masks or turned boxes",
+            f"{path} names {len(names)} classes, and its output would have {classes}: it does not return plain boxes, "
+            "but poses, masks or rotated boxes, for example",
             hint="name the kind with --head, or wrap it: python:FILE:FACTORY --task detection",
         )
     return tuple(str(names[number]) for number in range(len(names)))
@@ -356,7 +356,7 @@ def _number(node: onnx_ir.Node, number: int) -> float:
     tensor = onnx_ir.convenience.get_const_tensor(value)
     if tensor is None:
         raise ConversionError(
-            f"{_INPUTS[number]} of {_OPERATOR} is computed by the graph, where a constant was expected",
+            f"{_INPUTS[number]} of {_OPERATOR} is computed by the graph, expected a constant",
             hint="export the model with fixed thresholds, or without its suppression: --head yolov8 or yolov5",
         )
     return float(tensor.numpy().reshape(-1)[0])

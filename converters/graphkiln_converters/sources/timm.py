@@ -49,7 +49,12 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
         load_weights(module, recipe.weights)
     embeds = recipe.task == "embedding" and not recipe.features_only
     if embeds:
-        _leave_out_head(module, location)
+        try:
+            module.reset_classifier(0)  # without its last layer, a classifier returns pooled features
+        except (AttributeError, TypeError, ValueError, AssertionError) as error:
+            raise ConversionError(
+                f"timm's {location} has no pooled features: {error}", hint="choose another, or --features-only"
+            ) from error
     config = resolve_data_config(  # type: ignore[no-untyped-call]
         getattr(module, "pretrained_cfg", {}), model=module
     )
@@ -62,34 +67,23 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
         libraries=("torch", "timm"),
         inputs=(InputSpec(name="image", shape=shape),),
         preprocess=preprocess_from_config(config, shape),
-        labels=_labels() if classes == _IMAGENET_CLASSES else (),
+        labels=tuple(map(ImageNetInfo().index_to_description, range(classes))) if classes == _IMAGENET_CLASSES else (),
         task=Embedding(vectors="output") if embeds else None,
     )
 
 
-def _leave_out_head(module: Any, location: str) -> None:
-    """Remove the last layer of a classifier, which then returns pooled features."""
-    try:
-        module.reset_classifier(0)
-    except (AttributeError, TypeError, ValueError, AssertionError) as error:
-        raise ConversionError(
-            f"timm's {location} has no pooled features: {error}", hint="choose another, or --features-only"
-        ) from error
-
-
-def _create(location: str, recipe: Recipe, **settings: Any) -> torch.nn.Module:
+def _create(location: str, recipe: Recipe, **settings: Any) -> Any:
     if recipe.features_only:
         settings["features_only"] = True
     if recipe.out_indices:
         settings["out_indices"] = recipe.out_indices
     try:
         # Exportable layers: timm's own switch for jitted ones that tracing cannot follow.
-        module: torch.nn.Module = timm.create_model(location, pretrained=recipe.pretrained, exportable=True, **settings)
+        return timm.create_model(location, pretrained=recipe.pretrained, exportable=True, **settings)
     except OSError as error:
         raise not_downloaded(location, error) from error
     except (RuntimeError, AttributeError, TypeError, AssertionError, IndexError) as error:
         raise ConversionError(f"timm cannot create {location} with these options: {error}") from error
-    return module
 
 
 def preprocess_from_config(config: dict[str, Any], shape: tuple[int, ...]) -> Preprocess | None:
@@ -112,9 +106,3 @@ def preprocess_from_config(config: dict[str, Any], shape: tuple[int, ...]) -> Pr
         std=config["std"],
         color="RGB" if shape[0] == 3 else "L",
     )
-
-
-def _labels() -> tuple[str, ...]:
-    info = ImageNetInfo()
-    names = map(info.index_to_description, range(_IMAGENET_CLASSES))
-    return tuple(names)

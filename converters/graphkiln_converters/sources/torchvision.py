@@ -58,15 +58,24 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     transforms = published.transforms()
     side = transforms.crop_size[0]
     shape = image_shape(recipe, (3, side, side))
+    last = [layer for layer in module.modules() if isinstance(layer, torch.nn.Linear | torch.nn.Conv2d)][-1]
+    categories = tuple(published.meta["categories"])
     return TorchModel(
         module=freeze(module),
-        description=f"torchvision:{location}",
-        random_weights=recipe.has_random_weights,
-        libraries=("torch", "torchvision"),
-        inputs=(InputSpec(name="image", shape=shape),),
+        **_described(location, recipe, shape),
         preprocess=preprocess_from_transforms(transforms, shape),
-        labels=_labels(module, published.meta["categories"]),
+        labels=categories if len(last.weight) == len(categories) else (),
     )
+
+
+def _described(location: str, recipe: Recipe, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Fields common to all models of torchvision."""
+    return {
+        "description": f"torchvision:{location}",
+        "random_weights": recipe.has_random_weights,
+        "libraries": ("torch", "torchvision"),
+        "inputs": (InputSpec(name="image", shape=shape),),
+    }
 
 
 def preprocess_from_transforms(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
@@ -87,13 +96,6 @@ def preprocess_from_transforms(transforms: Any, shape: tuple[int, ...]) -> Prepr
     )
 
 
-def _labels(module: torch.nn.Module, categories: list[str]) -> tuple[str, ...]:
-    """Return ImageNet's class names if the last layer has as many outputs."""
-    last = [layer for layer in module.modules() if isinstance(layer, (torch.nn.Linear, torch.nn.Conv2d))][-1]
-    classes = last.out_features if isinstance(last, torch.nn.Linear) else last.out_channels
-    return tuple(categories) if classes == len(categories) else ()
-
-
 # torchvision's detectors and segmenters, built with heads that fit the weights.
 
 # Layers with outputs per class: two-stage detectors, RetinaNet and FCOS, SSD, SSDlite, DeepLabV3 and FCN, LRASPP.
@@ -106,7 +108,7 @@ _CLASS_LAYERS = (
     "classifier.low_classifier",
 )
 _KEYPOINT_LAYER = "roi_heads.keypoint_predictor.kps_score_lowres.weight"
-_AUXILIARY = "aux_classifier."
+_AUXILIARY = "aux_classifier."  # head of a segmenter for training
 
 
 class Built(NamedTuple):
@@ -170,14 +172,10 @@ def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:
             heads["num_classes"] = trained[name][0] * classes // own[name][0]
     if _KEYPOINT_LAYER in differing:
         heads["num_keypoints"] = trained[_KEYPOINT_LAYER][1]
-    if _has_auxiliary(trained) and not _has_auxiliary(own):
+    in_file, in_model = (any(name.startswith(_AUXILIARY) for name in shapes) for shapes in (trained, own))
+    if in_file and not in_model:
         heads["aux_loss"] = True
     return heads
-
-
-def _has_auxiliary(shapes: dict[str, tuple[int, ...]]) -> bool:
-    """Return true for a segmenter with the auxiliary head for training."""
-    return any(name.startswith(_AUXILIARY) for name in shapes)
 
 
 # `torchvision:ARCHITECTURE` for segmenters: DeepLabV3, FCN and LRASPP.
@@ -213,10 +211,7 @@ def open_segmenter(location: str, recipe: Recipe) -> TorchModel:
     shape = image_shape(recipe, (3, side, side))
     return TorchModel(
         module=freeze(_Scores(model)),
-        description=f"torchvision:{location}",
-        random_weights=recipe.has_random_weights,
-        libraries=("torch", "torchvision"),
-        inputs=(InputSpec(name="image", shape=shape),),
+        **_described(location, recipe, shape),
         preprocess=Preprocess(
             letterbox=Letterbox(size=(shape[1], shape[2]), padding=None),
             interpolation=transforms.interpolation.value,
@@ -254,13 +249,11 @@ def open_detector(location: str, recipe: Recipe) -> TorchModel:
     transform = model.transform
     size = _size(transform, recipe)
     freeze(model)
+    most = int(getattr(model, "roi_heads", model).detections_per_img)
     return TorchModel(
         module=detector_module(model, size).eval(),
-        reference=LibraryPipeline(model, _most(model)).eval(),
-        description=f"torchvision:{location}",
-        random_weights=recipe.has_random_weights,
-        libraries=("torch", "torchvision"),
-        inputs=(InputSpec(name="image", shape=(3, *size)),),
+        reference=LibraryPipeline(model, most).eval(),
+        **_described(location, recipe, (3, *size)),
         preprocess=_preprocess(transform, size),
         labels=names,
         classes=classes,
@@ -282,13 +275,9 @@ def detector_module(model: Any, size: tuple[int, int]) -> torch.nn.Module:
     if isinstance(model, kinds.faster_rcnn.FasterRCNN):
         return TwoStage(model, size)
     raise ConversionError(
-        f"how torchvision's {type(model).__name__} detects is not known",
+        f"torchvision's {type(model).__name__} is not supported",
         hint="wrap it in a module that returns boxes, scores, classes and counts: python:FILE:FACTORY --task detection",
     )
-
-
-def _most(model: Any) -> int:
-    return int(getattr(model, "roi_heads", model).detections_per_img)
 
 
 def _task(model: Any) -> Detection:
@@ -309,7 +298,7 @@ def _size(transform: Any, recipe: Recipe) -> tuple[int, int]:
     _, height, width = image_shape(recipe, (3, height, width))
     if not transform.fixed_size and (height % _STRIDE or width % _STRIDE):
         raise ConversionError(
-            f"torchvision pads images to multiples of {_STRIDE} pixels, --shape gives {height}x{width}",
+            f"sizes of torchvision's detectors are multiples of {_STRIDE} pixels, --shape is {height}x{width}",
             hint=f"--shape 3x{-(-height // _STRIDE) * _STRIDE}x{-(-width // _STRIDE) * _STRIDE}",
         )
     return height, width

@@ -89,7 +89,7 @@ class TestKinds:
 
     @pytest.mark.parametrize("source", ["oneflow:folder", "m.onnx", "m.pt2", "keras:m.keras", "sklearn:m.skops"])
     def test_weights_beside_a_file_that_holds_its_own(self, opened: list[tuple[str, str, Recipe]], source: str) -> None:
-        with pytest.raises(ConversionError, match="holds its own weights"):
+        with pytest.raises(ConversionError, match="contains its own weights"):
             open_source(recipe(source, weights=Path("w.pth")))
         assert opened == []
 

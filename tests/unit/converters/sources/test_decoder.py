@@ -71,7 +71,7 @@ def test_steps_compute_what_the_model_computes_at_once(folder: Path, hidden: int
 
 def test_another_model_has_other_positions(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart"}))
-    with pytest.raises(ConversionError, match="is a bart: decoder: takes a t5") as caught:
+    with pytest.raises(ConversionError, match="is a bart, and decoder: supports t5 only") as caught:
         open_source(str(tmp_path), OPTIONS)
     assert "python:FILE:FACTORY" in caught.value.hint
 

@@ -112,7 +112,7 @@ class TestInputs:
         assert ids.dynamic == {0: (8, most)}
 
     def test_neither(self) -> None:
-        with pytest.raises(ConversionError, match="takes 'input_features', which is neither") as caught:
+        with pytest.raises(ConversionError, match=r"'input_features' of .* is neither") as caught:
             self.inputs("input_features")
         assert "python:FILE:FACTORY" in caught.value.hint
 

@@ -37,7 +37,7 @@ def test_inputs_are_those_of_the_model(path: Path) -> None:
     assert [output.shape for output in outputs.values()] == [(4, 2), (4, 2)]
 
 
-def test_code_is_not_loaded(path: Path) -> None:
+def test_code_needs_allow_code(path: Path) -> None:
     keras.Sequential([keras.Input((3,)), keras.layers.Lambda(lambda x: x * 2)]).save(path)
     with pytest.raises(ConversionError, match=r"contains code.*--allow-code"):
         open_source(str(path), recipe())
@@ -45,13 +45,13 @@ def test_code_is_not_loaded(path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
-def test_another_file(path: Path, content: bytes) -> None:
+def test_other_files_are_refused(path: Path, content: bytes) -> None:
     path.write_bytes(content)
     with pytest.raises(ConversionError, match="Keras 3 cannot load"):
         open_source(str(path), recipe())
 
 
-def test_an_older_format_is_not_loaded(tmp_path: Path) -> None:
+def test_an_older_format_is_refused(tmp_path: Path) -> None:
     (tmp_path / "m.h5").touch()
     with pytest.raises(ConversionError, match=r"is not a \.keras file"):
         open_source(str(tmp_path / "m.h5"), recipe())

@@ -1,4 +1,4 @@
-"""Graphs that OneFlow saved as sources: batches beside the saved one, and folders that are none."""
+"""Graphs saved by OneFlow as sources: batch sizes, folders, temporary files."""
 
 from __future__ import annotations
 
@@ -46,14 +46,14 @@ def model(tmp_path: Path) -> OneflowGraph:
 
 
 class TestRun:
-    @pytest.mark.parametrize("rows", [1, 2, 3, 4, 6, 7])
-    def test_other_batches_are_padded_or_split(self, model: OneflowGraph, rows: int) -> None:
+    @pytest.mark.parametrize("rows", [1, 3, 7])
+    def test_any_number_of_rows_is_padded_or_split_to_the_saved_batch(self, model: OneflowGraph, rows: int) -> None:
         x = np.random.default_rng(rows).standard_normal((rows, 2)).astype("f4")
         found = model.run({"INPUT_0": x})
         model.close()
         np.testing.assert_array_equal(found["OUTPUT_0"], np.maximum(x, 0))
 
-    def test_an_output_without_the_batch_stays_what_it_is(self, tmp_path: Path) -> None:
+    def test_an_output_without_the_batch_is_unchanged(self, tmp_path: Path) -> None:
         model = open_source(str(saved(tmp_path, TOTALS)), OPTIONS)
         found = model.run({"INPUT_0": np.ones((3, 2), "f4")})
         model.close()
@@ -61,21 +61,21 @@ class TestRun:
 
 
 class TestExport:
-    def test_no_other_size_is(self, model: OneflowGraph) -> None:
+    def test_only_the_batch_can_be_dynamic(self, model: OneflowGraph) -> None:
         with pytest.raises(ConversionError, match="only the batch"):
             replace(model, inputs=(InputSpec(name="INPUT_0", shape=(2,), dynamic={0: (1, 4)}),)).export()
         model.close()
 
 
 class TestFolders:
-    def test_the_one_above_is_found(self, tmp_path: Path) -> None:
+    def test_the_folder_above_is_accepted(self, tmp_path: Path) -> None:
         saved(tmp_path / "model")
         model = open_source(str(tmp_path), OPTIONS)
         model.close()
         assert model.description == f"oneflow:{tmp_path}/model"
 
     @pytest.mark.parametrize("name", ["nowhere", "empty", "file"])
-    def test_without_a_graph(self, tmp_path: Path, name: str) -> None:
+    def test_a_folder_without_a_graph_is_refused(self, tmp_path: Path, name: str) -> None:
         (tmp_path / "empty").mkdir()
         (tmp_path / "file").write_text("")
         message = "there is no model.mlir in" if name == "empty" else "there is no folder"
@@ -83,13 +83,13 @@ class TestFolders:
             open_source(str(tmp_path / name), OPTIONS)
         assert "flow.save" in caught.value.hint
 
-    def test_every_error_names_the_file_and_keeps_its_hint(self, tmp_path: Path) -> None:
+    def test_errors_of_the_translation_name_the_file(self, tmp_path: Path) -> None:
         saved(tmp_path, TEXT.replace("oneflow.relu", "oneflow.warp"))
         with pytest.raises(ConversionError, match=r"model\.mlir: 1 of 1 kinds .*warp") as caught:
             open_source(str(tmp_path), OPTIONS)
         assert GROUP in caught.value.hint
 
-    def test_an_empty_batch(self, tmp_path: Path) -> None:
+    def test_an_empty_batch_is_refused(self, tmp_path: Path) -> None:
         saved(tmp_path, TEXT.replace("tensor<3x2xf32>", "tensor<0x2xf32>"))
         with pytest.raises(ConversionError, match=r"model\.mlir: the graph was saved with an empty batch"):
             open_source(str(tmp_path), OPTIONS)

@@ -97,10 +97,10 @@ def test_what_was_told_is_done(files: dict[str, Path]) -> None:
     [
         ("selected", {}, "corners of boxes in any order"),
         ("selected", {"boxes": BoxFormat.CENTER}, "contradicts NonMaxSuppression"),
-        ("selected", {**CORNERS, "iou_threshold": 0.5}, "suppresses boxes itself"),
-        ("end-to-end", {"iou_threshold": 0.5}, "suppresses boxes itself"),
+        ("selected", {**CORNERS, "iou_threshold": 0.5}, "already suppresses boxes"),
+        ("end-to-end", {"iou_threshold": 0.5}, "already suppresses boxes"),
         ("yolov8", {"head": Head.END_TO_END}, "no output is of the kind"),
-        ("yolov8", {"head": Head.YOLOV5}, "names 3 classes, and its output would hold 79"),
+        ("yolov8", {"head": Head.YOLOV5}, "names 3 classes, and its output would have 79"),
     ],
 )
 def test_what_does_not_fit_is_refused(kind: str, told: Mapping[str, Any], problem: str, files: dict[str, Path]) -> None:
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused(kind: str, told: Mapping[str, Any], proble
 @pytest.mark.wide
 def test_poses_are_not_read_as_classes(tmp_path: Path) -> None:
     path = write_yolo(V8(classes=52), tmp_path / "pose.onnx", names={0: "person"})
-    with pytest.raises(ConversionError, match="names 1 classes, and its output would hold 52"), opened(path):
+    with pytest.raises(ConversionError, match="names 1 classes, and its output would have 52"), opened(path):
         pass
 
 

@@ -1,4 +1,4 @@
-"""Programs of torch.jit: traced, scripted, and those that do more than compute."""
+"""Programs of torch.jit: traced, scripted, and programs that access files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources.batches import FixedBatchModel
 from graphkiln_converters.sources.torchscript import open_source
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # PyTorch wants nobody to write such programs any more
+pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
 
 
 class Looping(nn.Module):
@@ -63,7 +63,7 @@ def script(module: nn.Module, path: Path) -> str:
     return str(path)
 
 
-def test_a_scripted_loop_with_a_default(tmp_path: Path) -> None:
+def test_a_scripted_loop_with_a_default_argument(tmp_path: Path) -> None:
     model = open_source(script(Looping(), tmp_path / "m.pt"), recipe(shapes={"": (4,)}))
     assert [spec.name for spec in model.inputs] == ["x"]
     outputs = model.run({"x": np.ones((3, 4), np.float32)})
@@ -73,7 +73,7 @@ def test_a_scripted_loop_with_a_default(tmp_path: Path) -> None:
     assert isinstance(graph.inputs[0].shape[0], onnx_ir.SymbolicDim)  # type: ignore[index]
 
 
-def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
+def test_inputs_are_recognized_by_the_samples(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", INPUT_0=np.full((5, 7), 9))
     model = open_source(script(Embedding(), tmp_path / "m.pt"), recipe(samples=tmp_path / "s.npz"))
     (tokens,) = model.inputs
@@ -82,14 +82,14 @@ def test_samples_tell_what_the_inputs_are(tmp_path: Path) -> None:
     assert not any(isinstance(size, int) for size in varying or (0,))
 
 
-def test_text_is_nothing_to_compute_with(tmp_path: Path) -> None:
+def test_text_samples_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "s.npz", tokens=np.array([["a", "b"]]))
     with pytest.raises(ConversionError, match=r"text for 'tokens'.*tokenizer"):
         open_source(script(Embedding(), tmp_path / "m.pt"), recipe(samples=tmp_path / "s.npz"))
 
 
 @pytest.mark.parametrize("batch", [1, 2, 5])
-def test_a_batch_that_was_traced_varies(tmp_path: Path, batch: int) -> None:
+def test_a_traced_batch_is_made_dynamic(tmp_path: Path, batch: int) -> None:
     example = torch.rand(batch, 3, 4)
     torch.jit.trace(Baked(batch).eval(), example).save(tmp_path / "m.pt")  # type: ignore[no-untyped-call]
     model = open_source(str(tmp_path / "m.pt"), recipe(shapes={"": (3, 4)}))
@@ -101,12 +101,12 @@ def test_a_batch_that_was_traced_varies(tmp_path: Path, batch: int) -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
-def test_sizes_that_nobody_gave(tmp_path: Path) -> None:
+def test_unknown_sizes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match=r"inputs are not known: tokens.*--shape tokens="):
         open_source(script(Embedding(), tmp_path / "m.pt"), recipe())
 
 
-def test_a_program_that_writes_files_needs_a_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_program_that_writes_files_needs_allow_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)  # it is run, and writes
     path = script(Saving(), tmp_path / "m.pt")
     with pytest.raises(ConversionError, match=r"accesses files or other machines \(save\).*--allow-code"):
@@ -115,7 +115,7 @@ def test_a_program_that_writes_files_needs_a_word(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
-def test_another_file(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.pt").write_bytes(content)
     with pytest.raises(ConversionError, match=r"is not a program of torch\.jit"):
         open_source(str(tmp_path / "m.pt"), recipe())

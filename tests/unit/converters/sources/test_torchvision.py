@@ -1,4 +1,4 @@
-"""The spec of torchvision's published transforms, and the labels of a classifier."""
+"""Architectures of torchvision: preprocessing, detectors, segmenters, weights for other classes."""
 
 from __future__ import annotations
 
@@ -42,33 +42,31 @@ class TestSpec:
         ("shape", "resize"),
         [((3, 112, 112), 128), ((3, 448, 448), 512), ((3, 64, 96), 73), ((3, 96, 64), 73), ((3, 1, 1), 1)],
     )
-    def test_of_another_size_keeps_the_ratio_of_the_shorter_side(
-        self, shape: tuple[int, int, int], resize: int
-    ) -> None:
+    def test_the_resize_keeps_the_published_ratio_to_the_crop(self, shape: tuple[int, int, int], resize: int) -> None:
         spec = preprocess_from_transforms(transforms(), shape)
         assert (spec.resize, spec.crop) == (resize, shape[1:])
 
 
-def test_an_unknown_architecture() -> None:
+def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
     with pytest.raises(ConversionError, match="no model 'resnet19'") as caught:
         open_source("resnet19", recipe())
     assert "did you mean 'resnet1" in caught.value.hint
 
 
-# What of torchvision's detectors is known without running them.
+# Detectors.
 
 FREE = SimpleNamespace(fixed_size=None, min_size=(790,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
 
 
 @pytest.mark.parametrize("shape", [(3, 100, 320), (1, 320, 320), (320, 320)])
-def test_other_sizes_than_torchvision_makes_are_refused(shape: tuple[int, ...]) -> None:
+def test_invalid_sizes_of_a_detector_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConversionError) as caught:
         torchvision_detection._size(FREE, recipe(shapes={"": shape}))
     assert "--shape 3x" in caught.value.hint
 
 
-def test_a_detector_of_another_kind_is_refused() -> None:
-    with pytest.raises(ConversionError, match="how torchvision's object detects is not known"):
+def test_an_unsupported_detector_is_refused() -> None:
+    with pytest.raises(ConversionError, match="torchvision's object is not supported"):
         detector_module(object(), (64, 64))
 
 
@@ -76,17 +74,16 @@ def test_a_detector_of_another_kind_is_refused() -> None:
     ("kind", "masks", "keypoints"),
     [("ssd", None, None), ("masked", "masks", None), ("keypoints", None, "keypoints")],
 )
-def test_the_task_names_what_the_model_has(kind: str, masks: str | None, keypoints: str | None) -> None:
+def test_the_task_names_masks_and_keypoints(kind: str, masks: str | None, keypoints: str | None) -> None:
     model = tiny_detector(kind)
     task = torchvision_detection._task(model)
     assert (task.masks, task.keypoints, task.mask_frame) == (masks, keypoints, "box")
-    assert torchvision_detection._most(model) == (30 if kind == "ssd" else 15)
 
 
-# torchvision's segmenters.
+# Segmenters.
 
 
-def test_scores_are_torchvisions_own() -> None:
+def test_scores_of_a_segmenter_are_those_of_torchvision() -> None:
     source = open_segmenter("lraspp_mobilenet_v3_large", recipe(shapes={"": (3, 64, 96)}))
     image = np.random.default_rng(0).standard_normal((1, 3, 64, 96), np.float32)
     found = source.run({"image": image})
@@ -99,7 +96,7 @@ def test_scores_are_torchvisions_own() -> None:
     assert source.preprocess.letterbox is not None
 
 
-# Weights of torchvision's detectors and segmenters, also those that were trained for other classes.
+# Weights of detectors and segmenters, also for other classes.
 
 torchvision = import_torchvision()
 SMALL = "lraspp_mobilenet_v3_large"
@@ -143,21 +140,21 @@ def test_other_keypoints_are_recognized(tmp_path: Path) -> None:
     assert heads_of(trained, tiny_detector("keypoints"), 2, tmp_path) == {"num_keypoints": 4}
 
 
-def test_the_auxiliary_head_of_published_weights_is_no_other_architecture(tmp_path: Path) -> None:
+def test_the_auxiliary_head_of_published_weights_is_recognized(tmp_path: Path) -> None:
     plain = torch.nn.ModuleDict({"classifier": torch.nn.Sequential(*[torch.nn.Conv2d(2, 21, 1) for _ in range(5)])})
     trained = torch.nn.ModuleDict({**plain, "aux_classifier": torch.nn.Conv2d(2, 21, 1)})
     assert heads_of(trained, plain, 21, tmp_path) == {"aux_loss": True}
     assert heads_of(trained, trained, 21, tmp_path) == {}
 
 
-def test_a_segmenter_of_three_classes_is_built_for_them(tmp_path: Path) -> None:
+def test_a_segmenter_is_built_for_the_classes_of_its_weights(tmp_path: Path) -> None:
     trained = torchvision.models.get_model(SMALL, weights=None, weights_backbone=None, num_classes=3)
     model, classes, names = build_model(SMALL, recipe(weights=saved(trained, tmp_path)))
     assert (classes, names) == (3, ())
     assert all(torch.equal(value, trained.state_dict()[key]) for key, value in model.state_dict().items())
 
 
-def test_without_weights_the_classes_are_torchvisions(tmp_path: Path) -> None:
+def test_the_classes_are_torchvisions_without_weights(tmp_path: Path) -> None:
     model, classes, names = build_model(SMALL, recipe())
     assert (classes, names[:2]) == (21, ("__background__", "aeroplane"))
     path = saved(torch.nn.Linear(2, 2), tmp_path)
