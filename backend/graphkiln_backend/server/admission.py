@@ -86,30 +86,26 @@ def _wait(receiver: Connection, process: BaseProcess, deadline_s: float, stopped
         if time.monotonic() > deadline:
             return Verdict(f"its loading did not finish within {deadline_s:g} s")
     try:
-        return Verdict(*receiver.recv())
+        verdict: Verdict = receiver.recv()
     except EOFError:
         process.join()
-        return Verdict(f"the process that loaded it {_ending(process.exitcode or 0)}")
-
-
-def _ending(code: int) -> str:
-    return f"was ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        code = process.exitcode or 0
+        ended = f"ended by signal {-code} ({signal.Signals(-code).name})" if code < 0 else f"ended with code {code}"
+        return Verdict(f"the process that loaded it {'was ' if code < 0 else ''}{ended}")
+    return verdict
 
 
 def _prove(sender: Connection, candidate: Candidate, scratch: str) -> None:
     with suppress(OSError):
         os.nice(_NICENESS)
     keep_temporary_files_in(scratch)
-    sender.send(_outcome(candidate))
-
-
-def _outcome(candidate: Candidate) -> tuple[str, str]:
     try:
-        return "", _build(candidate)
+        verdict = Verdict("", _build(candidate))
     except (GraphkilnError, OSError, MemoryError) as error:
-        return str(error) or type(error).__name__, ""
+        verdict = Verdict(str(error) or type(error).__name__)
     except Exception as error:  # noqa: BLE001 - an error that a graph causes is the reason for its refusal
-        return f"{type(error).__name__}: {error}", ""
+        verdict = Verdict(f"{type(error).__name__}: {error}")
+    sender.send(verdict)
 
 
 def _build(candidate: Candidate) -> str:

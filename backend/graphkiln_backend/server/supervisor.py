@@ -25,9 +25,8 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import suppress
-from enum import Enum, auto
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, TypeAlias
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
@@ -47,7 +46,6 @@ if TYPE_CHECKING:
 
     from graphkiln_backend.server.edge import Edge
     from graphkiln_backend.server.version_control import VersionController
-    from graphkiln_backend.triton.snapshot import Snapshot
 else:
     psutil = LazyModule("psutil")
 
@@ -62,15 +60,6 @@ _LONGEST_REST_S = 1.0
 MAX_RESTARTS = 5  # give up after more restarts in a row
 SERVED_S = 5.0  # seconds of service that earn one restart
 _FIRST_DELAY_S = 0.25
-
-
-class _Again(Enum):
-    SERVE_A_PART = auto()
-
-
-_SERVE_A_PART: Final = _Again.SERVE_A_PART
-# Outcome of one server: an exit code of the supervisor, a fault, or an exit because some models cannot be loaded.
-_Outcome: TypeAlias = int | Fault | Literal[_Again.SERVE_A_PART]
 
 
 class Supervisor:
@@ -118,42 +107,40 @@ class Supervisor:
             repeatedly.
 
         Raises:
-            ServerSetupError: The server cannot be started as requested.
-        """
-        with StopSignals() as signals:
-            while True:
-                ended = self._serve_when_possible(signals)
-                code = ended if isinstance(ended, int) else self._give_up_or_wait(ended, signals)
-                if code is not None:
-                    return code
-
-    def _serve_when_possible(self, signals: StopSignals) -> int | Fault:
-        """Run the server once; retry while resources are missing or only some of its models can be loaded.
-
-        Returns:
-            An exit code, or a fault that needs a restart.
-
-        Raises:
-            ServerSetupError: The first start failed. Later starts are retried.
+            ServerSetupError: The server cannot be started as requested. Later starts are retried.
         """
         reported = ""
-        while True:
-            try:
-                if (ended := self._serve(signals)) is not _SERVE_A_PART:
-                    return ended
-                _log.warning("not every model can be loaded: starting again, to serve the others")
-                continue
-            except (ServerSetupError, OSError) as error:  # for example a full disk
-                if not self._was_live:
-                    raise _to_setup_error(error) from error
-                if str(error) != reported:
-                    _log.error("the server cannot be started again yet, trying every %g s: %s", _RETRY_S, error)
-                reported = str(error)
-            if not self._wait(_RETRY_S, signals):
-                return 0
+        delay_s: float | None
+        with StopSignals() as signals:
+            while True:
+                try:
+                    outcome = self._serve(signals)
+                except (ServerSetupError, OSError) as error:  # for example a full disk
+                    if not self._was_live:
+                        raise _to_setup_error(error) from error
+                    if str(error) != reported:
+                        _log.error("the server cannot be started again yet, trying every %g s: %s", _RETRY_S, error)
+                    reported, delay_s = str(error), _RETRY_S
+                else:
+                    if isinstance(outcome, int):
+                        return outcome
+                    reported = ""
+                    if outcome is None:
+                        delay_s = 0.0
+                    elif (delay_s := self._restart_delay_s(outcome)) is None:
+                        return outcome.code
+                if not self._wait(delay_s, signals):
+                    return 0
 
-    def _serve(self, signals: StopSignals) -> _Outcome:
-        """Run one server from its start to its end."""
+    def _serve(self, signals: StopSignals) -> int | Fault | None:
+        """Run one server from its start to its end.
+
+        Returns:
+            Exit code of the supervisor; a fault that needs a restart; None to start again with a part of the models.
+
+        Raises:
+            ServerSetupError, OSError: It cannot be started.
+        """
         self._live_at, self._versions = None, None
         with RunFolder() as folder:
             try:
@@ -174,7 +161,9 @@ class Supervisor:
                     if self._versions:
                         self._versions.end()
 
-    def _supervise(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> _Outcome:
+    def _supervise(
+        self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
+    ) -> int | Fault | None:
         """Watch a running server until it exits, has a fault, or a stop signal arrives."""
         instances = SnapshotReader(folder.instances)
         memory = MemoryLimit(server.pid, self._launch.memory_limit())
@@ -188,18 +177,28 @@ class Supervisor:
                 seen = instances.read()
                 if fault := watchdog.look(seen):
                     return fault
-                self._count_endless(watchdog.end_endless_loading(seen), folder)
+                if aborted := watchdog.end_endless_loading(seen):
+                    self._budget.count(Cause.LOAD_DEADLINE, aborted)
+                    self._budget.write(folder.instances)
                 if self._live_at:
                     endless.clear()  # later loads may be of other files, see `Readiness`
                 elif self._is_listening(server):
                     self._announce(folder)
                     watchdog.probe(self._launch.flags)
                 else:
-                    self._show_loading(seen)
+                    with suppress(OSError):  # standard error is closed
+                        self._on_loading(load_progress(seen))
                 self._reaper.reap()
                 memory.follow(live=self._live_at is not None)
                 pace.wait(signals, [server.pid, *seen.ready], live=bool(self._live_at))
-        return self._judge(code)
+        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
+            _log.warning("not every model can be loaded: starting again, to serve the others")
+            return None
+        fault = describe_exit(code)
+        if code >= 0 and not self._was_live:
+            self.last_words = fault.what if code else ""
+            return code
+        return fault
 
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
         """True if the server is up: Triton opens its ports after loading."""
@@ -232,20 +231,6 @@ class Supervisor:
         except OSError as error:  # standard output is closed
             _log.warning("the table of models cannot be printed: %s", error)
 
-    def _show_loading(self, seen: Snapshot) -> None:
-        with suppress(OSError):  # standard error is closed
-            self._on_loading(load_progress(seen))
-
-    def _count_endless(self, number: int, folder: RunFolder) -> None:
-        """Add aborted loads to the restart metric, which the instances publish."""
-        if not number:
-            return
-        self._budget.count(Cause.LOAD_DEADLINE, number)
-        try:
-            self._budget.write(folder.instances)
-        except OSError as error:  # a full disk
-            _log.warning("the metric of restarts is not up to date: %s", error)
-
     def _drain(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> int:
         from graphkiln_backend.server.drain import Drain
 
@@ -259,30 +244,16 @@ class Supervisor:
             self.last_words = killed if signals.count > 1 else f"tritonserver ended with code {code}"
         return code
 
-    def _judge(self, code: int) -> _Outcome:
-        """Interpret the exit of a server."""
-        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
-            return _SERVE_A_PART
-        fault = describe_exit(code)
-        if code >= 0 and not self._was_live:
-            self.last_words = fault.what if code else ""
-            return code
-        return fault
-
-    def _give_up_or_wait(self, fault: Fault, signals: StopSignals) -> int | None:
-        """Wait before a restart.
-
-        Returns:
-            None to restart; an exit code to give up or stop.
-        """
+    def _restart_delay_s(self, fault: Fault) -> float | None:
+        """Seconds to wait before a restart; None to give up."""
         served_s = time.monotonic() - self._live_at if self._live_at else 0.0
         delay_s = self._budget.spend(fault, served_s)
         if delay_s is None:
             self.last_words = f"{fault.what}, {MAX_RESTARTS} restarts did not help: giving up"
             _log.error("%s", self.last_words)
-            return fault.code
-        _log.warning("%s: restarting the server%s", fault.what, f" in {delay_s:g} s" if delay_s else "")
-        return None if self._wait(delay_s, signals) else 0
+        else:
+            _log.warning("%s: restarting the server%s", fault.what, f" in {delay_s:g} s" if delay_s else "")
+        return delay_s
 
     def _wait(self, delay_s: float, signals: StopSignals) -> bool:
         """Wait before a start; return False if a signal arrived."""
@@ -332,7 +303,10 @@ class RestartBudget:
 
         Causes with 0 are included: Prometheus sees no increase of a counter that appears with its first fault.
         """
-        write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})
+        try:
+            write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})
+        except OSError as error:  # a full disk
+            _log.warning("the metric of restarts is not up to date: %s", error)
 
 
 class Pace:

@@ -42,9 +42,6 @@ def fault_of_validity(pem: bytes, now: datetime) -> str:
     return f"expired on {own.not_valid_after_utc:%Y-%m-%d %H:%M} UTC" if now > own.not_valid_after_utc else ""
 
 
-_REFUSED = "--tls-cert %s %s: clients that verify it do not connect; renew it"
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TlsFiles:
     """PEM files of the TLS options.
@@ -82,7 +79,7 @@ class TlsFiles:
         except ValueError as error:
             fault = f"cannot be examined: {error}"
         if fault:
-            _log.warning(_REFUSED, self.certificate, fault)
+            _log.warning("--tls-cert %s %s: clients that verify it do not connect; renew it", self.certificate, fault)
 
     def context(self) -> ssl.SSLContext:
         """SSL context of a server.
@@ -92,11 +89,16 @@ class TlsFiles:
         """
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         try:
-            context.load_cert_chain(self.certificate, self.key, password=_no_password)
+            # A password, so that OpenSSL does not ask for one on the terminal.
+            context.load_cert_chain(self.certificate, self.key, password=lambda: "")
         except (OSError, ssl.SSLError) as error:
             raise _unusable(f"--tls-cert {self.certificate} and --tls-key {self.key}", error) from error
         if self.client_authorities:
-            _require_client_certificates(context, self.client_authorities)
+            try:
+                context.load_verify_locations(self.client_authorities)
+            except (OSError, ssl.SSLError) as error:
+                raise _unusable(f"--tls-client-ca {self.client_authorities}", error) from error
+            context.verify_mode = ssl.CERT_REQUIRED
         return context
 
     def stamp(self) -> tuple[tuple[int, int, int], ...]:
@@ -124,14 +126,6 @@ class TlsFiles:
         return str(self.certificate), str(self.key), str(self.client_authorities or "")
 
 
-def _require_client_certificates(context: ssl.SSLContext, authorities: Path) -> None:
-    try:
-        context.load_verify_locations(authorities)
-    except (OSError, ssl.SSLError) as error:
-        raise _unusable(f"--tls-client-ca {authorities}", error) from error
-    context.verify_mode = ssl.CERT_REQUIRED
-
-
 def _unusable(files: str, error: Exception) -> ServerSetupError:
     return ServerSetupError(f"{files} cannot be used: {error}", hint="PEM files, the key of this certificate")
 
@@ -146,8 +140,3 @@ def _stamp(path: Path) -> tuple[int, int, int]:
 
 def _without_empty_lines(*texts: str) -> str:
     return "".join(f"{line}\n" for text in texts for line in text.splitlines() if line.strip())
-
-
-def _no_password() -> str:
-    """Prevent OpenSSL from asking for a password on the terminal."""
-    return ""
