@@ -107,10 +107,6 @@ class LoadedModels:
 
     names: Sequence[str] | None = None
 
-    def remember(self, names: Sequence[str]) -> None:
-        """Store the names of the loaded models."""
-        self.names = names
-
     def arguments(self, typed: Sequence[str], found: Collection[str] = ()) -> list[str]:
         """Replace `--load-model` in the user's arguments by the models that were loaded last.
 
@@ -182,16 +178,21 @@ class Launch:
         )
         self.managed.stores = stores = folder.link_stores(self.stores)
         self.managed.mark = self.copies.mark
-        mode, flags = ControlMode.read(self.flags), self.flags
-        complete = mode.managed and self._fill_mirror(folder, backends, mode)
-        loads = mode.managed and self.managed.shows_all()
-        if mode.managed:
-            stores = [Mirror(folder.overlay).path]
-        elif mode.name == "explicit" and self.is_controllable:
-            found = self._scan()
-            stores = [*stores, _image_mirror(folder).path]
-            flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments, found)))
-            loads = may_all_load(flags.arguments, found)
+        mode, flags, loads, complete = ControlMode.read(self.flags), self.flags, False, False
+        try:
+            if mode.managed:
+                mirror = Mirror(folder.overlay)
+                with self.cache.open(folder.shared / "artifacts") as cache:
+                    convert = partial(convert_if_needed, cache=cache, in_subprocess=True)
+                    complete = self.managed.open(mirror, backends, convert if mode.completes else None)
+                stores, loads = [mirror.path], self.managed.shows_all()
+            elif mode.name == "explicit" and self.control():
+                found = self.managed.scan()
+                stores = [*stores, _image_mirror(folder).path]
+                flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments, found)))
+                loads = may_all_load(flags.arguments, found)
+        except OSError as error:
+            raise ServerSetupError(f"cannot mirror the model stores: {error}", hint="can they be read?") from error
         self.readiness.choose(flags, loads=loads)
         memory = plan_shared_memory(stores if complete else (), free_bytes=free_shared_memory())
         check_instances(memory.instances)
@@ -224,7 +225,7 @@ class Launch:
             load_timeout_s=load_timeout_s,
             copies=self.copies,
             images=images,
-            on_loaded=self.loaded.remember,
+            on_loaded=partial(setattr, self.loaded, "names"),
         )
 
     def _admit(self, temporary: Path, model: ShownModel, version: int, stopped: Callable[[], bool]) -> Verdict:
@@ -246,11 +247,6 @@ class Launch:
         )
         return admit(candidate, deadline_s=self.load_deadline_s, stopped=stopped)
 
-    @property
-    def is_controllable(self) -> bool:
-        """True if the repository of the server can be controlled."""
-        return self.control() is not None
-
     def control(self) -> RepositoryControl | None:
         """Create the repository control of the server, running or not; None if neither HTTP nor plain gRPC is on."""
         http, grpc = self.flags.listen_address("http"), self.flags.listen_address("grpc")
@@ -260,12 +256,6 @@ class Launch:
             return None
         access = self.access
         return RepositoryControl(http=http, headers=access.http_headers, grpc=grpc, metadata=access.grpc_metadata)
-
-    def _scan(self) -> dict[str, StoredModel]:
-        try:
-            return self.managed.scan()
-        except OSError as error:
-            raise _unreadable(error) from error
 
     def start(self, folder: RunFolder, command: list[str]) -> subprocess.Popen[bytes]:
         """Start tritonserver in a new session, so that only the supervisor signals it.
@@ -292,19 +282,6 @@ class Launch:
         is_bare = self.installation.holds_no_graphs and self.flags.backends is None and not _NVIDIA_DRIVER.exists()
         return self.memory_bytes or (default_limit() if is_bare else 0)
 
-    def _fill_mirror(self, folder: RunFolder, backends: frozenset[str], mode: ControlMode) -> bool:
-        """Mirror the stores; return true if every configuration in the mirror is complete.
-
-        Raises:
-            ServerSetupError: The stores cannot be mirrored.
-        """
-        try:
-            with self.cache.open(folder.shared / "artifacts") as cache:
-                graph_folder = partial(convert_if_needed, cache=cache, in_subprocess=True) if mode.completes else None
-                return self.managed.open(Mirror(folder.overlay), backends, graph_folder)
-        except OSError as error:
-            raise _unreadable(error) from error
-
     def _environment(self, folder: RunFolder) -> dict[str, str]:
         cache = replace(self.cache, folder=folder.readable(self.cache.folder)) if self.cache.folder else self.cache
         return {
@@ -327,16 +304,17 @@ def _named_models(arguments: Sequence[str]) -> list[str]:
 def may_all_load(arguments: Sequence[str], found: Mapping[str, StoredModel]) -> bool:
     """True if a server loads models at its start and none is known to be bad; log the bad ones."""
     names = _named_models(arguments)
-    faults = {name: fault for name in names if (fault := _fault(found.get(name)))}
-    for name, fault in faults.items():  # Triton logs another reason, or none
-        _log.error("%s is not loaded: %s", name, fault)
-    return bool(names) and not faults
-
-
-def _fault(model: StoredModel | None) -> str:
-    if model is None:
-        return "no store contains this model"
-    return model.problem or ("" if model.sound_versions else "; ".join(model.faults.values()))
+    all_sound = True
+    for name in names:
+        model = found.get(name)
+        if model is None:
+            fault = "no store contains this model"
+        else:
+            fault = model.problem or ("" if model.sound_versions else "; ".join(model.faults.values()))
+        if fault:  # Triton logs another reason, or none
+            _log.error("%s is not loaded: %s", name, fault)
+            all_sound = False
+    return bool(names) and all_sound
 
 
 def command_line(
@@ -357,10 +335,14 @@ def command_line(
         *(f"--model-repository={store}" for store in stores),
         f"--backend-directory={folder.backends}",
         f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}",
-        *(f"--backend-config=python,{option}={size}" for option, size in sizes.items() if not _gives(flags, option)),
+        *(
+            f"--backend-config=python,{option}={size}"
+            for option, size in sizes.items()
+            if not any(option in argument for argument in flags.arguments)
+        ),
         *(f"--{name}={value}" for name, value in _default_values(installation, flags).items()),
         *(("--disable-auto-complete-config",) if complete else ()),
-        *(word for word in mode.before_flags() if _flag_name(word) not in flags.values),
+        *(word for word in mode.before_flags() if word.removeprefix("--").partition("=")[0] not in flags.values),
         *readiness,
         *flags.arguments,
         *mode.after_flags(),
@@ -383,15 +365,3 @@ def _default_values(installation: Installation, flags: TritonFlags) -> dict[str,
 def _image_mirror(folder: RunFolder) -> Mirror:
     """The mirror of models that take images, in explicit mode."""
     return Mirror(folder.overlay / "images")
-
-
-def _unreadable(error: OSError) -> ServerSetupError:
-    return ServerSetupError(f"cannot mirror the model stores: {error}", hint="can they be read?")
-
-
-def _flag_name(word: str) -> str:
-    return word.removeprefix("--").partition("=")[0]
-
-
-def _gives(flags: TritonFlags, option: str) -> bool:
-    return any(option in argument for argument in flags.arguments)
