@@ -7,7 +7,7 @@ allows. After a restart the server shows the same versions as before; new ones m
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,10 +40,6 @@ class Quarantine:
         """Return the reason for the quarantine of a version with these files, or an empty string."""
         files, reason = self._reasons.get((model.name, version), ("", ""))
         return reason if files == _files(model, version) else ""
-
-    def admissible(self, model: StoredModel) -> list[int]:
-        """Versions of a model that are not in quarantine."""
-        return [version for version in model.versions if not self.reason(model, version)]
 
     def reasons(self, model: StoredModel) -> dict[int, str]:
         """Reasons of the quarantined versions of a model."""
@@ -146,7 +142,7 @@ class ManagedStores:
         tensor_model = self.shown.get(model.stored.tensor_model)
         return tensor_model is not None and tensor_model.versions != model.versions and not self._refused(model.stored)
 
-    def plan(self, stored: StoredModel, versions: Mapping[int, str] | Sequence[int]) -> ShownModel:
+    def plan(self, stored: StoredModel, versions: Iterable[int]) -> ShownModel:
         """Select the versions to show: those of the version policy that are not in quarantine.
 
         Versions whose configuration cannot be completed are quarantined; versions whose signature differs from that of
@@ -161,17 +157,16 @@ class ManagedStores:
         for version, fault in stored.faults.items():
             if not self.quarantine.reason(stored, version):
                 self.quarantine.add(stored, version, fault)
-        disagreeing: set[int] = set()
-        while candidates := [] if stored.problem else self._candidates(stored, set(versions) - disagreeing):
+        left = set() if stored.problem else {*versions} & stored.versions.keys()
+        while candidates := sorted(version for version in left if not self.quarantine.reason(stored, version)):
             blamed = candidates[-1]
             try:
-                written = read_config(stored.folder / CONFIG_FILE)
-                selected = tuple(select_versions(written, candidates))
-                blamed = selected[-1] if selected else blamed
-                config = self._complete(stored, selected) if selected else None
-                if others := self._refuse_misfits(stored, selected[:-1], config):
-                    disagreeing |= others
-                    continue
+                selected = tuple(select_versions(read_config(stored.folder / CONFIG_FILE), candidates))
+                if not selected:
+                    return ShownModel(stored=stored)
+                blamed = selected[-1]
+                config = self._complete(stored, selected)
+                misfits = {version: self._misfit(stored, version, config) for version in selected[:-1] if config}
             except (GraphkilnError, OSError) as error:
                 self.quarantine.add(stored, blamed, str(error))
                 continue
@@ -179,8 +174,44 @@ class ManagedStores:
                 _log.error("%s version %d cannot be read", stored.name, blamed, exc_info=error)
                 self.quarantine.add(stored, blamed, f"{type(error).__name__}: {error}")
                 continue
-            return ShownModel(stored=stored, versions=selected, config=config)
+            disagreeing = {version: problem for version, problem in misfits.items() if problem}
+            if not disagreeing:
+                return ShownModel(stored=stored, versions=selected, config=config)
+            for version, problem in disagreeing.items():
+                reason = RepositoryError(f"newer versions have another signature: {problem}", hint=HINT)
+                self.disagree(stored, version, str(reason))
+            left -= disagreeing.keys()
         return ShownModel(stored=stored)
+
+    def _complete(self, stored: StoredModel, versions: Sequence[int]) -> ModelConfigProto | None:
+        """Complete the configuration from the newest of some versions; None for a model of another backend."""
+        if self._graph_folder is None:
+            return None
+        try:
+            config = complete_config(stored.folder, self._backends, self._graph_folder, versions[-1], versions)
+        except OtherBackend:
+            return None
+        guard_batch(config)
+        withhold_text_id(config)
+        complete_pair(config)
+        return config
+
+    def _misfit(self, stored: StoredModel, version: int, config: ModelConfigProto) -> str:
+        """Describe how the graph of a version contradicts a configuration; empty if it does not."""
+        if self._graph_folder is None:
+            return ""
+        try:
+            graph = self._graph_folder(stored.folder / str(version))
+            signature = read_version_signature(graph, config.default_model_filename)
+        except (GraphkilnError, OSError):  # reported when it is loaded
+            return ""
+        fitted = ModelConfigProto()
+        fitted.CopyFrom(config)
+        try:
+            complete(fitted, signature, labels_file=None)
+        except RepositoryError as error:
+            return error.message
+        return ""
 
     def _plan_images(self, stored: StoredModel) -> ShownModel:
         """Select for a model that takes images the shown versions of the model that it belongs to."""
@@ -188,7 +219,10 @@ class ManagedStores:
         if tensor_model is None or not tensor_model.versions or self._refused(stored):
             return ShownModel(stored=stored)
         try:
-            config = configure(_computed_here(tensor_model))
+            if tensor_model.config is None:
+                where = f"parameters: {ACCEPT_IMAGES} of '{stored.tensor_model}'"
+                raise RepositoryError(f"{where}: the model is of another backend", hint=f"remove {ACCEPT_IMAGES}")
+            config = configure(tensor_model.config)
         except GraphkilnError as error:
             for version in tensor_model.versions:
                 self.quarantine.add(stored, version, str(error))
@@ -240,55 +274,3 @@ class ManagedStores:
             reasons |= {version: reason for version, reason in others.items() if version not in model.versions}
             found |= {(name, str(version)): reason for version, reason in reasons.items()}
         return found
-
-    def _complete(self, stored: StoredModel, versions: Sequence[int]) -> ModelConfigProto | None:
-        if self._graph_folder is None:
-            return None
-        try:
-            config = complete_config(stored.folder, self._backends, self._graph_folder, versions[-1], versions)
-        except OtherBackend:
-            return None
-        guard_batch(config)
-        withhold_text_id(config)
-        complete_pair(config)
-        return config
-
-    def _refuse_misfits(
-        self, stored: StoredModel, versions: Sequence[int], config: ModelConfigProto | None
-    ) -> set[int]:
-        """Find versions whose graphs do not fit the configuration, which is that of the newest version."""
-        found: set[int] = set()
-        if config is None or self._graph_folder is None:
-            return found
-        for version in versions:
-            if problem := _misfit(stored.folder / str(version), config, self._graph_folder):
-                reason = RepositoryError(f"newer versions have another signature: {problem}", hint=HINT)
-                self.disagree(stored, version, str(reason))
-                found.add(version)
-        return found
-
-    def _candidates(self, stored: StoredModel, versions: Collection[int]) -> list[int]:
-        return [version for version in self.quarantine.admissible(stored) if version in versions]
-
-
-def _computed_here(model: ShownModel) -> ModelConfigProto:
-    """The completed configuration of a model; raise `RepositoryError` for a model of another backend."""
-    if model.config is None:
-        where = f"parameters: {ACCEPT_IMAGES} of '{model.stored.name}'"
-        raise RepositoryError(f"{where}: the model is of another backend", hint=f"remove {ACCEPT_IMAGES}")
-    return model.config
-
-
-def _misfit(version: Path, config: ModelConfigProto, graph_folder: GraphFolder) -> str:
-    """Describe how the graph of a version contradicts a configuration; empty if it does not."""
-    fitted = ModelConfigProto()
-    fitted.CopyFrom(config)
-    try:
-        signature = read_version_signature(graph_folder(version), config.default_model_filename)
-    except (GraphkilnError, OSError):  # reported when it is loaded
-        return ""
-    try:
-        complete(fitted, signature, labels_file=None)
-    except RepositoryError as error:
-        return error.message
-    return ""
