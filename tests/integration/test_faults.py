@@ -20,7 +20,7 @@ from running import COMMAND, Server, StartServer, run_command
 
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.server.edge import find_haproxy
-from graphkiln_backend.server.leftovers import remove_leftovers
+from graphkiln_backend.server.run_folder import remove_leftovers
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server

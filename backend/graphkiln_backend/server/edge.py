@@ -447,7 +447,7 @@ class Edge(Closeable):
     def _start(self) -> subprocess.Popen[bytes]:
         return start(
             self._command("-q", "-db"),
-            env={**os.environ, RUN_FOLDER_VARIABLE: str(self._folder)},  # for `server.leftovers`
+            env={**os.environ, RUN_FOLDER_VARIABLE: str(self._folder)},  # for `server.run_folder`
             pass_fds=[each.fileno() for each in self._sockets.values()],
             preexec_fn=end_with_parent,
         )

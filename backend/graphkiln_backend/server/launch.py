@@ -22,13 +22,19 @@ from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.flags import ControlMode, TritonFlags
 from graphkiln_backend.server.image_models import ExplicitImages
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.limits import check_instances, default_limit, pool_size
+from graphkiln_backend.server.limits import (
+    SharedMemoryPlan,
+    check_instances,
+    default_limit,
+    free_shared_memory,
+    plan_shared_memory,
+    pool_size,
+)
 from graphkiln_backend.server.log import NoiseFilter
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.shared_memory import SharedMemoryPlan, free_shared_memory, plan_shared_memory
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.processes import end_with_parent, start

@@ -1,4 +1,4 @@
-"""The temporary folder of one server run: backends, links to stores, status files.
+"""The temporary folder of one server run (backends, links to stores, status files), and removal of those of dead runs.
 
 Contents of `/tmp/graphkiln-XXXX/`:
 
@@ -16,7 +16,10 @@ Contents of `/tmp/graphkiln-XXXX/`:
 - `shared/`: graphs whose weights several instances map (graphkiln_backend.engines.onnxruntime)
 - `tmp/`: TMPDIR of the server and its stubs, removed with the run
 
-The run's regions in /dev/shm have another owner file: see graphkiln_backend.server.shared_memory.
+The run's shared-memory regions in /dev/shm have another owner file, because containers may share /dev/shm but not /tmp.
+
+A run is dead if the locks of its supervisor are free (`owned_folder`). Files of other users, and files without a lock,
+are never touched. Simultaneous starts do not interfere, because each check holds a lock.
 """
 
 from __future__ import annotations
@@ -27,82 +30,36 @@ import os
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from importlib.machinery import PathFinder
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
 from graphkiln_backend.server import installation
 from graphkiln_backend.server.installation import Installation
-from graphkiln_backend.server.shared_memory import RESERVED_PREFIX, SHARED_MEMORY, region_owner, remove_regions
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.system.owned_folder import OTHER_PARENTS, PREFIX, OwnedFolder, create_locked
+from graphkiln_backend.system.owned_folder import (
+    OTHER_PARENTS,
+    PREFIX,
+    OwnedFolder,
+    create_locked,
+    locked_if_dead,
+    owned_folders,
+    remove_owned,
+)
+from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.sent_models import NOTES, remove_sent
 
+if TYPE_CHECKING:
+    import psutil
+else:
+    psutil = LazyModule("psutil")
+
 _log = logging.getLogger("graphkiln.server")
-
-
-def installed_backend_names() -> frozenset[str]:
-    """Names under which `serve` installs graphkiln's backend; all of its names if no Triton is installed."""
-    try:
-        return backend_names([installation.find_installation().backends], replace_onnxruntime=False)
-    except ServerSetupError:
-        return BACKEND_NAMES
-
-
-# Files that Triton (24.10) writes to /tmp, ignoring TMPDIR, and leaves there when it is killed; removed with the run.
-#
-# - `/tmp/gk-XXXXyyyyyy/`: packed environments of its Python backend. The path is patched in the copy of the backend
-#   (`/tmp/python_env_yyyyyy` by default), so that the folder can be assigned to its run.
-# - `/tmp/folderXXXXXX/`: models whose files were sent with the load request; their instances record them in the run
-#   folder (graphkiln_backend.triton.sent_models).
-
-# Constant in the backend's library; six random letters are appended.
-_ENVIRONMENTS = b"/tmp/python_env_"
-
-
-def rename_environments(library: Path, run: str) -> None:
-    """Patch the folder for environments in a copied Python backend, so that its name contains the run's.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    content, own = library.read_bytes(), os.fsencode(_environments(run))
-    if len(own) == len(_ENVIRONMENTS) and content.count(_ENVIRONMENTS) == 1:
-        library.write_bytes(content.replace(_ENVIRONMENTS, own))
-
-
-def environments_of(run: str) -> list[Path]:
-    """Find the folders for packed environments of a run."""
-    prefix = Path(_environments(run))
-    return sorted(prefix.parent.glob(f"{prefix.name}??????"))
-
-
-def remove_environments(run: str) -> None:
-    """Remove the folders for packed environments of a run, as far as possible."""
-    for folder in environments_of(run):
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-def remove_sent_models(run: Path) -> None:
-    """Remove the files of models that were sent with a load request, as far as possible."""
-    for noting in ("shared", "overlay"):  # of instances, and of placeholders
-        remove_sent(run / noting / NOTES)
-    # Placeholders killed before they recorded their folder: their code contains its path (`server.mirror`).
-    notes = repr(str(run / "overlay" / NOTES))
-    for model in Path("/tmp").glob("folder??????"):  # noqa: S108 - fixed in Triton
-        with suppress(OSError):
-            if model.lstat().st_uid == os.geteuid() and any(
-                notes in code.read_text(encoding="utf-8", errors="replace") for code in model.glob("*/model.py")
-            ):
-                shutil.rmtree(model, ignore_errors=True)
-
-
-def _environments(run: str) -> str:
-    """Replacement of `_ENVIRONMENTS` of the same length, unique to the run."""
-    return f"/tmp/gk-{run.removeprefix(PREFIX)}"  # noqa: S108 - a constant of the backend
 
 
 # Names of graphkiln's backend in configurations.
@@ -119,6 +76,11 @@ from graphkiln_backend.triton.model import TritonPythonModel
 gc.freeze()
 gc.enable()
 '''
+SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - Triton's place for regions, not a temporary file
+OWNER_SUFFIX = "-owner"
+# Reserved name prefix: since 25.08 Triton does not let clients register such regions.
+# Source: Triton server, `kTritonSharedMemoryRegionPrefix`.
+RESERVED_PREFIX = "triton_python_backend_shm_region_"
 _ROOM_BYTES = 16 << 20  # needed by a run: Triton's Python backend (3 MB) and a reserve
 _SAFE_PATH = re.compile(r"[A-Za-z0-9_@%+=:,./-]+")
 
@@ -150,23 +112,22 @@ class RunFolder(Closeable):
         self.shared = self.path / "shared"
         self.temporary = self.path / "tmp"
         self.shared_memory_prefix = f"{RESERVED_PREFIX}{self.path.name}-"
-        self._resources.callback(self._remove_regions)
+        self._resources.callback(remove_environments, self.path.name)
+        self._resources.callback(remove_regions, self.path.name)
         self._resources.callback(remove_sent_models, self.path)
         try:
             with _explained_errors(self.path):
                 for folder in (self.shared, self.temporary):
                     folder.mkdir()
                 self._own_regions()
-                self._make_instances()
+                folder = (
+                    SHARED_MEMORY / f"{self.path.name}-instances"
+                )  # in memory: a full disk must not prevent loading
+                folder.mkdir(mode=0o700)
+                self.instances.symlink_to(folder)
         except BaseException:
             self.close()
             raise
-
-    def _make_instances(self) -> None:
-        """Keep status files in memory, because a full disk must not prevent loading."""
-        folder = SHARED_MEMORY / f"{self.path.name}-instances"
-        folder.mkdir(mode=0o700)
-        self.instances.symlink_to(folder)
 
     def _own_regions(self) -> None:
         """Create the owner file of the regions, locked while the run lives."""
@@ -247,10 +208,6 @@ class RunFolder(Closeable):
         """Remove the folder and the shared-memory regions of a killed server."""
         self._resources.close()
 
-    def _remove_regions(self) -> None:
-        remove_regions(self.path.name)
-        remove_environments(self.path.name)
-
 
 def _refuse_other_model_file() -> None:
     """Refuse a `model` module in the working folder, which stubs (24.10) import before the backend's."""
@@ -268,22 +225,17 @@ def temporary_parent() -> Path:
     Raises:
         ServerSetupError: No temporary folder is writable and allows execution.
     """
+    hint = "set TMPDIR to a folder that can be written; in a container: docker run --tmpfs /tmp:exec"
     try:
         parent = tempfile.gettempdir()
     except OSError as error:
-        raise ServerSetupError(
-            f"cannot make a temporary folder: {error.strerror or error}",
-            hint="set TMPDIR to a folder that can be written; in a container: docker run --tmpfs /tmp:exec",
-        ) from error
+        raise ServerSetupError(f"cannot make a temporary folder: {error.strerror or error}", hint=hint) from error
     places = [Path(parent), *OTHER_PARENTS]
     refused = {place: reason for place in places if (reason := _find_unfit(place))}
     usable = [place for place in places if place not in refused]
     if not usable:
-        raise ServerSetupError(
-            refused[places[0]],
-            hint="set TMPDIR to a folder that can be written; in a container: docker run --tmpfs /tmp:exec",
-        )
-    chosen = next((place for place in usable if _free_bytes(place) >= _ROOM_BYTES), usable[0])
+        raise ServerSetupError(refused[places[0]], hint=hint)
+    chosen = next((place for place in usable if shutil.disk_usage(place).free >= _ROOM_BYTES), usable[0])
     if chosen != places[0]:
         reason = refused.get(places[0], f"{places[0]} is full")
         _log.warning("%s: using %s for temporary files", reason, chosen)
@@ -299,11 +251,6 @@ def _find_unfit(place: Path) -> str:
     if os.statvfs(place).f_flag & os.ST_NOEXEC:
         return f"{place} is mounted noexec: Triton's Python backend is started from there"
     return ""
-
-
-def _free_bytes(place: Path) -> int:
-    stats = os.statvfs(place)
-    return stats.f_bavail * stats.f_frsize
 
 
 @contextmanager
@@ -323,8 +270,186 @@ def _explained_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
+def installed_backend_names() -> frozenset[str]:
+    """Names under which `serve` installs graphkiln's backend; all of its names if no Triton is installed."""
+    try:
+        return backend_names([installation.find_installation().backends], replace_onnxruntime=False)
+    except ServerSetupError:
+        return BACKEND_NAMES
+
+
 def backend_names(folders: Sequence[Path], *, replace_onnxruntime: bool) -> frozenset[str]:
     """Names under which graphkiln's backend is installed beside the backends of some folders."""
     installed = {path.name for folder in folders for path in folder.iterdir()}
     kept = installed & {ONEFLOW_BACKEND, *(() if replace_onnxruntime else (DROP_IN_BACKEND,))}
     return BACKEND_NAMES - kept
+
+
+# Shared-memory regions of a run.
+
+
+def region_owner(run: str) -> Path:
+    """Owner file of a run's regions, locked while the run lives."""
+    return SHARED_MEMORY / f"{run}{OWNER_SUFFIX}"
+
+
+def remove_regions(run: str) -> None:
+    """Remove the shared-memory regions of a run, as far as possible."""
+    owner = region_owner(run)
+    for region in _regions(run) - {owner}:
+        if region.is_dir() and not region.is_symlink():
+            shutil.rmtree(region, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                region.unlink(missing_ok=True)
+    if _regions(run) <= {owner}:  # otherwise keep the owner file, so that the next start tries again
+        with suppress(OSError):
+            owner.unlink(missing_ok=True)
+
+
+def _regions(run: str) -> set[Path]:
+    """Regions and folders of a run in /dev/shm, with the reserved prefix or, as before 28 November 2026, without it."""
+    return {*SHARED_MEMORY.glob(f"{run}-*"), *SHARED_MEMORY.glob(f"{RESERVED_PREFIX}{run}-*")}
+
+
+# Files that Triton (24.10) writes to /tmp, ignoring TMPDIR, and leaves there when it is killed; removed with the run.
+#
+# - `/tmp/gk-XXXXyyyyyy/`: packed environments of its Python backend. The path is patched in the copy of the backend
+#   (`/tmp/python_env_yyyyyy` by default), so that the folder can be assigned to its run.
+# - `/tmp/folderXXXXXX/`: models whose files were sent with the load request; their instances record them in the run
+#   folder (graphkiln_backend.triton.sent_models).
+
+# Constant in the backend's library; six random letters are appended.
+_ENVIRONMENTS = b"/tmp/python_env_"
+
+
+def rename_environments(library: Path, run: str) -> None:
+    """Patch the folder for environments in a copied Python backend, so that its name contains the run's.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    content, own = library.read_bytes(), os.fsencode(_environments(run))
+    if len(own) == len(_ENVIRONMENTS) and content.count(_ENVIRONMENTS) == 1:
+        library.write_bytes(content.replace(_ENVIRONMENTS, own))
+
+
+def environments_of(run: str) -> list[Path]:
+    """Find the folders for packed environments of a run."""
+    prefix = Path(_environments(run))
+    return sorted(prefix.parent.glob(f"{prefix.name}??????"))
+
+
+def remove_environments(run: str) -> None:
+    """Remove the folders for packed environments of a run, as far as possible."""
+    for folder in environments_of(run):
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def remove_sent_models(run: Path) -> None:
+    """Remove the files of models that were sent with a load request, as far as possible."""
+    for noting in ("shared", "overlay"):  # of instances, and of placeholders
+        remove_sent(run / noting / NOTES)
+    # Placeholders killed before they recorded their folder: their code contains its path (`server.mirror`).
+    notes = repr(str(run / "overlay" / NOTES))
+    for model in Path("/tmp").glob("folder??????"):  # noqa: S108 - fixed in Triton
+        with suppress(OSError):
+            if model.lstat().st_uid == os.geteuid() and any(
+                notes in code.read_text(encoding="utf-8", errors="replace") for code in model.glob("*/model.py")
+            ):
+                shutil.rmtree(model, ignore_errors=True)
+
+
+def _environments(run: str) -> str:
+    """Replacement of `_ENVIRONMENTS` of the same length, unique to the run."""
+    return f"/tmp/gk-{run.removeprefix(PREFIX)}"  # noqa: S108 - a constant of the backend
+
+
+# Leftovers of dead runs.
+
+_END_WITHIN_S = 5.0
+
+
+def find_leftovers(parents: Iterable[Path] | None = None) -> list[Path]:
+    """Find temporary folders and lock files of shared-memory regions of this user's dead runs.
+
+    Args:
+        parents: Parents of run folders; None for all.
+    """
+    return [path for path in (*_folders(parents), *_region_owners()) if _is_dead(path)]
+
+
+def remove_leftovers(parents: Iterable[Path] | None = None) -> list[Path]:
+    """Remove leftovers of dead runs of this user, and kill their processes; return the removed leftovers."""
+    removed = [path for path in _folders(parents) if _remove_folder(path)]
+    removed += [owner for owner in _region_owners() if _remove_regions(owner)]
+    if removed:
+        runs = {path.name.removesuffix(OWNER_SUFFIX) for path in removed}
+        _log.info("removed the leftovers of %d dead runs", len(runs))
+    return removed
+
+
+def living_runs(parents: Iterable[Path] | None = None) -> list[Path]:
+    """Temporary folders whose owners are, or may be, alive."""
+    return [path for path in _folders(parents) if not _is_dead(path)]
+
+
+def _folders(parents: Iterable[Path] | None) -> list[Path]:
+    return [folder for parent in sorted(set(parents or _default_parents())) for folder in owned_folders(parent)]
+
+
+def _default_parents() -> set[Path]:
+    places = set(OTHER_PARENTS)
+    with suppress(OSError):
+        places.add(Path(tempfile.gettempdir()))
+    return places
+
+
+def _region_owners() -> list[Path]:
+    return sorted(SHARED_MEMORY.glob(f"{PREFIX}*{OWNER_SUFFIX}"))
+
+
+def _is_dead(path: Path) -> bool:
+    """True if neither the folder nor a folder inside it has an owner: the server of a dead search may be alive."""
+    with locked_if_dead(path) as dead:
+        return dead and all(map(_is_dead, owned_folders(path)))
+
+
+def _remove_folder(path: Path) -> bool:
+    with locked_if_dead(path) as unowned:
+        dead = unowned and all(map(_remove_folder, owned_folders(path)))
+        if dead:
+            _end_processes(path)
+            remove_environments(path.name)
+            remove_sent_models(path)
+            remove_owned(path)
+        return dead and not path.exists()
+
+
+def _remove_regions(owner: Path) -> bool:
+    run = owner.name.removesuffix(OWNER_SUFFIX)
+    with locked_if_dead(owner) as dead:
+        if dead:
+            remove_environments(run)
+            remove_regions(run)
+        return dead and not owner.exists()
+
+
+def _end_processes(run: Path) -> None:
+    """Kill processes of a dead run, such as a hung instance: they may hold ports."""
+    found = [process for process in psutil.process_iter() if _belongs_to(process, run)]
+    for process in found:
+        _log.warning("killing process %d of a dead server", process.pid)
+        with suppress(psutil.Error):
+            process.kill()
+    psutil.wait_procs(found, timeout=_END_WITHIN_S)
+
+
+def _belongs_to(process: psutil.Process, run: Path) -> bool:
+    if process.pid == os.getpid():
+        return False
+    try:
+        own = process.uids().effective == os.geteuid()
+        return own and Path(process.environ().get(RUN_FOLDER_VARIABLE, "/")).is_relative_to(run)
+    except (psutil.Error, OSError):
+        return False

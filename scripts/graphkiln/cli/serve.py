@@ -220,9 +220,9 @@ def serve(
     from graphkiln_backend.server.edge import open_edge
     from graphkiln_backend.server.flags import ControlMode, TritonFlags
     from graphkiln_backend.server.launch import Launch
-    from graphkiln_backend.server.leftovers import remove_leftovers
     from graphkiln_backend.server.limits import raise_file_limit
     from graphkiln_backend.server.ports import PortClaims
+    from graphkiln_backend.server.run_folder import remove_leftovers
     from graphkiln_backend.server.store_copies import copied_stores, read_trusted
     from graphkiln_backend.server.supervisor import Supervisor
     from graphkiln_backend.server.tls import TlsFiles

@@ -150,8 +150,8 @@ def need_of(model: Path) -> Need:
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.repository.version import has_own_graph, newest_version
     from graphkiln_backend.server.image_models import find_taker
+    from graphkiln_backend.server.limits import region_bytes
     from graphkiln_backend.server.run_folder import BACKEND_NAMES
-    from graphkiln_backend.server.shared_memory import region_bytes
 
     newest = newest_version(model)
     if not has_own_graph(newest) and find_foreign_graph(newest):
@@ -204,8 +204,13 @@ def find_missing_engines(needs: Sequence[Need]) -> Iterator[Finding]:
 
 def find_fit(needs: Sequence[Need]) -> Iterator[Finding]:
     """Compare the needs of all models with the memory, threads and open files of this machine."""
-    from graphkiln_backend.server.limits import INSTANCE_BYTES, check_files, check_threads, free_memory
-    from graphkiln_backend.server.shared_memory import free_shared_memory
+    from graphkiln_backend.server.limits import (
+        INSTANCE_BYTES,
+        check_files,
+        check_threads,
+        free_memory,
+        free_shared_memory,
+    )
 
     instances = sum(need.instances for need in needs)
     shared, free = sum(need.shared_bytes for need in needs), free_shared_memory()

@@ -42,7 +42,8 @@ def check_temporary_folder(_: Request) -> Iterator[Finding]:
 def check_shared_memory(_: Request) -> Iterator[Finding]:
     """Check the folder of shared memory; `check_models` compares it with the models' needs."""
     from graphkiln_backend.graph.errors import ServerSetupError
-    from graphkiln_backend.server.shared_memory import SHARED_MEMORY, free_shared_memory
+    from graphkiln_backend.server.limits import free_shared_memory
+    from graphkiln_backend.server.run_folder import SHARED_MEMORY
 
     try:
         free_bytes = free_shared_memory()
@@ -72,10 +73,10 @@ def find_shared_memory(folder: Path, free_bytes: int, total_bytes: int, *, can_w
 
 def check_leftovers(_: Request) -> Iterator[Finding]:
     """Find leftovers of dead runs, and active runs."""
-    from graphkiln_backend.server.leftovers import find_leftovers, living_runs
+    from graphkiln_backend.server.run_folder import find_leftovers, living_runs
 
     found = find_leftovers()
-    names = [str(path) for path in (*found.folders, *found.region_owners)]
+    names = [str(path) for path in found]
     yield graded(
         "dead runs",
         f"left {', '.join(names)}" if names else "no leftovers",

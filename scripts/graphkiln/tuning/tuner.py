@@ -30,7 +30,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.repository.version import find_graph
-from graphkiln_backend.server.leftovers import remove_leftovers
+from graphkiln_backend.server.run_folder import remove_leftovers
 from graphkiln_backend.system.owned_folder import OTHER_PARENTS, OwnedFolder, owned_folders
 from graphkiln_backend.system.processes import keep_temporary_files_in
 

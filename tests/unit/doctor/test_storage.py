@@ -18,7 +18,7 @@ from graphkiln.doctor.storage import (
     find_shared_memory,
 )
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.server import leftovers, run_folder, shared_memory
+from graphkiln_backend.server import limits, run_folder
 from graphkiln_backend.system.owned_folder import OwnedFolder
 
 MB = 1 << 20
@@ -39,7 +39,7 @@ def test_this_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_folders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
     monkeypatch.setattr(run_folder, "OTHER_PARENTS", ())
-    monkeypatch.setattr(shared_memory, "SHARED_MEMORY", tmp_path / "gone")
+    monkeypatch.setattr(limits, "SHARED_MEMORY", tmp_path / "gone")
     (temporary,), (shared,) = check_temporary_folder(Request()), check_shared_memory(Request())
     assert temporary.level is shared.level is Level.ERROR
     assert "TMPDIR" in temporary.hint
@@ -69,8 +69,8 @@ def test_shared_memory(size: int, can_write: bool, level: Level) -> None:
 
 
 def test_leftovers_are_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leftovers, "_default_parents", lambda: {tmp_path})
-    monkeypatch.setattr(leftovers, "SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(run_folder, "_default_parents", lambda: {tmp_path})
+    monkeypatch.setattr(run_folder, "SHARED_MEMORY", tmp_path)
     with OwnedFolder(tmp_path) as living, OwnedFolder(tmp_path) as dead:
         os.close(dead._lock)
         dead._lock = -1

@@ -22,10 +22,10 @@ from graphkiln_backend.server.admission import Candidate, Verdict
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, LoadedModels, Readiness, command_line, may_all_load
+from graphkiln_backend.server.limits import SharedMemoryPlan
 from graphkiln_backend.server.managed_stores import ShownModel
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.shared_memory import SharedMemoryPlan
 from graphkiln_backend.triton.environment import (
     instances_folder,
     open_cache,
@@ -41,7 +41,7 @@ KNOWN = {
     **dict.fromkeys(("allow-http", "allow-grpc", "grpc-use-ssl", "strict-readiness", "http-port"), True),
     "disable-auto-complete-config": False,
 }
-MEMORY = SharedMemoryPlan(region_bytes=1 << 20, needed_bytes=0)
+MEMORY = SharedMemoryPlan(region_bytes=1 << 20)
 
 
 def parse(*arguments: str) -> TritonFlags:

@@ -12,17 +12,21 @@ from pathlib import Path
 import psutil
 import pytest
 
-from graphkiln_backend.server import leftovers, run_folder, shared_memory
-from graphkiln_backend.server.leftovers import find_leftovers, living_runs, remove_leftovers
-from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.shared_memory import region_owner
+from graphkiln_backend.server import run_folder
+from graphkiln_backend.server.run_folder import (
+    RunFolder,
+    find_leftovers,
+    living_runs,
+    region_owner,
+    remove_leftovers,
+)
 
 DIE = """
 import os, sys, tempfile
 from pathlib import Path
-from graphkiln_backend.server import run_folder, shared_memory
+from graphkiln_backend.server import run_folder
 tempfile.tempdir = sys.argv[1]
-run_folder.SHARED_MEMORY = shared_memory.SHARED_MEMORY = Path(sys.argv[2])
+run_folder.SHARED_MEMORY = Path(sys.argv[2])
 folder = run_folder.RunFolder()
 (folder.shared / "weights").write_bytes(b"x" * 1000)
 Path(sys.argv[2], folder.shared_memory_prefix + "region").write_bytes(b"x")
@@ -36,21 +40,20 @@ def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Shared memory of the test's own: whoever starts a server meanwhile removes leftovers in /dev/shm."""
     folder = tmp_path / "shm"
     folder.mkdir()
-    for module in (leftovers, run_folder, shared_memory):
-        monkeypatch.setattr(module, "SHARED_MEMORY", folder)
+    monkeypatch.setattr(run_folder, "SHARED_MEMORY", folder)
     return folder
 
 
 def die(parent: Path) -> Path:
     """The folder of a run whose supervisor was killed."""
-    command = [sys.executable, "-c", DIE, str(parent), str(shared_memory.SHARED_MEMORY)]
+    command = [sys.executable, "-c", DIE, str(parent), str(run_folder.SHARED_MEMORY)]
     finished = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     assert finished.returncode == 9, finished.stderr
     return Path(finished.stdout.strip())
 
 
 def regions_of(run: Path) -> list[Path]:
-    return sorted(shared_memory.SHARED_MEMORY.glob(f"*{run.name}*"))
+    return sorted(run_folder.SHARED_MEMORY.glob(f"*{run.name}*"))
 
 
 def test_so_is_what_tritons_python_backend_made(tmp_path: Path) -> None:
@@ -67,16 +70,13 @@ def test_what_a_killed_supervisor_left_is_found_and_removed(tmp_path: Path, logg
     dead = die(tmp_path)
     assert len(regions_of(dead)) == 3
     found = find_leftovers([tmp_path])
-    assert found.folders == [dead]
-    assert region_owner(dead.name) in found.region_owners
+    assert found == [dead, region_owner(dead.name)]
     assert dead.is_dir()
-    removed = remove_leftovers([tmp_path])
-    assert removed.folders == [dead]
-    assert region_owner(dead.name) in removed.region_owners
+    assert remove_leftovers([tmp_path]) == found
     assert not dead.exists()
     assert regions_of(dead) == []
     assert logged[-1].startswith("removed the leftovers")
-    assert not find_leftovers([tmp_path]).folders
+    assert not find_leftovers([tmp_path])
 
 
 def test_so_are_models_whose_files_came_with_a_request(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_a_living_run_is_left_alone(tmp_path: Path, shared: Path, monkeypatch: p
     with RunFolder() as run:
         region = shared / f"{run.shared_memory_prefix}region"
         region.touch()
-        assert run.path not in remove_leftovers([tmp_path]).folders
+        assert remove_leftovers([tmp_path]) == []
         assert run.path.is_dir()
         assert region.exists()
         assert living_runs([tmp_path]) == [run.path]
@@ -106,7 +106,7 @@ def test_regions_go_also_where_the_folder_is_not_to_be_seen(tmp_path: Path) -> N
     dead = die(tmp_path)
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
-    assert region_owner(dead.name) in remove_leftovers([elsewhere]).region_owners
+    assert remove_leftovers([elsewhere]) == [region_owner(dead.name)]
     assert regions_of(dead) == []
     assert dead.is_dir()
 
@@ -135,12 +135,13 @@ def test_what_belongs_to_nobody_known_is_left_alone(tmp_path: Path, shared: Path
 def test_two_starts_at_once_remove_a_run_once(tmp_path: Path) -> None:
     dead = [die(tmp_path) for _ in range(3)]
     removed: list[Path] = []
-    starts = [threading.Thread(target=lambda: removed.extend(remove_leftovers([tmp_path]).folders)) for _ in range(4)]
+    starts = [threading.Thread(target=lambda: removed.extend(remove_leftovers([tmp_path]))) for _ in range(4)]
     for start in starts:
         start.start()
     for start in starts:
         start.join()
-    assert sorted(removed) == sorted(dead)
+    assert {path for path in removed if path.parent == tmp_path} == {*dead}
+    assert len(removed) == 6
     assert not any(path.exists() for path in dead)
 
 
@@ -164,10 +165,11 @@ def test_a_process_that_still_runs_for_a_dead_run_is_ended_and_no_other(tmp_path
 
 def test_a_folder_that_cannot_be_removed_stops_no_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     dead = die(tmp_path)
-    monkeypatch.setattr("graphkiln_backend.server.leftovers.remove_owned", lambda _: None)
-    assert remove_leftovers([tmp_path]).folders == []
+    monkeypatch.setattr("graphkiln_backend.server.run_folder.remove_owned", lambda _: None)
+    assert dead not in remove_leftovers([tmp_path])
     monkeypatch.undo()
-    assert remove_leftovers([tmp_path]).folders == [dead]
+    remove_leftovers([tmp_path])
+    assert not dead.exists()
 
 
 def test_regions_that_cannot_be_removed_keep_their_owner_for_the_next_start(
@@ -176,7 +178,7 @@ def test_regions_that_cannot_be_removed_keep_their_owner_for_the_next_start(
     """Such as a folder that an instance, about to die, still writes into."""
     dead = die(tmp_path)
     monkeypatch.setattr(run_folder.shutil, "rmtree", lambda *_, **__: None)
-    assert region_owner(dead.name) not in remove_leftovers([tmp_path]).region_owners
+    assert region_owner(dead.name) not in remove_leftovers([tmp_path])
     assert region_owner(dead.name).exists()
 
 

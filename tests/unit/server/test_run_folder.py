@@ -24,16 +24,17 @@ from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.run_folder import (
     BACKEND_NAMES,
+    SHARED_MEMORY,
     RunFolder,
     backend_names,
     environments_of,
     installed_backend_names,
+    region_owner,
     remove_environments,
     remove_sent_models,
     rename_environments,
     temporary_parent,
 )
-from graphkiln_backend.server.shared_memory import SHARED_MEMORY, region_owner
 
 
 def test_never_holds_a_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
