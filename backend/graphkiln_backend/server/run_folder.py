@@ -120,11 +120,10 @@ class RunFolder(Closeable):
                 for folder in (self.shared, self.temporary):
                     folder.mkdir()
                 self._own_regions()
-                folder = (
-                    SHARED_MEMORY / f"{self.path.name}-instances"
-                )  # in memory: a full disk must not prevent loading
-                folder.mkdir(mode=0o700)
-                self.instances.symlink_to(folder)
+                # Status files are in memory, because a full disk must not prevent loading.
+                status_files = SHARED_MEMORY / f"{self.path.name}-instances"
+                status_files.mkdir(mode=0o700)
+                self.instances.symlink_to(status_files)
         except BaseException:
             self.close()
             raise

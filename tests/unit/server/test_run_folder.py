@@ -13,6 +13,7 @@ import tempfile
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import SimpleNamespace
 
 import pytest
 
@@ -147,7 +148,8 @@ class TestPlaces:
     def test_one_that_is_full_gives_way(
         self, places: list[Path], monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(module, "_free_bytes", lambda place: 10 << 30 if place == places[2] else 0)
+        free = {place: SimpleNamespace(free=10 << 30 if place == places[2] else 0) for place in places}
+        monkeypatch.setattr(module.shutil, "disk_usage", free.__getitem__)
         assert temporary_parent() == places[2]
         assert logged == [f"{places[0]} is full: using {places[2]} for temporary files"]
 
