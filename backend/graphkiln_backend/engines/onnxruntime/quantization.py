@@ -1,4 +1,4 @@
-"""Static int8 quantization by ONNX Runtime's own quantizer, and how much of the graph became integer.
+"""Static int8 quantization by ONNX Runtime's quantizer, and the share of products that became integer.
 
 Activations are QUInt8 and weights QInt8 per channel: with QInt8 activations the x86 kernels leave convolutions in
 float.
@@ -27,19 +27,18 @@ from graphkiln_backend.engines.onnxruntime.loading import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
 
-# Each node gets its own bias before ONNX Runtime's quantizer (1.32) copies it: that names the copies badly.
-#
-# It appends a number to the name, the first that no initializer has: of `val_6` and up to `val_698` that is `val_699`,
-# which may be what a node computes. Exporters name values so, and equal biases are one initializer.
-# Source: `QDQQuantizer._dup_initializer`.
-
-# Whose bias it quantizes. Source: its `operators`, who calls `quantize_bias_tensor`.
+# Operators whose bias the quantizer quantizes. Source: its `operators` that call `quantize_bias_tensor`.
 _BIASED = ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization")
-_BIAS = 2  # place of the bias among their inputs
+_BIAS = 2  # index of the bias among their inputs
 
 
 def separate_biases(graph: onnx.GraphProto) -> None:
-    """Copy initializers until no two nodes read the same one as their bias."""
+    """Give each node its own bias, since ONNX Runtime's quantizer (1.32) names copies of a shared one badly.
+
+    It appends the first number for which no initializer has the name: for `val_6` up to `val_698` that is `val_699`,
+    which may be the output of a node. PyTorch's exporter names values so, and stores equal biases once.
+    Source: `QDQQuantizer._dup_initializer`.
+    """
     initializers = {tensor.name: tensor for tensor in graph.initializer}
     taken: set[str] = set()
     for node in graph.node:
@@ -63,7 +62,7 @@ _METHODS = {
 _INTEGER = {"QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm"}
 _FLOAT = {"Conv", "FusedConv", "MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
 _QUANTIZER = logging.getLogger("onnxruntime.quantization")
-_QUIET = threading.Lock()  # held while the quantizer is silenced: stdout is the process's
+_QUIET = threading.Lock()  # held while stdout of the process is redirected
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -101,7 +100,7 @@ def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantizatio
 
     Args:
         graph: The fp32 graph.
-        samples: Calibration inputs by name, `[samples, ...]`; not those that the graph is proven on.
+        samples: Calibration inputs by name, `[samples, ...]`; disjoint from the samples of the proof.
         settings: Options.
         target: File to write.
 
@@ -126,11 +125,11 @@ def quantize(graph: Path, samples: Mapping[str, AnyArray], settings: Quantizatio
                 weight_type=quantization.QuantType.QInt8,
                 nodes_to_exclude=list(settings.exclude),
                 calibrate_method=_METHODS[settings.method],
-                # One batch at a time: without it every value of every layer of all samples is held at once.
+                # One batch at a time: otherwise all values of all layers of all samples are in memory at once.
                 extra_options={"QuantizeBias": settings.quantize_bias, "CalibStridedMinMax": 1},
             )
         return count_integer_products(target)
-    except Exception as error:  # the quantizer raises whatever it meets, and writes graphs that are not valid
+    except Exception as error:  # the quantizer raises many types, and may write invalid graphs
         raise LoweringError(f"cannot quantize {graph}", attempts=(f"{type(error).__name__}: {error}",)) from error
 
 
@@ -149,7 +148,7 @@ def count_integer_products(graph: Path) -> Coverage:
 
 
 class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[misc]
-    """Calibration samples in batches, some of them after each `set_range`."""
+    """Calibration samples in batches; `set_range` selects the next ones."""
 
     def __init__(self, samples: Mapping[str, AnyArray], batch_size: int, *, whole: bool = False) -> None:
         self._samples = samples
@@ -174,19 +173,18 @@ class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[mi
 
 
 class _QuantizerLogging:
-    """Stands in for the module `logging`: what would go to the root logger goes to the quantizer's own."""
+    """Replacement of the module `logging` that sends records for the root logger to the quantizer's logger."""
 
     def __getattr__(self, name: str) -> Any:
-        own = name in {"debug", "info", "warning", "error", "exception", "critical", "log"}
-        return getattr(_QUANTIZER if own else logging, name)
+        logs = name in {"debug", "info", "warning", "error", "exception", "critical", "log"}
+        return getattr(_QUANTIZER if logs else logging, name)
 
 
 @contextlib.contextmanager
 def _silenced() -> Iterator[None]:
-    """Keep the quantizer's chatter from stdout, where the process may print JSON, and from the log.
+    """Suppress the quantizer's output on stdout, where the process may print JSON, and in the log, except warnings.
 
-    Its modules print, and log a line per tensor with `logging.info`: to the root logger, which is not ours to
-    configure. Warnings still pass.
+    Its modules print, and log a line per tensor with `logging.info`, which uses the root logger.
     """
     with _QUIET, contextlib.redirect_stdout(io.StringIO()):
         own = [module for name, module in sys.modules.items() if name.startswith("onnxruntime.quantization.")]
