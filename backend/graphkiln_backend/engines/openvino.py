@@ -27,7 +27,7 @@ from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import ANY_RANK, Dim, Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, free_dim
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.system.closing import Closeable
 
@@ -245,11 +245,8 @@ def spec_of(port: Any, name: str) -> TensorSpec:
     shape = port.get_partial_shape()
     if shape.rank.is_dynamic:
         return TensorSpec(name=name, dtype=dtype, shape=(ANY_RANK,))
-    return TensorSpec(name=name, dtype=dtype, shape=tuple(_dim(dim, name, axis) for axis, dim in enumerate(shape)))
-
-
-def _dim(dim: Any, tensor: str, axis: int) -> Dim:
-    return int(dim.get_length()) if dim.is_static else free_dim(tensor, axis)
+    dims = [int(dim.get_length()) if dim.is_static else free_dim(name, axis) for axis, dim in enumerate(shape)]
+    return TensorSpec(name=name, dtype=dtype, shape=tuple(dims))
 
 
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}

@@ -56,14 +56,11 @@ def find_constant_nodes(model: onnx_ir.Model) -> list[onnx_ir.Node]:
 
 def _may_move(node: onnx_ir.Node, graph: onnx_ir.Graph) -> bool:
     """Return True for a deterministic node without subgraphs that only nodes of the main graph read."""
-    holds = any(_is_graph(attribute) for attribute in node.attributes.values())
+    graphs = (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
+    holds = any(attribute.type in graphs for attribute in node.attributes.values())
     users = (user.graph for value in node.outputs for user, _ in value.uses())
     read = all(user is graph for user in users) and not any(value.is_graph_output() for value in node.outputs)
     return read and not holds and node.op_type not in DRAWING | {"Dropout"}
-
-
-def _is_graph(attribute: onnx_ir.Attr) -> bool:
-    return attribute.type in (onnx_ir.AttributeType.GRAPH, onnx_ir.AttributeType.GRAPHS)
 
 
 def _needed(reader: onnx_ir.Node, constant: Mapping[onnx_ir.Node, int]) -> set[onnx_ir.Node]:

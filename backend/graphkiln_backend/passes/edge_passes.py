@@ -239,17 +239,16 @@ class EmbedPreprocess(Pass):
         prepend(model, value, "Cast", cast, shape=value.shape, dtype=onnx_ir.DataType.UINT8)
         return Edge(
             to_graph_feeds=lambda feeds: {name: self._pixels(samples) for name, samples in feeds.items()},
-            to_source_feeds=lambda feeds: {name: self._normalized(images) for name, images in feeds.items()},
+            to_source_feeds=lambda feeds: {
+                name: np.stack([self.preprocess.normalize(image.astype(np.uint8)) for image in images])
+                for name, images in feeds.items()
+            },
             to_graph_preprocess=_geometry,
         )
 
     def remark(self, model: onnx_ir.Model) -> str:
         """Report an input that is not uint8."""
         return "" if model.graph.inputs[0].dtype == onnx_ir.DataType.UINT8 else "the input is not uint8"
-
-    def _normalized(self, images: AnyArray) -> AnyArray:
-        """Apply the client's preprocessing to each image."""
-        return np.stack([self.preprocess.normalize(image.astype(np.uint8)) for image in images])
 
     def _pixels(self, samples: AnyArray) -> AnyArray:
         """Return the uint8 pixels nearest to normalized samples."""

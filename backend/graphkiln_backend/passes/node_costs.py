@@ -235,7 +235,11 @@ def _can_be_handed(value: onnx_ir.Value) -> bool:
     Shape inference reports some sequences as tensors, so the producing operator is checked as well.
     """
     node = value.producer()
-    if not isinstance(value.type, onnx_ir.TensorType) or not _is_carried(value.type.dtype) or _is_no_tensor(node):
+    if (
+        not isinstance(value.type, onnx_ir.TensorType)
+        or not _is_carried(value.type.dtype)
+        or (node and node.op_type in _NO_TENSORS)
+    ):
         return False
     return all(map(_can_be_handed, _same_kind(node, value.index() or 0))) if node else True
 
@@ -247,10 +251,6 @@ def _is_carried(dtype: onnx_ir.DataType) -> bool:
     except ManifestError:
         return False
     return True
-
-
-def _is_no_tensor(node: onnx_ir.Node | None) -> bool:
-    return node is not None and node.op_type in _NO_TENSORS
 
 
 def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:

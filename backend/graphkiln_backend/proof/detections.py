@@ -234,6 +234,10 @@ def match_detections(
     counts = _Alignment(task=task, reference=reference, outputs=outputs, limits=limits, aligned=aligned)
     for image in range(len(reference[task.scores])):
         counts.add(image)
+    inconclusive = ""
+    is_exact = limits.top1_agreement == 1.0  # rows that require full agreement judge faint detections, too
+    if not counts.decisive and not (counts.total and is_exact):
+        inconclusive = f"no detection has a score of {task.score_threshold:g} or more; {_DECIDING}"
     decision = TaskDecision(
         what=f"detections matched at IoU {limits.tasks.box_iou}",
         agreeing=counts.agreeing,
@@ -242,7 +246,7 @@ def match_detections(
         near_ties=counts.near_ties,
         detail=f"scores differ by {counts.score_difference:.2g} at most" if counts.agreeing else "",
         metric=metric,
-        inconclusive="" if counts.decisive or (counts.total and _is_exact(limits)) else _nothing_found(task),
+        inconclusive=inconclusive,
     )
     return aligned, decision
 
@@ -312,15 +316,6 @@ def _undecided(
         return np.asarray(scores <= max(float(scores.min()), task.score_threshold) + tolerance)
     # In a list of nearly equal scores all would be near ties, so the best one never is.
     return np.asarray((scores <= scores.min() + tolerance) & (scores < scores.max()))
-
-
-def _is_exact(limits: Limits) -> bool:
-    """Return true for rows that require full agreement: they judge inconclusive detections, too."""
-    return limits.top1_agreement == 1.0
-
-
-def _nothing_found(task: Detection) -> str:
-    return f"no detection has a score of {task.score_threshold:g} or more; {_DECIDING}"
 
 
 def _moved_boxes(boxes: AnyArray, images: list[int], limits: Limits) -> AnyArray:

@@ -228,7 +228,8 @@ class KeptStates:
         if self._id_type is DType.BYTES:
             shape = (1, 1) if self._tensors.batched else (1,)
             return {self._tensors.id_input: np.full(shape, str(identity).encode(), np.object_)}
-        if self._id_type and identity and not _fits(identity, self._id_type):
+        fits = isinstance(identity, int) and self._id_type and identity <= np.iinfo(self._id_type.numpy.name).max
+        if self._id_type and identity and not fits:
             expected = f"{self._id_type}, the type of input '{self._tensors.id_input}'"
             raise SignatureError("wrong sequence id", expected=expected, got=f"{type(identity).__name__} {identity!r}")
         return {}
@@ -242,10 +243,6 @@ class KeptStates:
                 return
             _log.debug("freeing the states of sequence %r, which ended without a last request", identity)
             del self._kept[identity]
-
-
-def _fits(identity: CorrelationId, dtype: DType) -> bool:
-    return isinstance(identity, int) and identity <= np.iinfo(dtype.numpy.name).max
 
 
 def _copy_view(array: AnyArray) -> AnyArray:

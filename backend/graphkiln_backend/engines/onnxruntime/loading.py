@@ -341,13 +341,15 @@ def align_prepacked(graph: Path, weights: Path) -> None:
     if not weights.exists():
         return
     model = onnx.load(str(graph), load_external_data=False)
-    entries = list(_entries(model.graph))
-    if all(_is_aligned(entry.value) for entry in entries):
-        return
+    changed = False
     with weights.open("r+b") as file:
-        for entry in entries:
-            entry.value = _aligned(entry.value, file)
-    graph.write_bytes(model.SerializeToString())
+        for entry in _entries(model.graph):
+            key, *blobs = entry.value.split("|")
+            moved = "|".join([key, *(_moved(blob, file) for blob in blobs)])
+            changed = changed or moved != entry.value
+            entry.value = moved
+    if changed:
+        graph.write_bytes(model.SerializeToString())
 
 
 def _entries(graph: onnx.GraphProto) -> Iterator[onnx.StringStringEntryProto]:
@@ -357,15 +359,6 @@ def _entries(graph: onnx.GraphProto) -> Iterator[onnx.StringStringEntryProto]:
         for attribute in node.attribute:
             for inner in (*attribute.graphs, *([attribute.g] if attribute.HasField("g") else [])):
                 yield from _entries(inner)
-
-
-def _is_aligned(value: str) -> bool:
-    return all(int(blob.partition(";")[0]) % _ALIGNMENT == 0 for blob in value.split("|")[1:])
-
-
-def _aligned(value: str, file: BinaryIO) -> str:
-    key, *blobs = value.split("|")
-    return "|".join([key, *(_moved(blob, file) for blob in blobs)])
 
 
 def _moved(blob: str, file: BinaryIO) -> str:

@@ -365,16 +365,12 @@ def run_bound(
         if isinstance(tensor, np.ndarray):
             binding.bind_cpu_input(name, np.ascontiguousarray(tensor))
         else:
-            binding.bind_ortvalue_input(name, _adopt(tensor))
+            own = isinstance(tensor, onnxruntime.OrtValue)
+            binding.bind_ortvalue_input(name, tensor if own else onnxruntime.OrtValue.from_dlpack(tensor))
     for name in outputs:
         binding.bind_output(name, *device)
     session.run_with_iobinding(binding, options)
     return dict(zip(outputs, binding.get_outputs(), strict=True))
-
-
-def _adopt(tensor: DeviceTensor) -> onnxruntime.OrtValue:
-    """Convert a tensor of any library to an OrtValue without a copy."""
-    return tensor if isinstance(tensor, onnxruntime.OrtValue) else onnxruntime.OrtValue.from_dlpack(tensor)
 
 
 # Profiles of ONNX Runtime: kernels, their provider and element types.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from graphkiln_backend.engines import hardware
-from graphkiln_backend.engines.base import Engine, SessionConfig, SessionTuning
+from graphkiln_backend.engines.base import Engine, SessionConfig
 from graphkiln_backend.graph.decoding import decode, encode
 from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.errors import CacheError, ManifestError
@@ -68,17 +68,12 @@ def prepare_parts(artifacts: Artifacts, engine: Engine, config: SessionConfig) -
 def config_at(config: SessionConfig, place: Place) -> SessionConfig:
     """Configure a part of a split graph for its place."""
     threads = min(config.threads, len(place.cores) or config.threads)
-    tuning = _taking_turns(config.tuning) if _shards(config) > 1 and threads > 1 else config.tuning
+    tuning = config.tuning
+    if _shards(config) > 1 and threads > 1:
+        # The parts of a shard run one after another on the same cores: threads that spin after a run would slow the
+        # next part for tens of milliseconds. Source: ONNX Runtime, `onnxruntime_session_options_config_keys.h`.
+        tuning = replace(tuning, config_entries={_STOP_SPINNING: "1", **tuning.config_entries})
     return replace(config, device=place.device, threads=threads, tuning=tuning, parallel=None, places=(), cuts=())
-
-
-def _taking_turns(tuning: SessionTuning) -> SessionTuning:
-    """Stop threads from spinning after a run: the parts of a shard run one after another on the same cores.
-
-    Otherwise they would spin for tens of milliseconds beside the threads of the next parts.
-    Source: ONNX Runtime, `onnxruntime_session_options_config_keys.h` (`session.force_spinning_stop`).
-    """
-    return replace(tuning, config_entries={_STOP_SPINNING: "1", **tuning.config_entries})
 
 
 def _compile(artifacts: Artifacts, engine: Engine, config: SessionConfig, part: int, shard: int) -> Path | None:

@@ -117,8 +117,11 @@ class MeasuredSpeed(Speed):
             for node, seconds in zip(self.whole.nodes, counted, strict=True)
             if node.name in measured
         }
-        usual = _ratio(pairs)
-        return np.array([_ratio_of(pairs, node.name, usual) for node in costs.nodes], np.float64)
+        # Unmeasured nodes get the ratio of all measured ones, or 1 if no node was measured.
+        usual = np.sum([*pairs.values()], axis=0) if pairs else (1.0, 1.0)
+        taken, cost = np.transpose([pairs.get(node.name, usual) for node in costs.nodes])
+        ratios: Seconds = taken / cost
+        return ratios
 
 
 def find_times(version: ModelVersion) -> NodeTimes | None:
@@ -139,16 +142,6 @@ def find_times(version: ModelVersion) -> NodeTimes | None:
 def graph_digest(version: ModelVersion) -> str:
     """Return the SHA-256 of a version's graph, which identifies it in measured times."""
     return version.manifest.sha256 if version.manifest else graph_sha256(version.graph_path)
-
-
-def _ratio(pairs: Mapping[str, tuple[float, float]]) -> float:
-    """Return the ratio of total measured to counted time, or 1 if no node was measured."""
-    return sum(taken for taken, _ in pairs.values()) / sum(cost for _, cost in pairs.values()) if pairs else 1.0
-
-
-def _ratio_of(pairs: Mapping[str, tuple[float, float]], name: str, usual: float) -> float:
-    taken, cost = pairs.get(name, (usual, 1.0))
-    return taken / cost
 
 
 # Times are measured in a session without fusions, since the runtime gives fused nodes and NCHWc blocks other names. A
@@ -221,13 +214,9 @@ def _opened(graph_path: Path, op_libraries: Sequence[str]) -> Iterator[tuple[Tim
     with tempfile.TemporaryDirectory(prefix="graphkiln-times-") as folder:
         save(model, Path(folder) / "model.onnx")
         with load_engine(REFERENCE_ENGINE).build(Path(folder) / "model.onnx", config) as session:
-            yield _timed(session), names
-
-
-def _timed(session: Session) -> TimedSession:
-    if not isinstance(session, TimedSession):
-        raise TypeError(f"{type(session).__name__} cannot time nodes")
-    return session
+            if not isinstance(session, TimedSession):
+                raise TypeError(f"{type(session).__name__} cannot time nodes")
+            yield session, names
 
 
 def _feeds(session: Session, golden: GoldenSamples | None, size: int) -> Mapping[str, AnyArray]:
