@@ -25,14 +25,14 @@ from measurement import ratio_of, take_turns
 from servers import check_backend, start_cpp_server
 
 from graphkiln.story.server import LocalServer, start_server
-from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
+from graphkiln_backend.repository.config import DROP_IN_BACKEND
 from graphkiln_client import Client
 
 _ARCHITECTURES = ("mobilenet_v3_small", "resnet50")
 _INSTANCES = (1, 2)
 BARE, CPP = "bare session", "C++ backend"
 _IMAGE = (1, 3, 224, 224)
-_CALLERS, _REQUESTS = 4, 32  # so that each instance has computed
+_CALLERS, _REQUESTS = 4, 32  # so many that each instance computes
 _BARE_PROGRAM = """
 import sys
 import numpy, onnxruntime
@@ -61,15 +61,15 @@ class Reading:
 Read = Callable[[float], Reading]
 
 
-def benchmark_memory(rounds: int, _: float, cpp_backend: Path | None) -> list[dict[str, object]]:
-    """Measure each set-up in a new process per round; lowered graphs come from a warm cache."""
+def benchmark_memory(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+    """Measure each set-up in a new process per round; lowered graphs come from a warm cache, but for first starts."""
     backends = check_backend(cpp_backend) if cpp_backend else None
     rows: list[dict[str, object]] = []
     for architecture in _ARCHITECTURES:
         graph = exported_graph(architecture)
         with tempfile.TemporaryDirectory() as folder:
             set_ups = _set_ups(Path(folder), architecture, graph, backends)
-            readings = take_turns(f"{architecture}, ", set_ups, rounds, 0.0, warm_up=False)
+            readings = take_turns(f"{architecture}, ", set_ups, rounds, seconds, warm_up=False)
             rows += rows_of(architecture, graph.stat().st_size / 2**20, readings)
     return rows
 
@@ -80,25 +80,21 @@ def _set_ups(folder: Path, model: str, graph: Path, backends: Path | None) -> di
         instances = f"\ninstance_group {{ count: {count} kind: KIND_CPU }}\n"
         for server, settings in (("graphkiln", ""), ("graphkiln, OpenVINO", parameters(openvino_settings()))):
             name = _title(server, count)
-            store = _store(folder / name, model, graph, instances + settings)
+            store = folder / name / "store"
+            add_model(store, model, graph, instances + settings)
             for title, is_first in ((f"{name}, first start", True), (name, False)):
                 start = partial(_start_ours, store, folder / f"{name} cache", is_first=is_first)
                 set_ups[title] = partial(_read_server, start, model)
         if backends:
             name = _title(CPP, count)
-            store = _store(folder / name, model, graph, instances, DROP_IN_BACKEND)
+            store = folder / name / "store"
+            add_model(store, model, graph, instances, DROP_IN_BACKEND)
             set_ups[name] = partial(_read_server, partial(start_cpp_server, backends, store), model)
     return set_ups
 
 
 def _title(server: str, instances: int) -> str:
     return f"{server}, {instances} instance{'s' if instances > 1 else ''}"
-
-
-def _store(folder: Path, model: str, graph: Path, extra: str, backend: str = BACKEND) -> Path:
-    store = folder / "store"
-    add_model(store, model, graph, extra, backend)
-    return store
 
 
 @contextmanager
@@ -123,7 +119,7 @@ def _read_bare(graph: Path, _: float) -> Reading:
     command = [sys.executable, "-c", _BARE_PROGRAM, str(graph)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         if process.stdout is None or not process.stdout.readline():
-            sys.exit(f"a bare session of {graph} does not start")
+            sys.exit(f"a bare session of {graph} does not start; see the error above")
         return read_memory([process.pid])
 
 
@@ -140,26 +136,20 @@ def _kilobytes(file: Path, key: str) -> int:
 
 def rows_of(model: str, weights_mb: float, readings: Mapping[str, Sequence[Reading]]) -> list[dict[str, object]]:
     """Make a row per set-up; ratios are to the C++ backend with as many instances, else to the bare session."""
-    return [
-        _row(model, name, weights_mb, found, readings[_reference(name, readings)]) for name, found in readings.items()
-    ]
-
-
-def _reference(name: str, readings: Mapping[str, object]) -> str:
-    peer = next((_title(CPP, count) for count in _INSTANCES if _title("", count) in name), BARE)
-    return peer if peer in readings else BARE
-
-
-def _row(
-    model: str, name: str, weights_mb: float, found: Sequence[Reading], reference: Sequence[Reading]
-) -> dict[str, object]:
-    ratio = ratio_of([reading.pss_mb for reading in found], [reading.pss_mb for reading in reference])
-    return {
-        "model": model,
-        "set-up": name,
-        "PSS MB": round(statistics.median(reading.pss_mb for reading in found)),
-        "ratio": ratio.median,
-        "spread": ratio.spread,
-        "largest peak MB": round(statistics.median(reading.peak_mb for reading in found)),
-        "twice the weights MB": round(2 * weights_mb),
-    }
+    rows: list[dict[str, object]] = []
+    for name, found in readings.items():
+        peer = next((_title(CPP, count) for count in _INSTANCES if _title("", count) in name), BARE)
+        reference = readings.get(peer, readings[BARE])
+        ratio = ratio_of([reading.pss_mb for reading in found], [reading.pss_mb for reading in reference])
+        rows.append(
+            {
+                "model": model,
+                "set-up": name,
+                "PSS MB": round(statistics.median(reading.pss_mb for reading in found)),
+                "ratio": ratio.median,
+                "spread": ratio.spread,
+                "largest peak MB": round(statistics.median(reading.peak_mb for reading in found)),
+                "twice the weights MB": round(2 * weights_mb),
+            }
+        )
+    return rows

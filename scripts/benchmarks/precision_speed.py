@@ -1,6 +1,8 @@
-"""`engine: auto` beside every engine and precision that this CPU can do, by hand, on ten architectures.
+"""`engine: auto` beside each engine and precision chosen by hand, on ten architectures with random weights.
 
-Each architecture is kept as soon as it is done: what is interrupted goes on with the next one.
+Each architecture is saved when it is measured, and an interrupted benchmark continues with the next one. Random weights
+cost as much as trained ones; their errors mean little: `graphkiln convert --precision int8` proves a trained model on
+its samples.
 """
 
 from __future__ import annotations
@@ -46,17 +48,14 @@ from graphkiln_backend.system.resources import usable_cores
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import open_source
 
-# What the precisions are compared on: ten architectures with random weights, exported and quantized once.
-#
-# Random weights cost as much as trained ones. What they answer means nothing, and how far a precision moves it says
-# little: for that, `graphkiln convert --precision int8` proves a trained model on its samples.
+# The architectures, exported and quantized once.
 
 _HERE = Path(__file__).resolve()
 _TOKENS = 128
 _CALIBRATION_SAMPLES = 16
-_DETAIL = 8  # pixels in a row that are interpolated between two random ones: a photograph is not white noise
+_DETAIL = 8  # distance in pixels of the random values that are interpolated: a photograph is not white noise
 
-# Name -> what `graphkiln convert` takes.
+# Sources of `graphkiln convert` by name.
 ARCHITECTURES = {
     "resnet50": "torchvision:resnet50",
     "mobilenet_v3_small": "torchvision:mobilenet_v3_small",
@@ -90,7 +89,7 @@ class Detector(nn.Module):
     """SSDlite on MobileNetV3-large up to its heads; boxes are decoded and suppressed by the client."""
 
     def __init__(self) -> None:
-        from torchvision.models import detection  # prepared by the source
+        from torchvision.models import detection  # the source has prepared the library
 
         super().__init__()
         whole = detection.ssdlite320_mobilenet_v3_large(weights=None, weights_backbone=None)
@@ -103,18 +102,18 @@ class Detector(nn.Module):
 
 
 def make_bert() -> tuple[nn.Module, torch.Tensor]:
-    """The module and an example."""
+    """Make the module and an example input."""
     return Bert(), torch.zeros((2, _TOKENS), dtype=torch.int64)
 
 
 def make_detector() -> tuple[nn.Module, torch.Tensor]:
-    """The module and an example."""
+    """Make the module and an example input."""
     return Detector(), torch.zeros((2, 3, 320, 320))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Graphs:
-    """The saved graphs of an architecture, in fp32 and in int8; None where it cannot be quantized."""
+    """Saved graphs of an architecture in fp32 and int8; None if it cannot be quantized."""
 
     fp32: Path
     int8: Path | None
@@ -124,24 +123,36 @@ class Graphs:
         return synthetic_feeds(read_signature(self.fp32), batch, np.random.default_rng(seed))
 
 
-def export_once(name: str) -> Path:
-    """The fp32 graph of an architecture, exported where that is not done yet."""
-    fp32 = CACHE / f"{name}.precision.onnx"
-    _once(fp32, lambda target: _export(name, target))
-    return fp32
-
-
 def prepare(name: str) -> Graphs:
     """Export and quantize an architecture, once."""
-    fp32, int8 = export_once(name), CACHE / f"{name}.precision-int8.onnx"
+    fp32, int8 = CACHE / f"{name}.precision.onnx", CACHE / f"{name}.precision-int8.onnx"
     graphs = Graphs(fp32=fp32, int8=int8)
+
+    def export(target: Path) -> None:
+        torch.manual_seed(0)
+        model = open_source(Recipe(source=ARCHITECTURES[name])).export()
+        run_passes(model, OPTIMIZATIONS)
+        save(model, target)
+
+    _make_once(fp32, export)
     samples, settings = graphs.feeds(_CALIBRATION_SAMPLES, seed=0), Quantization(batch_size=4)
     try:
-        _once(int8, lambda target: quantize(fp32, samples, settings, target))
+        _make_once(int8, lambda target: quantize(fp32, samples, settings, target))
     except LoweringError as error:
         print(f"{name} in int8: {error}", file=sys.stderr)
         return replace(graphs, int8=None)
     return graphs
+
+
+def _make_once(path: Path, make: Callable[[Path], object]) -> None:
+    """Make a file that does not exist, completely or not at all."""
+    if path.exists():
+        return
+    print(f"making {path.name} (once)", file=sys.stderr)
+    CACHE.mkdir(parents=True, exist_ok=True)
+    partial = path.with_name(f"partial-{path.name}")
+    make(partial)
+    partial.rename(path)
 
 
 def synthetic_feeds(signature: Signature, batch: int, random: np.random.Generator) -> dict[str, AnyArray]:
@@ -157,59 +168,36 @@ def synthetic_feeds(signature: Signature, batch: int, random: np.random.Generato
 
 
 def _smooth(random: np.random.Generator, shape: tuple[int, ...]) -> AnyArray:
-    """`[batch, channels, height, width]`, normalized as a photograph is."""
+    """Smoothed noise `[batch, channels, height, width]`, normalized like a photograph."""
     height, width = shape[-2:]
     coarse = random.normal(size=(*shape[:-2], -(-height // _DETAIL), -(-width // _DETAIL)))
     smooth = nn.functional.interpolate(torch.tensor(coarse), (height, width), mode="bicubic")
     return np.asarray(smooth)
 
 
-def _export(name: str, target: Path) -> None:
-    torch.manual_seed(0)
-    model = open_source(Recipe(source=ARCHITECTURES[name])).export()
-    run_passes(model, OPTIMIZATIONS)
-    save(model, target)
+# Sessions of each set-up, measured in turn.
 
-
-def _once(path: Path, make: Callable[[Path], object]) -> None:
-    """Make a file that is not there, whole or not at all."""
-    if path.exists():
-        return
-    print(f"making {path.name} (once)", file=sys.stderr)
-    CACHE.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"partial-{path.name}")
-    make(partial)
-    partial.rename(path)
-
-
-PARTS = CACHE / "precision"  # where each architecture is kept as it is done
+PARTS = CACHE / "precision"  # saved architectures
 _BATCH = 8
-_CLOSE = 0.97  # A rate of at least this share of the best one counts as being it
+_CLOSE = 0.97  # share of the best rate from which a rate counts as equal
 
 ORT_FP32, OV_FP32, OV_BF16 = "onnxruntime fp32", "openvino fp32", "openvino bf16"
 ORT_INT8, OV_INT8 = "onnxruntime int8", "openvino int8"
 AUTO_FP32, AUTO_BF16, AUTO_INT8 = "auto, fp32", "auto, bf16 requested", "auto, int8 saved"
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _SetUp:
-    """Graph and settings of a session: int8 or fp32."""
-
-    settings: Settings
-    int8: bool = False
-
-
+# Settings, and the saved graph.
 _SET_UPS = {
-    ORT_FP32: _SetUp(settings=Settings(engine="onnxruntime")),
-    OV_FP32: _SetUp(settings=Settings(engine="openvino")),
-    OV_BF16: _SetUp(settings=Settings(engine="openvino", precision=Precision.BF16)),
-    ORT_INT8: _SetUp(settings=Settings(engine="onnxruntime"), int8=True),
-    OV_INT8: _SetUp(settings=Settings(engine="openvino"), int8=True),
-    AUTO_FP32: _SetUp(settings=Settings(engine="auto")),
-    AUTO_BF16: _SetUp(settings=Settings(engine="auto", precision=Precision.BF16)),
-    AUTO_INT8: _SetUp(settings=Settings(engine="auto"), int8=True),
+    ORT_FP32: (Settings(engine="onnxruntime"), "fp32"),
+    OV_FP32: (Settings(engine="openvino"), "fp32"),
+    OV_BF16: (Settings(engine="openvino", precision=Precision.BF16), "fp32"),
+    ORT_INT8: (Settings(engine="onnxruntime"), "int8"),
+    OV_INT8: (Settings(engine="openvino"), "int8"),
+    AUTO_FP32: (Settings(engine="auto"), "fp32"),
+    AUTO_BF16: (Settings(engine="auto", precision=Precision.BF16), "fp32"),
+    AUTO_INT8: (Settings(engine="auto"), "int8"),
 }
-# What `engine: auto` may choose between.
+# The candidates of `engine: auto`.
 _BY_HAND = {
     AUTO_FP32: (ORT_FP32, OV_FP32),
     AUTO_BF16: (ORT_FP32, OV_FP32, OV_BF16),
@@ -223,7 +211,7 @@ class Rounds:
 
     Attributes:
         rates: Runs per second.
-        cpu_s: Processor time of a run, of all threads.
+        cpu_s: Processor seconds of a run, of all threads.
     """
 
     rates: list[float] = field(default_factory=list)
@@ -231,7 +219,7 @@ class Rounds:
 
 
 def benchmark_precision(rounds: int, seconds: float, only: str = "") -> list[dict[str, object]]:
-    """Every architecture that is done, those that are not measured now."""
+    """Measure all architectures that are not saved, or `only` one again; return the rows of all saved ones."""
     if only and only not in ARCHITECTURES:
         sys.exit(f"precision has no part {only}; there are {', '.join(ARCHITECTURES)}")
     parts = Parts(PARTS, rounds, seconds)
@@ -245,56 +233,64 @@ def _measure_architecture(name: str, rounds: int, seconds: float) -> list[dict[s
     feeds = graphs.feeds(_BATCH, seed=1)
     sessions, failures = dict[str, ProvenSession](), dict[str, str]()
     with tempfile.TemporaryDirectory() as folder, ArtifactCache(Path(folder)) as cache, ExitStack() as opened:
-        for set_up, request in _SET_UPS.items():
+        for set_up, (settings, saved) in _SET_UPS.items():
             show_progress(f"{name}: building {set_up}")
             try:
-                sessions[set_up] = _build(graphs, request, cache)
+                sessions[set_up] = _build(graphs.int8 if saved == "int8" else graphs.fp32, settings, cache)
             except GraphkilnError as error:
                 failures[set_up] = str(error).partition("\n")[0]
                 continue
             opened.enter_context(sessions[set_up].session)
-        errors = {set_up: _error(graphs, proven, feeds) for set_up, proven in sessions.items()}
+        with open_reference(graphs.fp32) as reference:
+            expected = reference.run(feeds)
+        errors = {
+            set_up: max(each.relative_l2 for each in compare(expected, proven.session.run(feeds)))
+            for set_up, proven in sessions.items()
+        }
         runs = {set_up: partial(_time, partial(proven.session.run, feeds)) for set_up, proven in sessions.items()}
         found = take_turns(f"{name}, ", runs, rounds, seconds)
     measured = {
         set_up: Rounds(rates=[rate for rate, _ in each], cpu_s=[cpu_s for _, cpu_s in each])
         for set_up, each in found.items()
     }
-    made = {set_up: _what_computes(proven) for set_up, proven in sessions.items()}
+    made = {set_up: (proven.config.engine, _products(proven)) for set_up, proven in sessions.items()}
     verdicts = {auto: judge(auto, by_hand, measured, made) for auto, by_hand in _BY_HAND.items() if auto in measured}
-    rows = []
-    for set_up in _SET_UPS:
-        if set_up in sessions:
-            rows.append(
-                _row(
-                    name, set_up, sessions[set_up], measured[set_up], measured, errors[set_up], verdicts.get(set_up, "")
-                )
-            )
-        else:
-            print(f"{name}, {set_up}: {failures[set_up]}", file=sys.stderr)
+    for set_up, failure in failures.items():
+        print(f"{name}, {set_up}: {failure}", file=sys.stderr)
+    rows: list[dict[str, object]] = []
+    for set_up, proven in sessions.items():
+        own = measured[set_up]
+        ratios = {other: round(ratio_of(own.rates, measured[other].rates).median, 2) for other in measured}
+        rivals = _BY_HAND.get(set_up) or next(hand for hand in reversed(_BY_HAND.values()) if set_up in hand)
+        rows.append(
+            {
+                "model": name,
+                "set-up": set_up,
+                "engine": proven.config.engine,
+                "products": _products(proven),
+                "samples/s": round(statistics.median(own.rates) * _BATCH, 1),
+                "to onnxruntime fp32": ratios[ORT_FP32],
+                "to best by hand": min(ratios[rival] for rival in rivals if rival in ratios),
+                "CPU ms": round(statistics.median(own.cpu_s) / _BATCH * 1e3, 2),
+                "error": f"{errors[set_up]:.1e}",
+                "auto": verdicts.get(set_up, ""),
+            }
+        )
     return rows
 
 
-def _build(graphs: Graphs, set_up: _SetUp, cache: ArtifactCache) -> ProvenSession:
-    graph = graphs.int8 if set_up.int8 else graphs.fp32
+def _build(graph: Path | None, settings: Settings, cache: ArtifactCache) -> ProvenSession:
     if graph is None:
         raise LoweringError("there is no int8 graph", attempts=())
     version = ModelVersion(graph_path=graph, manifest=None, golden=None)
     saved = saved_precision(version)
     resources = Resources(device=CPU, cores=usable_cores(), probe=probe)
-    planned = plan(set_up.settings, resources, saved=saved, largest_batch=_BATCH)
+    planned = plan(settings, resources, saved=saved, largest_batch=_BATCH)
     return select_session(Artifacts(version, saved, cache), planned, Requirements(batch_sizes=(1, _BATCH)))
 
 
-def _error(graphs: Graphs, proven: ProvenSession, feeds: Mapping[str, AnyArray]) -> float:
-    """The worst output's relative L2 beside the fp32 graph as the proof runs it."""
-    with open_reference(graphs.fp32) as reference:
-        expected = reference.run(feeds)
-    return max(error.relative_l2 for error in compare(expected, proven.session.run(feeds)))
-
-
 def _time(run: Callable[[], object], seconds: float) -> tuple[float, float]:
-    """Runs per second, and CPU seconds of a run; threads of the session before it get a run to go to sleep."""
+    """Runs per second, and processor seconds of a run; a first run lets the threads of other sessions go to sleep."""
     run()
     begun, cpu, count = time.perf_counter(), time.process_time(), 0
     while (passed := time.perf_counter() - begun) < seconds or not count:
@@ -307,11 +303,11 @@ def judge(auto: str, by_hand: Sequence[str], measured: Mapping[str, Rounds], mad
     """Describe `engine: auto` beside the best by hand, by the median of the rounds' ratios.
 
     Args:
-        auto: Its set-up.
-        by_hand: What it may choose between.
-        measured: The rounds of each, equally many; one that cannot be built is not there.
-        made: What each computes with: where that is the same, a difference is the machine's noise, so of what computes
-            as `auto` does the faster one of each round counts.
+        auto: Set-up with `engine: auto`.
+        by_hand: Its candidates.
+        measured: Equally many rounds of each set-up that could be built.
+        made: Engine and products of each. Where they are the same, differences are noise: of the set-ups that compute
+            like `auto`, the fastest one of each round counts.
     """
     alike = [name for name in (auto, *by_hand) if name in measured and made[name] == made[auto]]
     rates = {name: measured[name].rates for name in by_hand if name in measured}
@@ -324,38 +320,6 @@ def judge(auto: str, by_hand: Sequence[str], measured: Mapping[str, Rounds], mad
     return f"within 3% of {best}" if ratio >= _CLOSE else f"{1 - ratio:.0%} behind {best}"
 
 
-def _what_computes(proven: ProvenSession) -> tuple[str, str]:
-    return proven.config.engine, _products(proven)
-
-
 def _products(proven: ProvenSession) -> str:
     products = proven.placement.products if proven.placement else {}
     return ", ".join(f"{count} {precision}" for precision, count in products.items())
-
-
-def _row(  # noqa: PLR0917 - the columns
-    name: str,
-    set_up: str,
-    proven: ProvenSession,
-    rounds: Rounds,
-    measured: Mapping[str, Rounds],
-    error: float,
-    verdict: str,
-) -> dict[str, object]:
-    rivals = _BY_HAND.get(set_up) or next(hand for hand in reversed(_BY_HAND.values()) if set_up in hand)
-    return {
-        "model": name,
-        "set-up": set_up,
-        "engine": proven.config.engine,
-        "products": _products(proven),
-        "samples/s": round(statistics.median(rounds.rates) * _BATCH, 1),
-        "to onnxruntime fp32": _ratio(rounds, measured[ORT_FP32]),
-        "to best by hand": min(_ratio(rounds, measured[rival]) for rival in rivals if rival in measured),
-        "CPU ms": round(statistics.median(rounds.cpu_s) / _BATCH * 1e3, 2),
-        "error": f"{error:.1e}",
-        "auto": verdict,
-    }
-
-
-def _ratio(rounds: Rounds, reference: Rounds) -> float:
-    return round(ratio_of(rounds.rates, reference.rates).median, 2)

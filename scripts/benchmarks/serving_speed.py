@@ -6,7 +6,7 @@ import json
 import statistics
 import tempfile
 import urllib.request
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +16,7 @@ import numpy as np
 import onnxruntime
 import psutil
 from inputs import add_model, exported_graph, openvino_settings, parameters
-from measurement import Ratio, ratio_of, take_turns
+from measurement import ratio_of, take_turns
 from servers import Load, check_backend, find_generator, start_cpp_server
 
 from graphkiln.bench.generator import measure_throughput
@@ -46,10 +46,6 @@ class Variant:
     threads: int
     concurrencies: tuple[int, ...]
     openvino: bool = False
-
-    def title(self, protocol: str, concurrency: int) -> str:
-        """Title in a row."""
-        return f"{self.name}, {protocol}, {concurrency}"
 
 
 VARIANTS = (
@@ -97,8 +93,10 @@ def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> 
         if cpp_backend:
             backends, store = check_backend(cpp_backend), variant_store(folder / "cpp", VARIANTS, ours=False)
             servers[CPP] = stack.enter_context(start_cpp_server(backends, store))
-        for variant, protocol, concurrency in _cases():
-            title = variant.title(protocol, concurrency)
+        cases = [(variant, protocol, count) for variant in VARIANTS for protocol in ("HTTP", "gRPC")
+                 for count in variant.concurrencies]  # fmt: skip
+        for variant, protocol, concurrency in cases:
+            title = f"{variant.name}, {protocol}, {concurrency}"
             runs: dict[str, Run] = {}
             for name, server in servers.items():
                 url = server.http_url if protocol == "HTTP" else server.grpc_url
@@ -110,39 +108,22 @@ def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> 
     return rows
 
 
-def _cases() -> Iterator[tuple[Variant, str, int]]:
-    for variant in VARIANTS:
-        for protocol in ("HTTP", "gRPC"):
-            for concurrency in variant.concurrencies:
-                yield variant, protocol, concurrency
-
-
 def variant_store(folder: Path, variants: Sequence[Variant], *, ours: bool) -> Path:
     """Make a model store of variants for our backend or for Triton's C++ backend; return its folder."""
     for variant in variants:
         graph = exported_graph(variant.architecture)
-        text = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n" + parameters(
-            _settings(variant, ours)
-        )
+        settings = {"threads" if ours else "intra_op_thread_count": str(variant.threads)}
+        settings |= openvino_settings() if ours and variant.openvino else {}
+        text = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n{parameters(settings)}"
         add_model(folder, variant.name, graph, text, backend=BACKEND if ours else DROP_IN_BACKEND)
     return folder
-
-
-def _settings(variant: Variant, ours: bool) -> dict[str, str]:
-    if not ours:
-        return {"intra_op_thread_count": str(variant.threads)}
-    return {"threads": str(variant.threads), **(openvino_settings() if variant.openvino else {})}
 
 
 def _measure_server(server: LocalServer, model: str, generate: Callable[[float], Load], seconds: float) -> Sample:
     before, cpu_s = read_statistics(server.http_url, model), _cpu_seconds(server.pid)
     load = generate(seconds)
     cpu_s = _cpu_seconds(server.pid) - cpu_s
-    return _sample(load, before, read_statistics(server.http_url, model), cpu_s)
-
-
-def _sample(load: Load, before: Mapping[str, int], after: Mapping[str, int], cpu_s: float) -> Sample:
-    grown = {name: value - before[name] for name, value in after.items()}
+    grown = {name: value - before[name] for name, value in read_statistics(server.http_url, model).items()}
     requests = max(grown["requests"], 1)
     return Sample(
         load=load,
@@ -197,31 +178,28 @@ def rows_of(title: str, generator: str, samples: Mapping[str, Sequence[Sample]])
     """Make a row per server; ratios are to the last one, round by round."""
     rates = {name: [sample.load.per_second for sample in found] for name, found in samples.items()}
     reference = list(rates.values())[-1]
-    return [
-        _row(title, name, generator if found[0].server_us else "in process", found, ratio_of(rates[name], reference))
-        for name, found in samples.items()
-    ]
-
-
-def _row(title: str, name: str, generator: str, samples: Sequence[Sample], ratio: Ratio) -> dict[str, object]:
-    stages = {
-        f"{stage.removeprefix('compute_')} us": _median([sample.server_us.get(stage, 0.0) for sample in samples], 0)
-        for stage in _STAGES
-    }
-    return {
-        "model": title,
-        "set-up": name,
-        "requests/s": _median([sample.load.per_second for sample in samples], 1),
-        "ratio": ratio.median,
-        "spread": ratio.spread,
-        "p50 ms": _median([sample.load.p50_ms for sample in samples], 2),
-        "p99 ms": _median([sample.load.p99_ms for sample in samples], 2),
-        **stages,
-        "batch": _median([sample.batch for sample in samples], 2),
-        "CPU ms": _median([sample.cpu_ms for sample in samples], 2),
-        "load by": generator,
-    }
-
-
-def _median(values: Sequence[float], digits: int) -> float:
-    return round(statistics.median(values), digits)
+    rows: list[dict[str, object]] = []
+    for name, found in samples.items():
+        ratio = ratio_of(rates[name], reference)
+        stages = {
+            f"{stage.removeprefix('compute_')} us": round(
+                statistics.median(sample.server_us.get(stage, 0.0) for sample in found)
+            )
+            for stage in _STAGES
+        }
+        rows.append(
+            {
+                "model": title,
+                "set-up": name,
+                "requests/s": round(statistics.median(rates[name]), 1),
+                "ratio": ratio.median,
+                "spread": ratio.spread,
+                "p50 ms": round(statistics.median(sample.load.p50_ms for sample in found), 2),
+                "p99 ms": round(statistics.median(sample.load.p99_ms for sample in found), 2),
+                **stages,
+                "batch": round(statistics.median(sample.batch for sample in found), 2),
+                "CPU ms": round(statistics.median(sample.cpu_ms for sample in found), 2),
+                "load by": generator if found[0].server_us else "in process",
+            }
+        )
+    return rows

@@ -1,4 +1,4 @@
-"""The comparison of precisions: what `auto` is held to, and how an interrupted one goes on."""
+"""The comparison of `engine: auto` with set-ups by hand, inputs, and parts."""
 
 from __future__ import annotations
 
@@ -20,13 +20,11 @@ BY_HAND = (ORT_FP32, OV_FP32, OV_BF16)
 @pytest.mark.parametrize(
     ("auto", "verdict"),
     [
-        ([20.0, 10.0, 20.0], "within 3% of openvino fp32"),
         ([19.5, 9.8, 19.5], "within 3% of openvino fp32"),
         ([19.0, 9.5, 19.0], "5% behind openvino fp32"),
     ],
 )
-def test_auto_is_held_to_the_best_by_hand_round_by_round(auto: list[float], verdict: str) -> None:
-    """A round in which the machine was slow slows both sides of its ratio."""
+def test_auto_is_compared_with_the_best_by_hand_round_by_round(auto: list[float], verdict: str) -> None:
     measured = {
         ORT_FP32: Rounds(rates=[10.0, 5.0, 10.0]),
         OV_FP32: Rounds(rates=[20.0, 10.0, 20.0]),
@@ -34,12 +32,6 @@ def test_auto_is_held_to_the_best_by_hand_round_by_round(auto: list[float], verd
         AUTO_BF16: Rounds(rates=auto),
     }
     assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, {name: name for name in measured}) == verdict
-
-
-def test_what_computes_with_the_same_is_the_best_however_noisy_the_machine_was() -> None:
-    measured = {ORT_FP32: Rounds(rates=[9.0]), OV_FP32: Rounds(rates=[10.0]), AUTO_BF16: Rounds(rates=[5.0])}
-    made = {ORT_FP32: "one", OV_FP32: "other", AUTO_BF16: "other"}
-    assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, made) == "is openvino fp32"
 
 
 @pytest.fixture
@@ -75,26 +67,28 @@ def test_a_part_alone_is_measured_again_and_the_rest_stays(measured: list[str]) 
     ],
     ids=["tokens", "images"],
 )
-def test_what_is_made_up_for_an_input(
-    dtype: DType, shape: tuple[int | str, ...], fits: Callable[[np.ndarray], bool]
-) -> None:
+def test_synthetic_inputs(dtype: DType, shape: tuple[int | str, ...], fits: Callable[[np.ndarray], bool]) -> None:
     signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=())
     (x,) = precision_speed.synthetic_feeds(signature, 4, np.random.default_rng(1)).values()
     assert (x.shape, x.dtype) == ((4, *shape[1:]), dtype.numpy)
     assert fits(x)
 
 
-def test_a_part_that_there_is_not_is_named(measured: list[str]) -> None:
+def test_an_unknown_part_is_refused(measured: list[str]) -> None:
     with pytest.raises(SystemExit, match="no part three; there are one, two"):
         precision_speed.benchmark_precision(5, 3.0, "three")
     assert measured == []
 
 
 @pytest.mark.parametrize(
-    ("openvino", "verdict"), [(9.9, "within 3% of onnxruntime fp32"), (8.0, "20% behind onnxruntime fp32")]
+    ("openvino", "verdict"),
+    [
+        (11.0, "is openvino fp32"),
+        (9.9, "within 3% of onnxruntime fp32"),
+        (8.0, "20% behind onnxruntime fp32"),
+    ],
 )
-def test_what_computes_as_auto_does_stands_for_it(openvino: float, verdict: str) -> None:
-    """Two sessions that are alike are as fast as each other, whatever a noisy machine says."""
+def test_a_set_up_that_computes_like_auto_counts_for_it(openvino: float, verdict: str) -> None:
     measured = {ORT_FP32: Rounds(rates=[10.0]), OV_FP32: Rounds(rates=[openvino]), AUTO_BF16: Rounds(rates=[5.0])}
     made = {ORT_FP32: "one", OV_FP32: "other", AUTO_BF16: "other"}
     assert precision_speed.judge(AUTO_BF16, BY_HAND, measured, made) == verdict

@@ -1,4 +1,4 @@
-"""The first request of each batch size beside later ones: a client that stands in for a server counts and waits."""
+"""First requests of each batch size, by a client without a server, and the rows of the table."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import start_speed
-from start_speed import feeds_of, first_requests
+from start_speed import BARE, Start, feeds_of, first_requests, rows_of
 
 from graphkiln_backend.graph.errors import ServerError
 
@@ -17,11 +17,11 @@ INPUTS = [{"name": "x", "datatype": "FP16", "shape": [-1, 3, -1]}, {"name": "n",
 
 
 class Served:
-    """A model whose first request of a size takes three times as long as the later ones, on a clock of its own."""
+    """A model whose first request of a size takes three times as long as later ones."""
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.asked: list[int] = []
+        self.sizes: list[int] = []
         self.metadata = {"inputs": INPUTS}
 
     def infer(self, feeds: Mapping[str, Any]) -> None:
@@ -31,8 +31,8 @@ class Served:
         size = len(feeds["x"])
 
         def send() -> None:
-            self.now += 0.01 * size * (1 if size in self.asked else 3)
-            self.asked.append(size)
+            self.now += 0.01 * size * (1 if size in self.sizes else 3)
+            self.sizes.append(size)
 
         return send
 
@@ -50,16 +50,33 @@ def served(monkeypatch: pytest.MonkeyPatch) -> Served:
     return served
 
 
-def test_each_size_is_new_when_it_is_asked(served: Served) -> None:
+def test_first_requests_of_all_sizes_come_before_later_ones(served: Served) -> None:
     ratios = first_requests("http://nowhere", "m", 3)
-    assert served.asked[:3] == [1, 2, 3]
-    assert len(served.asked) == 18
+    assert served.sizes[:3] == [1, 2, 3]
+    assert len(served.sizes) == 18
     assert ratios == pytest.approx({1: 3.0, 2: 3.0, 3: 3.0})
 
 
-def test_requests_are_as_the_model_takes_them() -> None:
+def test_requests_have_the_shapes_and_dtypes_of_the_model() -> None:
     feeds = feeds_of(INPUTS, 4)
     assert {name: (array.shape, array.dtype) for name, array in feeds.items()} == {
         "x": ((4, 3, 1), np.dtype(np.float16)),
         "n": ((4,), np.dtype(np.int64)),
     }
+
+
+def test_rows_are_medians_of_phases_with_ratios_to_the_peer() -> None:
+    first = {("digits", 1): 2.0}
+    cold = [Start(seconds={"ready": ready, "load": 1.0}, peak_mb=10.4, first=first) for ready in (2.0, 3.0, 9.0)]
+    warm = [Start(seconds={"ready": 1.5}, peak_mb=8.0, first=first)]
+    bare = [Start(seconds={"ready": 1.5}, peak_mb=4.0)]
+    rows = rows_of(["digits"], {"digits, cold": cold, "digits, warm": warm, f"digits, {BARE}": bare})
+    assert [tuple(row.values()) for row in rows] == [
+        ("load s", 1.0, 0.0),
+        ("ready s", 3.0, 1.5),
+        ("peak MB", 10, 8),
+        ("worst first request of a batch size, ratio to later ones", 2.0, 2.0),
+        ("bare sessions s", 1.5, 1.5),
+        ("ratio", 2.0, 1.0),
+        ("bare sessions, peak MB", 4, 4),
+    ]
