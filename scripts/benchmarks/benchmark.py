@@ -4,17 +4,17 @@
     scripts/benchmark serving      served models beside bare sessions, or Triton's C++ backend (--cpp-backend DIR)
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
     scripts/benchmark edge         requests through HAProxy, plain and with TLS, beside tritonserver's own ports
-    scripts/benchmark precision    ten architectures in each precision, and what engine: auto makes of them; continues
-                                   an interrupted run (--only NAME: this one, again)
+    scripts/benchmark precision    ten architectures in each precision, and by engine: auto; continues an interrupted
+                                   run (--only NAME: measure this one again)
     scripts/benchmark start        from the command until all models are ready, by phase, beside bare sessions
                                    and the C++ backend (--cpp-backend DIR)
     scripts/benchmark memory       one and two instances beside a bare session, and the C++ backend (--cpp-backend DIR)
-    scripts/benchmark score        whole data sets: beside their bound and Ray Data, memory, plans, faults; continues
-                                   an interrupted run (--only int8: this part, again)
-    scripts/benchmark tune         what graphkiln tune finds, beside exhaustive and random search and the default;
-                                   continues an interrupted run (--only NAME: this part, again; --budget SECONDS)
-    scripts/benchmark all          all of these, one after the other, into docs/benchmarks.md
-    scripts/benchmark report       writes docs/benchmarks.md and the tables of other pages again from what is kept
+    scripts/benchmark score        whole data sets: beside their parts alone and Ray Data, memory, plans, faults;
+                                   continues an interrupted run (--only int8: measure this part again)
+    scripts/benchmark tune         graphkiln tune beside exhaustive and random search and the default; continues an
+                                   interrupted run (--only NAME: measure this part again; --budget SECONDS)
+    scripts/benchmark all          all of these, one after the other, saved in docs/benchmarks.md
+    scripts/benchmark report       write docs/benchmarks.md and the tables of other pages from the saved results
 
 All set-ups take turns, round after round, and the median round counts. The load generator shares the machine's cores
 with the server.
@@ -23,11 +23,12 @@ with the server.
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import reporting
@@ -69,10 +70,6 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "tune": (benchmark_tune, "highest rate within p99, ratio to the best of the same space"),
 }
 
-ONLY = ("precision", "score", "tune")  # benchmarks with parts
-WITH_BUDGET = ("tune",)  # benchmarks whose searches last as long as --budget says
-BESIDE_CPP = ("serving", "memory", "start")  # benchmarks that also measure Triton's C++ backend, where it is given
-
 
 def main() -> None:
     """Run a benchmark and print its table."""
@@ -89,13 +86,13 @@ def main() -> None:
         help="for serving, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
     )
     parser.add_argument(
-        "--only", default="", metavar="NAME", help=f"for {', '.join(ONLY)}: measure this part alone, again"
+        "--only", default="", metavar="NAME", help="for precision, score and tune: measure this part alone, again"
     )
     parser.add_argument(
-        "--budget", type=float, default=0.0, metavar="SECONDS", help="for tune: of each search of a real model"
+        "--budget", type=float, default=0.0, metavar="SECONDS", help="for tune: budget of each search of a real model"
     )
     parser.add_argument("--json", action="store_true", help="print JSON instead of a table")
-    parser.add_argument("--save", action="store_true", help="keep the result in docs/benchmarks and docs/benchmarks.md")
+    parser.add_argument("--save", action="store_true", help="save the result in docs/benchmarks and docs/benchmarks.md")
     options = parser.parse_args()
     if mistake := _find_mistake(options):
         parser.error(mistake)
@@ -115,10 +112,16 @@ def _find_mistake(options: argparse.Namespace) -> str:
         return f"--rounds {options.rounds}: expected at least 1"
     if not 0 < options.seconds < math.inf:
         return f"--seconds {options.seconds:g}: expected more than 0"
-    given = {"--only": (options.only, ONLY), "--budget": (options.budget, (*WITH_BUDGET, "all"))}
-    given["--cpp-backend"] = (options.cpp_backend, (*BESIDE_CPP, "all"))
-    unheeded = (option for option, (value, takers) in given.items() if value and name not in takers)
-    return next((f"{option} does not apply to {name}" for option in unheeded), "")
+    given = {"only": options.only, "budget_s": options.budget, "cpp_backend": options.cpp_backend}
+    flags = {"only": "--only", "budget_s": "--budget", "cpp_backend": "--cpp-backend"}
+    accepted = ("budget_s", "cpp_backend") if name == "all" else _parameters(name)
+    ignored = (flags[key] for key, value in given.items() if value and key not in accepted)
+    return next((f"{flag} does not apply to {name}" for flag in ignored), "")
+
+
+def _parameters(name: str) -> Collection[str]:
+    """Parameters of a benchmark; besides `rounds` and `seconds` only the options that apply to it."""
+    return inspect.signature(BENCHMARKS[name][0]).parameters if name in BENCHMARKS else ()
 
 
 def _run_all(options: argparse.Namespace) -> None:
@@ -133,7 +136,7 @@ def _run_all(options: argparse.Namespace) -> None:
         for name in BENCHMARKS:
             try:
                 _run(name, options)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - it is printed, and the exit code is 1
+            except (Exception, SystemExit) as error:  # noqa: BLE001 - printed; the exit code is 1
                 expected = isinstance(error, GraphkilnError | SystemExit)
                 print(f"{name}: {error if expected else f'{type(error).__name__}: {error}'}", file=sys.stderr)
                 failed.append(name)
@@ -150,10 +153,9 @@ def _run(name: str, options: argparse.Namespace) -> None:
     benchmark, title = BENCHMARKS[name]
     rounds, seconds = options.rounds, options.seconds
     load = os.getloadavg()[0]
-    peers = [options.cpp_backend] if name in BESIDE_CPP else []
-    only = [options.only] if name in ONLY else []
-    budget = [options.budget] if name in WITH_BUDGET else []
-    rows = benchmark(rounds, seconds, *peers, *only, *budget)
+    further = {"only": options.only, "budget_s": options.budget, "cpp_backend": options.cpp_backend}
+    accepted = {key: value for key, value in further.items() if key in _parameters(name)}
+    rows = benchmark(rounds, seconds, **accepted)
     if not rows:
         raise MeasurementError(f"{name} measured nothing")
     if options.save or options.benchmark == "all":

@@ -5,7 +5,7 @@
 Every set-up takes images from host memory, as a server does, and returns its outputs there. Set-ups take turns, and the
 median round counts. Memory is the growth of device memory after a set-up has run its largest batch.
 
-Not yet run on a GPU, as what it measures.
+Not yet run on a GPU.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""JPEG to top-5 for ResNet-50, beside other servers, each in its virtual environment."""
+"""JPEG to top-5 of ResNet-50 beside other servers, each in its virtual environment."""
 
 from __future__ import annotations
 
@@ -37,20 +37,20 @@ from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 
 CALLERS = 8
-# Of one thread each. A free instance takes all that waits, and what comes then waits for all of it; ResNet-50 takes as
-# long for an image of a batch as for one alone, so larger batches would give nothing.
+# One thread each. A free instance takes all waiting requests, and later ones wait for the whole batch; ResNet-50 takes
+# as long for an image of a batch as for one alone, so larger batches would gain nothing.
 _INSTANCES, _LARGEST_BATCH = 2, 2
 _WARM_UP_S = 3.0
 _READY_S = 120.0
 _STOP_S = 30.0
-_ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime that all peers have, too
+_ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime of all peers
 _FOLDER = Path(__file__).resolve().parent / "peers"
 
 Classify = Callable[[bytes], object]
 
 
 def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
-    """Images per second of each peer, and of graphkiln in fp32 and int8; each is alone on the machine in its turn."""
+    """Measure images per second of each peer, and of graphkiln in fp32 and int8; one server at a time."""
     graph = exported_graph("resnet50")
     jpegs = [synthetic_photograph(500, 375, seed) for seed in range(8)]
     contenders: dict[str, Callable[[], AbstractContextManager[Classify]]] = {}
@@ -70,7 +70,7 @@ def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
 
 
 def _rows(measured: dict[str, list[Throughput]]) -> list[dict[str, object]]:
-    """The ratio is to the best peer, round by round."""
+    """Make a row per set-up; the ratio is to the best peer, round by round."""
     medians = {name: statistics.median(one.per_second for one in rounds) for name, rounds in measured.items()}
     best = [one.per_second for one in measured[max(PEERS, key=medians.__getitem__)]]
     rows: list[dict[str, object]] = []
@@ -91,17 +91,17 @@ def _rows(measured: dict[str, list[Throughput]]) -> list[dict[str, object]]:
 
 
 def _version(name: str) -> str:
-    """As pinned; the first line of the requirements is the server's own."""
+    """Pinned version: the first line of a peer's requirements."""
     if name not in PEERS:
         return "this commit"
     return (_FOLDER / f"{name}.txt").read_text().splitlines()[0].partition("==")[2]
 
 
 def environment(name: str) -> Path:
-    """The Python of a peer, in a virtual environment that is made once for its pinned requirements.
+    """Make the virtual environment of a peer's pinned requirements, once; return its Python.
 
     Raises:
-        MeasurementError: It cannot be installed.
+        MeasurementError: The requirements cannot be installed.
     """
     requirements = _FOLDER / f"{name}.txt"
     folder = CACHE / "peers" / name
@@ -115,7 +115,7 @@ def environment(name: str) -> Path:
         except subprocess.CalledProcessError as error:
             raise MeasurementError(
                 f"the peer {name} cannot be installed from {requirements}: code {error.returncode}",
-                hint="see pip's output above; without its peers nothing is measured",
+                hint="see pip's output above",
             ) from error
         done.write_text(requirements.read_text())
     return folder / "bin" / "python"
@@ -123,19 +123,21 @@ def environment(name: str) -> Path:
 
 @contextmanager
 def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
-    """Start a peer's server, and check that it answers what the bare session does.
+    """Start a peer's server, and compare its answers with those of a bare session.
 
-    In int8 it computes as exactly as graphkiln does: on CPUs without VNNI, ONNX Runtime is faster otherwise, and 45% of
-    a signal may be wrong.
+    In int8, ONNX Runtime is asked for exact products: on CPUs without VNNI it is faster otherwise, and up to 45% of a
+    signal is wrong.
     """
     if saturates_products_of_bytes():
-        os.environ[EXACT_PRODUCTS] = "1"  # for the bare session here, too
+        os.environ[EXACT_PRODUCTS] = "1"  # also for the bare session in this process
     with socket.socket() as held:
         held.bind((HOST, 0))
         port = held.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="graphkiln-peer-", ignore_cleanup_errors=True) as scratch:
         environment = {**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), scratch)}
-        environment["LD_LIBRARY_PATH"] = str(sysconfig.get_config_var("LIBDIR"))  # this libpython, for PyTriton
+        environment["LD_LIBRARY_PATH"] = str(
+            sysconfig.get_config_var("LIBDIR")
+        )  # libpython of this interpreter, for PyTriton
         command = list(map(str, (python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port)))
         log = Path(scratch) / "log"
         with log.open("wb") as output:
@@ -153,7 +155,8 @@ def _wait_ready(peer: Peer, process: subprocess.Popen[bytes], port: int, log: Pa
     deadline = time.monotonic() + _READY_S
     while not peer.is_ready(HOST, port):
         if process.poll() is not None or time.monotonic() > deadline:
-            sys.exit(f"{peer.name} does not become ready: {log.read_text(errors='replace')[-2000:]}")
+            tail = log.read_text(errors="replace")[-2000:]
+            sys.exit(f"{peer.name} is not ready within {_READY_S:g} s, or has exited: {tail}")
         time.sleep(0.1)
 
 
@@ -167,7 +170,7 @@ def _stop(process: subprocess.Popen[bytes]) -> None:
 
 
 def _http_classify(peer: Peer, port: int) -> Callable[[bytes], list[Label]]:
-    """Each thread keeps its connection."""
+    """Classify over HTTP, with a persistent connection of each thread."""
     local = threading.local()
 
     def classify(jpeg: bytes) -> list[Label]:
@@ -179,7 +182,7 @@ def _http_classify(peer: Peer, port: int) -> Callable[[bytes], list[Label]]:
         response = connection.getresponse()
         content = response.read()
         if response.status != 200:
-            sys.exit(f"{peer.name} answers {response.status}: {content[:500]!r}")
+            sys.exit(f"{peer.name} responds with {response.status}: {content[:500]!r}; expected 200")
         return peer.parse(content)
 
     return classify
@@ -192,7 +195,7 @@ def _check(classify: Callable[[bytes], list[Label]], graph: Path, jpegs: list[by
         found = classify(jpeg)
         same = [label for label, _ in found] == [label for label, _ in expected]
         if not same or not np.allclose([s for _, s in found], [s for _, s in expected], rtol=1e-3):
-            sys.exit(f"a peer answers {found}, expected {expected}")
+            sys.exit(f"a peer returns {found}; expected {expected}")
 
 
 @contextmanager
@@ -206,7 +209,7 @@ def _start_graphkiln(store: Path, engine: str) -> Iterator[Classify]:
 
 
 def _store(precision: str) -> Path:
-    """A proven version that takes bytes and returns the top five."""
+    """Convert to a version that takes uint8 images and returns the top five, once; return its store."""
     store = CACHE / "ours" / f"{precision}, batches of {_LARGEST_BATCH}"
     folder = store / "resnet50"
     if not folder.exists():

@@ -1,4 +1,4 @@
-"""A private Ray cluster of several nodes on this machine, which ends with its creator."""
+"""A private Ray cluster of several nodes on this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 _TRIES = 4
-_TOO_LATE = "timed out during startup"  # what Ray says of a node that was not up in time
+_TOO_LATE = "timed out during startup"  # in the message of Ray's exception
 
 
 class RayNodes:
@@ -44,7 +44,7 @@ class RayNodes:
             try:
                 return self._cluster.add_node(num_cpus=cores, wait=False)
             except Exception as error:
-                if _TOO_LATE not in str(error):  # Ray raises no class of its own
+                if _TOO_LATE not in str(error):  # Ray has no exception class for it
                     raise
         return self._cluster.add_node(num_cpus=cores, wait=False)
 
@@ -87,14 +87,14 @@ def ray_nodes(count: int, path: str = "") -> Iterator[RayNodes]:
     """
     with tempfile.TemporaryDirectory(prefix="rays-", dir="/tmp", ignore_cleanup_errors=True) as folder:
         values = {
-            "RAY_AUTH_MODE": "disabled",  # Ray reads it once in a process, and this one may have imported it already
+            "RAY_AUTH_MODE": "disabled",  # Ray reads it at import, which may have happened in this process
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_memory_monitor_refresh_ms": "0",  # or other programs' memory ends workers
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_health_check_period_ms": "500",
             "RAY_health_check_failure_threshold": "4",
             "PYTHONPATH": os.pathsep.join(filter(None, (path, os.environ.get("PYTHONPATH")))),
-            "TMPDIR": folder,  # what killed workers leave goes with it
+            "TMPDIR": folder,  # files that killed workers leave are removed with it
         }
         (Path(folder) / "ray").mkdir()
         before = {name: os.environ.get(name) for name in values}
@@ -108,7 +108,7 @@ def ray_nodes(count: int, path: str = "") -> Iterator[RayNodes]:
             finally:
                 nodes.close()
         finally:
-            for left in processes_of(folder):  # of a node that was not up in the 30 s that Ray gives it
+            for left in processes_of(folder):  # of nodes that did not start in time
                 kill(left)
             _forget()
             for name, value in before.items():

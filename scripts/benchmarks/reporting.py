@@ -14,7 +14,7 @@ from typing import Any
 from graphkiln.reporting.json_text import json_text
 from graphkiln.story.variants import machine_facts
 
-# Parts of a long benchmark: each is saved when it is done, and an interrupted benchmark is continued.
+# Parts of a long benchmark: each is saved when it is measured, and an interrupted benchmark continues.
 
 
 class Parts:
@@ -40,7 +40,9 @@ class Parts:
         """Read a part, or measure it."""
         kept = None if again else self.read(name)
         if kept is not None:
-            self._tell_kept(name)
+            # The saved result will have today's date and commit: print the age of the part.
+            measured = datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
+            print(f"{name}: kept, as measured {measured} (--only '{name}' measures it again)", file=sys.stderr)
             return kept
         self._folder.mkdir(parents=True, exist_ok=True)
         document = {"conditions": self._conditions, "measured": measure()}
@@ -48,11 +50,6 @@ class Parts:
         partial.write_text(json.dumps(document, indent=1))
         partial.replace(self._path(name))
         return self.read(name)
-
-    def _tell_kept(self, name: str) -> None:
-        """Print the age of a part that is not measured now: the saved result has today's date and commit."""
-        measured = datetime.fromtimestamp(self._path(name).stat().st_mtime, UTC).strftime("%Y-%m-%d %H:%M UTC")
-        print(f"{name}: kept, as measured {measured} (--only '{name}' measures it again)", file=sys.stderr)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.json"
@@ -91,7 +88,7 @@ def save_result(
     result = {"title": title, "command": command, "facts": facts, "rows": list(rows)}
     partial = RESULTS / f"{name}.partial"
     partial.write_text(json_text(result, indent=1) + "\n")
-    partial.replace(RESULTS / f"{name}.json")  # whole, or as it was
+    partial.replace(RESULTS / f"{name}.json")  # atomically
 
 
 def write_tables() -> None:
@@ -107,20 +104,16 @@ def render_page() -> str:
     for path in sorted(RESULTS.glob("*.json")):
         result = json.loads(path.read_text())
         facts = result["facts"]
+        load = f"; load average before it {facts['load average']}" if "load average" in facts else ""
         sections.append(
             f"## {path.stem}: {result['title']}\n\n"
             f"    {result['command']}\n\n"
             f"{_table(result['rows'], list(result['rows'][0]))}\n"
             f"{facts['machine']}; GPU: {facts['gpu']}; {facts['system']}; {facts['date']}; "
-            f"commit {facts['commit']}{_load(facts)}.  \n"
+            f"commit {facts['commit']}{load}.  \n"
             f"{facts['versions']}\n"
         )
     return "\n".join(sections)
-
-
-def _load(facts: dict[str, str]) -> str:
-    """Load average of the machine, if the result has it."""
-    return f"; load average before it {facts['load average']}" if "load average" in facts else ""
 
 
 def fill_tables(text: str) -> str:
@@ -140,13 +133,9 @@ def fill_tables(text: str) -> str:
 def _table(rows: Sequence[dict[str, Any]], columns: Sequence[str]) -> str:
     numbers = {column for column in columns if all(row[column] is None or _is_number(row[column]) for row in rows)}
     lines = [columns, ["---:" if column in numbers else "---" for column in columns]]
-    lines += [[_cell(row[column]) for column in columns] for row in rows]
+    # NaN and infinity are null in JSON.
+    lines += [["-" if row[column] is None else str(row[column]) for column in columns] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
-
-
-def _cell(value: object) -> str:
-    """Format a value of a table; values that were no numbers are null in JSON."""
-    return "-" if value is None else str(value)
 
 
 def _is_number(value: object) -> bool:

@@ -14,7 +14,7 @@ HOST = "127.0.0.1"
 MAX_BATCH = 8
 BATCH_WAIT_SECONDS = 0.002
 THREADS = 2
-# Environment variable: ONNX Runtime would saturate sums of int8 on this CPU, and must be asked for exact ones.
+# Environment variable, set where ONNX Runtime would saturate sums of int8 on this CPU: request exact ones.
 EXACT_PRODUCTS = "EXACT_PRODUCTS"
 
 SHORTER_SIDE = 232
@@ -27,7 +27,7 @@ Array = npt.NDArray[np.float32]
 
 
 def options() -> argparse.Namespace:
-    """Read the two options that every peer is started with."""
+    """Read the options of every peer."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--model", required=True, help="path of the ONNX file")
     parser.add_argument("--port", type=int, required=True, help="HTTP port to listen on")
@@ -52,7 +52,7 @@ def preprocess(jpeg: bytes) -> Array:
 
 
 def session(path: str) -> ort.InferenceSession:
-    """Load an ONNX model for the CPU with a fixed number of threads; what it computes in int8 is right."""
+    """Load an ONNX model for the CPU with a fixed number of threads and exact products in int8."""
     settings = ort.SessionOptions()
     settings.intra_op_num_threads = THREADS
     if EXACT_PRODUCTS in os.environ:

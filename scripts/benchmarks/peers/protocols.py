@@ -1,4 +1,4 @@
-"""How to call each peer: its readiness probe, its request, and how to parse its response."""
+"""Protocol of each peer: readiness probe, request, and response."""
 
 import base64
 import http.client
@@ -23,7 +23,7 @@ class Request(NamedTuple):
 
 @dataclass(frozen=True)
 class Peer:
-    """Everything a client has to know about one server."""
+    """Protocol of one server."""
 
     name: str
     ready_path: str

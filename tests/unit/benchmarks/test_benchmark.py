@@ -1,4 +1,4 @@
-"""The command of the benchmarks: what runs, what is printed, what is kept."""
+"""The command `scripts/benchmark`: what runs, is printed and is saved."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from graphkiln_backend.graph.errors import MeasurementError
 
 @pytest.fixture
 def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
-    """Benchmarks that ran; none of them measures anything."""
+    """Benchmarks that ran, without measuring."""
     found: list[tuple[str, int, float]] = []
 
     def fake(name: str) -> Any:
@@ -32,7 +32,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, float]]:
 
 @pytest.fixture
 def kept(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was kept, and whether the tables were written."""
+    """Saved results, and whether the tables were written."""
     found: list[str] = []
     monkeypatch.setattr(reporting, "save_result", lambda name, *_: found.append(name))
     monkeypatch.setattr(reporting, "write_tables", lambda: found.append("tables"))
@@ -71,7 +71,7 @@ class TestCommand:
         assert kept == names
 
     @pytest.mark.usefixtures("kept")
-    def test_all_goes_on_where_one_fails(
+    def test_all_continues_after_a_failure(
         self, ran: list[Any], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def fail(*_: object) -> list[dict[str, object]]:
@@ -83,7 +83,7 @@ class TestCommand:
         assert [name for name, *_ in ran] == ["one", "two"]
         assert "bad: no weights" in capsys.readouterr().err
 
-    def test_all_that_is_stopped_keeps_what_was_measured_and_names_the_rest(
+    def test_all_interrupted_saves_results_and_names_the_rest(
         self, ran: list[Any], kept: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
     ) -> None:
         def stop(*_: object) -> list[dict[str, object]]:
@@ -97,14 +97,14 @@ class TestCommand:
         assert kept == ["one", "tables"]
         assert "not measured: stopped, two" in capsys.readouterr().err
 
-    def test_one_that_measured_nothing_is_not_kept(self, kept: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_empty_result_is_not_saved(self, kept: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(benchmark, "BENCHMARKS", {"none": (lambda *_: [], "none")})
         with pytest.raises(MeasurementError, match="none measured nothing"):
             run(monkeypatch, "none", "--save")
         assert kept == []
 
     @pytest.mark.parametrize(
-        ("words", "told"),
+        ("words", "message"),
         [
             (["one", "--rounds", "0"], "--rounds 0: expected at least 1"),
             (["one", "--seconds", "0"], "--seconds 0: expected more than 0"),
@@ -115,18 +115,18 @@ class TestCommand:
             (["report", "--cpp-backend", "x"], "--cpp-backend does not apply to report"),
         ],
     )
-    def test_options_that_nothing_would_heed_are_refused(
+    def test_options_without_effect_are_refused(
         self,
         ran: list[Any],
         monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
         words: list[str],
-        told: str,
+        message: str,
     ) -> None:
         with pytest.raises(SystemExit) as ended:
             run(monkeypatch, *words)
         assert ended.value.code == 2
-        assert told in capsys.readouterr().err
+        assert message in capsys.readouterr().err
         assert ran == []
 
 
@@ -135,14 +135,14 @@ def test_every_benchmark_is_described_in_the_help() -> None:
     assert sorted(described) == sorted([*benchmark.BENCHMARKS, "all", "report"])
 
 
-def test_results_that_are_kept_are_of_known_benchmarks(repository: Path) -> None:
-    kept = {path.stem for path in (repository / "docs" / "benchmarks").glob("*.json")}
-    assert kept
-    assert kept <= set(benchmark.BENCHMARKS)
+def test_saved_results_are_of_known_benchmarks(repository: Path) -> None:
+    saved = {path.stem for path in (repository / "docs" / "benchmarks").glob("*.json")}
+    assert saved
+    assert saved <= set(benchmark.BENCHMARKS)
 
 
 @pytest.mark.parametrize("words", [[], ["--cpp-backend", "somewhere"]])
-def test_the_cpp_backend_is_handed_to_benchmarks_beside_it(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
+def test_options_are_passed_to_benchmarks_that_have_them(monkeypatch: pytest.MonkeyPatch, words: list[str]) -> None:
     found: list[object] = []
 
     def fake(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:

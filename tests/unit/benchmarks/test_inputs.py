@@ -26,16 +26,14 @@ def test_a_model_is_a_link_and_a_complete_configuration(tmp_path: Path) -> None:
     assert read_version(tmp_path / "copy" / "1").graph_path.is_file()
 
 
-def test_a_second_model_of_that_name_is_an_error(tmp_path: Path) -> None:
+def test_a_second_model_of_the_same_name_is_refused(tmp_path: Path) -> None:
     add_model(tmp_path, "copy", DIGITS / "1" / "model.onnx")
     with pytest.raises(FileExistsError):
         add_model(tmp_path, "copy", DIGITS / "1" / "model.onnx")
 
 
 @pytest.mark.parametrize(("missing", "precision"), [("", "bf16"), ("no instructions", "fp32")])
-def test_bf16_is_measured_where_the_processor_has_it(
-    missing: str, precision: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_bf16_is_measured_on_processors_with_it(missing: str, precision: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "missing_instructions", lambda _: missing)
     assert openvino_settings() == {"engine": "openvino", "precision": precision}
 
@@ -48,5 +46,5 @@ def test_a_photograph_has_the_size_and_detail_of_one() -> None:
     assert np.asarray(image).std() > 30
 
 
-def test_photographs_are_the_same_every_time_and_differ_by_seed() -> None:
+def test_photographs_are_reproducible_and_differ_by_seed() -> None:
     assert synthetic_photograph(60, 60, 1) == synthetic_photograph(60, 60, 1) != synthetic_photograph(60, 60, 2)

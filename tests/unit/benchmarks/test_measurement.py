@@ -1,4 +1,4 @@
-"""Set-ups take turns; medians of the rounds that count."""
+"""Set-ups take turns; medians of the measured rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkiln.bench.generator import Throughput
 
 
 class FakeLoad:
-    """Stands in for real load: rates that a test chooses, one after the other."""
+    """Load with given rates, one after the other."""
 
     def __init__(self, rates: list[float]) -> None:
         self.rates = itertools.cycle(rates)
@@ -52,14 +52,14 @@ def test_set_ups_take_turns(set_ups: dict[str, Callable[[], object]], requests: 
     assert requests == ["one", "two"] * 4
 
 
-def test_the_first_round_is_a_short_warm_up_that_does_not_count(load: FakeLoad, set_ups: Any) -> None:
+def test_the_first_round_is_a_short_warm_up(load: FakeLoad, set_ups: Any) -> None:
     found = measure(set_ups, 4, 3, 5.0)
     assert load.calls == [(4, 1.0)] * 2 + [(4, 5.0)] * 6
     assert (found["one"].per_second, found["two"].per_second) == (20, 40)  # of 10, 30, 20 and of 20, 40, 60
     assert found["one"].p50_ms == pytest.approx(50)
 
 
-def test_a_request_that_fails_ends_it(set_ups: Any) -> None:
+def test_a_failed_request_ends_the_measurement(set_ups: Any) -> None:
     def fail() -> None:
         raise ConnectionError("gone")
 

@@ -1,4 +1,4 @@
-"""Memory of processes, and the rows of its table."""
+"""Memory of processes, and the rows of the table."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from memory_use import BARE, CPP, Reading, read_memory, rows_of
 GRAPH = DIGITS / "1" / "model.onnx"
 
 
-def test_memory_is_the_kernels() -> None:
+def test_memory_of_processes() -> None:
     own = read_memory([os.getpid()])
     assert own.pss_mb == pytest.approx(psutil.Process().memory_full_info().pss / 2**20, rel=0.2)
     assert own.peak_mb >= own.pss_mb * 0.5
@@ -26,7 +26,7 @@ def readings(*names: str) -> dict[str, list[Reading]]:
     return {name: [Reading(pss_mb=100.0 * number, peak_mb=50.0)] for number, name in enumerate(names, 1)}
 
 
-def test_or_to_the_cpp_backend_with_as_many_instances() -> None:
+def test_ratios_are_to_the_cpp_backend_with_as_many_instances() -> None:
     names = (BARE, f"{CPP}, 1 instance", "graphkiln, 1 instance, first start", f"{CPP}, 2 instances", "o, 2 instances")
     ratios = {row["set-up"]: row["ratio"] for row in rows_of("m", 1.0, readings(*names))}
     assert list(ratios.values()) == [1.0, 1.0, 1.5, 1.0, 1.25]
@@ -43,6 +43,6 @@ def test_set_ups_differ_by_instances_and_backend(tmp_path: Path, cpp: bool) -> N
         assert 'backend: "onnxruntime"' in (tmp_path / f"{CPP}, 1 instance/store/m/config.pbtxt").read_text()
 
 
-def test_a_bare_session_that_does_not_start(tmp_path: Path) -> None:
+def test_a_bare_session_that_does_not_start_ends_the_benchmark(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="does not start"):
         memory_use._read_bare(tmp_path / "nowhere.onnx", 0.0)

@@ -1,4 +1,4 @@
-"""How peers are called, and the rows of their table."""
+"""Readiness of peers, the rows of their table, and their installation."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class TestReadiness:
             thread.start()
             assert peer.is_ready("127.0.0.1", server.server_port) is ready
             thread.join()
-        assert not peer.is_ready("127.0.0.1", server.server_port)  # nobody listens any more
+        assert not peer.is_ready("127.0.0.1", server.server_port)  # the port is closed
 
 
 class TestRows:
@@ -52,13 +52,13 @@ class TestRows:
         assert rows["litserve"]["p50 ms"] == 50
 
     @pytest.mark.parametrize("name", PEERS)
-    def test_versions_are_those_that_are_pinned(self, name: str) -> None:
+    def test_versions_are_the_pinned_ones(self, name: str) -> None:
         version = peers_speed._version(name)
         assert version[:1].isdigit()
         assert f"=={version}" in (peers_speed._FOLDER / f"{name}.txt").read_text()
 
 
-def test_a_peer_that_cannot_be_installed_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_failed_installation_names_the_peer(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def fail(command: list[str], **_: object) -> None:
         raise subprocess.CalledProcessError(1, command)
 
@@ -66,4 +66,4 @@ def test_a_peer_that_cannot_be_installed_is_named(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(subprocess, "run", fail)
     with pytest.raises(MeasurementError, match=r"the peer litserve cannot be installed from .*litserve\.txt: code 1"):
         peers_speed.environment("litserve")
-    assert not (tmp_path / "peers" / "litserve" / "requirements.txt").exists()  # it is tried again
+    assert not (tmp_path / "peers" / "litserve" / "requirements.txt").exists()  # the next run tries again

@@ -1,4 +1,4 @@
-"""Nodes that a busy machine does not start at once."""
+"""Nodes that a busy machine does not start in time."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def nodes(*failures: Exception) -> RayNodes:
     return made
 
 
-def test_a_node_that_was_not_up_in_time_is_started_again() -> None:
+def test_a_node_that_did_not_start_in_time_is_started_again() -> None:
     late = Exception("The current node timed out during startup. This could happen because ...")
     assert nodes(late, late, late).add() == "node"
     with pytest.raises(Exception, match="timed out"):
         nodes(late, late, late, late).add()
 
 
-def test_any_other_failure_is_told() -> None:
+def test_other_failures_are_raised() -> None:
     with pytest.raises(RuntimeError, match="no disk"):
         nodes(RuntimeError("no disk")).add()

@@ -1,4 +1,4 @@
-"""Results as JSON, and the page and tables that are written from them."""
+"""Results as JSON, the page and tables that are generated from them, and saved parts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ ROWS = [{"set-up": "one", "ratio": 1.5, "note": "-"}, {"set-up": "two", "ratio":
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Nothing is written into the checkout."""
+    """Write nothing into the repository."""
     monkeypatch.setattr(reporting, "RESULTS", tmp_path / "results")
     monkeypatch.setattr(reporting, "PAGE", tmp_path / "page.md")
     monkeypatch.setattr(reporting, "MARKED", (tmp_path / "README.md",))
@@ -23,7 +23,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 class TestResults:
-    def test_hold_rows_facts_and_what_repeats_them(self, folder: Path) -> None:
+    def test_have_rows_facts_and_the_command(self, folder: Path) -> None:
         reporting.save_result("first", "what it is", "scripts/benchmark first", ROWS)
         result = json.loads((folder / "results" / "first.json").read_text())
         assert (result["title"], result["command"], result["rows"]) == ("what it is", "scripts/benchmark first", ROWS)
@@ -58,15 +58,12 @@ class TestPage:
         assert "| 3.5x |" in (folder / "README.md").read_text()
 
 
-# Parts that are kept as they are done.
-
-
 @pytest.fixture
 def parts(tmp_path: Path) -> Parts:
     return Parts(tmp_path / "parts", 5, 3.0)
 
 
-def test_what_is_done_is_not_measured_again(parts: Parts) -> None:
+def test_a_saved_part_is_measured_again_on_request_only(parts: Parts) -> None:
     numbers = iter(range(9))
     assert [parts.measure("one", lambda: next(numbers)) for _ in range(2)] == [0, 0]
     assert parts.measure("one", lambda: next(numbers), again=True) == 1
@@ -74,7 +71,7 @@ def test_what_is_done_is_not_measured_again(parts: Parts) -> None:
     assert parts.read("two") is None
 
 
-def test_what_fails_is_not_kept_and_what_was_there_stays(parts: Parts) -> None:
+def test_a_failure_keeps_the_saved_part(parts: Parts) -> None:
     def fail() -> None:
         raise KeyboardInterrupt
 
@@ -84,7 +81,7 @@ def test_what_fails_is_not_kept_and_what_was_there_stays(parts: Parts) -> None:
     assert parts.read("one") == [1]
 
 
-def test_other_conditions_do_not_stand_in_the_same_table(parts: Parts, tmp_path: Path) -> None:
+def test_parts_of_other_conditions_are_not_read(parts: Parts, tmp_path: Path) -> None:
     parts.measure("one", lambda: [1])
     assert Parts(tmp_path / "parts", 1, 3.0).read("one") is None
     assert Parts(tmp_path / "parts", 5, 3.0).read("one") == [1]

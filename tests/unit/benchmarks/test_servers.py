@@ -1,4 +1,4 @@
-"""What loads a server from outside, and how its reports are read."""
+"""Load generators and their reports, and the server with Triton's C++ backend."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from servers import (
     Bench,
     PerfAnalyzer,
     check_backend,
-    read_report,
     start_cpp_server,
 )
 
@@ -41,24 +40,17 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return found
 
 
-def test_a_report_of_perf_analyzer_is_in_microseconds() -> None:
-    load = read_report(REPORT)
-    assert (load.per_second, load.p50_ms, load.p99_ms) == (354.5, 21.5, 31.25)
-
-
 def test_perf_analyzer_measures_three_windows(commands: list[tuple[str, ...]]) -> None:
-    assert PerfAnalyzer()("grpc://localhost:8001", "m", 8, 6.0).per_second == 354.5
+    load = PerfAnalyzer()("grpc://localhost:8001", "m", 8, 6.0)
+    assert (load.per_second, load.p50_ms, load.p99_ms) == (354.5, 21.5, 31.25)  # the report has microseconds
     words = " ".join(commands[0])
     assert "-m m -u localhost:8001 -i grpc --concurrency-range 8 -p 2000 -r 3 -s 999" in words
 
 
-def test_bench_measures_where_it_is_not_installed(commands: list[tuple[str, ...]]) -> None:
+def test_bench_measures_without_perf_analyzer(commands: list[tuple[str, ...]]) -> None:
     load = Bench()("http://localhost:8000", "m", 2, 3.0)
     assert (load.per_second, load.p50_ms, load.p99_ms) == (5.0, 1.5, 2.5)
     assert "bench --model m --url http://localhost:8000 --concurrency 2 --duration 3.0" in " ".join(commands[0])
-
-
-# A server with Triton's own backend: where it is, and what happens when it does not start.
 
 
 @pytest.fixture
@@ -71,28 +63,28 @@ def backends(tmp_path: Path) -> Path:
 
 
 def _pretend(monkeypatch: pytest.MonkeyPatch, binary: Path, script: str) -> None:
-    """Has a script stand in for tritonserver."""
+    """Replace tritonserver by a script."""
     binary.write_text(f"#!/bin/sh\n{script}\n")
     binary.chmod(0o755)
     installation = dataclasses.replace(find_installation(), binary=binary)
     monkeypatch.setattr(servers, "find_installation", lambda: installation)
 
 
-def test_a_folder_without_the_library_is_an_error(tmp_path: Path, backends: Path) -> None:
+def test_a_folder_without_the_backend_is_refused(tmp_path: Path, backends: Path) -> None:
     assert check_backend(backends) == backends.resolve()
     with pytest.raises(SystemExit, match=r"expected .*libtriton_onnxruntime\.so"):
         check_backend(tmp_path)
 
 
-def test_a_server_that_ends_says_why(backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_log_of_a_server_that_exits_is_shown(
+    backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _pretend(monkeypatch, tmp_path / "tritonserver", "echo no such model; exit 7")
     with pytest.raises(SystemExit, match=r"ended with code 7: no such model"), start_cpp_server(backends, tmp_path):
         pytest.fail("it is not ready")
 
 
-def test_a_server_is_asked_until_it_is_ready_and_stopped(
-    backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_is_awaited_and_stopped(backends: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     serve = (
         "import sys, http.server as h, pathlib as p, re; "
         "p.Path('v2/health').mkdir(parents=True); p.Path('v2/health/ready').touch(); "

@@ -1,4 +1,4 @@
-"""Light models: how both servers are configured, what is read of them, and the rows."""
+"""Configurations of both servers, Triton's statistics, and the rows."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ STATISTICS = {"model_stats": [{"inference_stats": {"success": {"count": 2}, **ST
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    """Answers with statistics."""
+    """Serve statistics."""
 
     class Handler(http.server.BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -31,7 +31,7 @@ def url() -> Iterator[str]:
             self.wfile.write(json.dumps(STATISTICS).encode())
 
         def log_message(self, *_: object) -> None:
-            """Says nothing."""
+            pass
 
     with http.server.HTTPServer(("127.0.0.1", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
