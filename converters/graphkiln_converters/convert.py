@@ -199,11 +199,11 @@ def check_given_files(recipe: Recipe) -> None:
     try:
         existing = next((each for each in (store, *store.absolute().parents) if each.exists()), store)
     except PermissionError as error:
-        raise ConversionError(f"--model-store {store} may not be looked at", hint="choose another folder") from error
+        raise ConversionError(f"--model-store {store} cannot be accessed", hint="choose another folder") from error
     if not existing.is_dir():
         raise ConversionError(f"--model-store {store}: {existing} is not a folder", hint="name a folder of models")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConversionError(f"--model-store {store}: {existing} may not be written", hint="choose another folder")
+        raise ConversionError(f"--model-store {store}: {existing} is not writable", hint="choose another folder")
 
 
 # The source: fetched if it is remote, opened, completed by the recipe.
@@ -235,10 +235,10 @@ def local_source(source: str) -> Iterator[str]:
     if text.startswith(("http://", "https://")):
         raise ConversionError(f"{text} is a web page", hint="download the file, and convert that")
     if PurePosixPath(text).suffix not in _FILE_SUFFIXES:
-        raise ConversionError(f"{text} names no file of a model", hint=f"expected one of *{', *'.join(_FILE_SUFFIXES)}")
+        raise ConversionError(f"{text} is not a model file", hint=f"expected one of *{', *'.join(_FILE_SUFFIXES)}")
     address = RemoteAddress.parse(text)
     if address is None:
-        raise ConversionError(f"{text} is no address")
+        raise ConversionError(f"{text} is not an address of a file")
     with TemporaryDirectory(prefix="graphkiln-") as folder:
         yield f"{kind}{fetch_file(address, Path(folder))}"
 
@@ -255,7 +255,7 @@ def open_model(recipe: Recipe) -> SourceModel:
     if recipe.batch == "fixed" and not source.takes_fixed_batch:
         source.close()
         raise ConversionError(
-            "--batch fixed is for what was saved with a fixed batch: FILE.onnx, FILE.pt2, torchscript:FILE",
+            "--batch fixed is for sources saved with a fixed batch: FILE.onnx, FILE.pt2, torchscript:FILE",
             hint="leave it out",
         )
     try:
@@ -324,8 +324,7 @@ def notes_of(model: SourceModel) -> tuple[str, ...]:
     if model.whole:
         notes = (*notes, f"served whole, with max_batch_size 0: {model.whole}")
     if model.random_weights:
-        random = "the weights are random: the graph computes what its source does, which means nothing"
-        notes = (*notes, f"{random} (--weights FILE or --pretrained)")
+        notes = (*notes, "the weights are random, so the outputs are meaningless (--weights FILE or --pretrained)")
     return notes
 
 
@@ -427,7 +426,7 @@ def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model
     problem = f"{len(model.labels)} labels for the {classes} classes of {recipe.source}"
     if recipe.labels:
         raise ConversionError(f"{recipe.labels} has {problem}", hint="one line for each class, in their order")
-    _log.warning("%s: left out; --labels FILE gives others", problem)
+    _log.warning("%s: left out; give others with --labels FILE", problem)
     return replace(model, labels=())
 
 
@@ -435,8 +434,8 @@ def warn_without_preprocess(model: SourceModel) -> None:
     """Warn about an image task without a preprocess, to which clients cannot send images."""
     if not is_classification(model.task) and model.preprocess is None:
         _log.warning(
-            "nothing says how an image becomes the input: clients that send images are refused; say it with "
-            "--preprocess, for example '{\"resize\": [640, 640]}' (docs/tasks.md)"
+            "the preprocessing of images is unknown, so clients that send images are refused: give --preprocess, for "
+            "example '{\"resize\": [640, 640]}' (docs/tasks.md)"
         )
 
 
@@ -457,7 +456,7 @@ def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
     embedded = recipe.input != "source"
     if embedded and preprocess is None:
         raise ConversionError(
-            f"--input {recipe.input}: it is not known how an image becomes the input",
+            f"--input {recipe.input}: the preprocessing of images is unknown",
             hint='give --preprocess \'{"mean": [...], "std": [...]}\'',
         )
     at_edge = edge_passes(

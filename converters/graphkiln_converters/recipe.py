@@ -28,11 +28,11 @@ _SHAPE = re.compile(r"(?:(?P<name>[^=]+)=)?(?P<sizes>\d{1,18}(?:x\d{1,18})*)")
 _OLD_SPELLINGS = {"quantise_bias": "quantize_bias", "quantise_ends": "quantize_ends"}
 # Precisions of saved graphs.
 SavedPrecision = Literal[Precision.FP32, Precision.FP16, Precision.BF16, Precision.INT8]
-_SOURCE = "Where the model comes from"
-_EDGE = "What goes in and comes out"
+_SOURCE = "Source"
+_EDGE = "Inputs and outputs"
 _BOXES = "Detectors of FILE.onnx"
-_GRAPH = "How the graph is rewritten and lowered"
-_PROOF = "How it is proven"
+_GRAPH = "Rewriting and precision"
+_PROOF = "Proof"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -118,15 +118,15 @@ class Recipe(BaseModel):
         default=(), description="Keep this output, by the source's name."
     )
     input: Annotated[Literal["source", "uint8-nhwc", "encoded"], Flag(panel=_EDGE)] = Field(
-        default="source", description="uint8-nhwc: raw pixels; encoded: so, and NAME.images takes JPEG, PNG, ..."
+        default="source", description="uint8-nhwc: raw pixels; encoded: the same, and NAME.images takes JPEG, PNG, ..."
     )
     layout: Annotated[Literal["nchw", "nhwc"], Flag(panel=_EDGE)] = Field(default="nchw", description="nchw or nhwc.")
     softmax: Annotated[bool, Flag(panel=_EDGE)] = Field(default=False, description="Return probabilities.")
     task: Annotated[Literal["auto", "classification", "detection", "segmentation", "embedding"], Flag(panel=_EDGE)] = (
-        Field(default="auto", description="What it answers about an image; auto: what the source says.")
+        Field(default="auto", description="Image task; auto: that of the source.")
     )
     score_threshold: Annotated[float | None, Flag(panel=_EDGE, default="the model's")] = Field(
-        default=None, ge=0, le=1, description="Detections that clients show unasked."
+        default=None, ge=0, le=1, description="Score above which clients show detections by default."
     )
     normalize: Annotated[bool, Flag(panel=_EDGE)] = Field(
         default=False, description="Clients divide vectors by their length."
@@ -138,10 +138,10 @@ class Recipe(BaseModel):
         default=None, description=f"{', '.join(BoxFormat)}."
     )
     iou_threshold: Annotated[float | None, Flag(panel=_BOXES, default="the kind's")] = Field(
-        default=None, gt=0, le=1, description="Most that two boxes of a class overlap."
+        default=None, gt=0, le=1, description="Largest overlap (IoU) of two boxes of a class."
     )
     max_detections: Annotated[int | None, Flag(panel=_BOXES, default="300")] = Field(
-        default=None, ge=1, le=_MOST_DETECTIONS, description="Most boxes of an image."
+        default=None, ge=1, le=_MOST_DETECTIONS, description="Largest number of boxes per image."
     )
     top_k: Annotated[int, Flag(panel=_EDGE)] = Field(
         default=0, ge=0, le=_MOST, description="Return the k best and their indices."
@@ -150,7 +150,7 @@ class Recipe(BaseModel):
         default="", description="Return a gradient, too."
     )
     preprocess: Annotated[dict[str, Any] | None, Flag(panel=_EDGE, metavar="JSON")] = Field(
-        default=None, description="How an image becomes the input."
+        default=None, description="Preprocessing of images."
     )
     labels: Annotated[Path | None, Flag(panel=_EDGE)] = Field(default=None, description="Class names, one a line.")
     batch: Annotated[Literal["free", "fixed"], Flag(panel=_EDGE)] = Field(
@@ -188,7 +188,7 @@ class Recipe(BaseModel):
         default="minmax", description="minmax, entropy or percentile."
     )
     int8_by: Annotated[Literal["onnxruntime", "nncf"], Flag(panel=_GRAPH)] = Field(
-        default="onnxruntime", description="onnxruntime or nncf: who quantizes."
+        default="onnxruntime", description="Quantizer: onnxruntime or nncf."
     )
 
     samples: Annotated[Path | None, Flag(panel=_PROOF, default="synthetic")] = Field(
@@ -211,22 +211,22 @@ class Recipe(BaseModel):
         return {**respelled(document), **named}
 
     @model_validator(mode="after")
-    def _boxes_are_read_from_files(self) -> Recipe:
+    def _check_box_flags(self) -> Recipe:
         given = self.box_flags
         if given and not (self.task == "detection" and self.source.lower().endswith(".onnx")):
-            raise ValueError(f"{given[0]} is for FILE.onnx with --task detection: other sources know their boxes")
+            raise ValueError(f"{given[0]} is for FILE.onnx with --task detection: other sources define their boxes")
         return self
 
     @field_validator("name")
     @classmethod
-    def _name_can_be_served(cls, name: str) -> str:
+    def _check_name(cls, name: str) -> str:
         if fault := fault_in_name(name):
             raise ValueError(fault)
         return name
 
     @field_validator("dynamic")
     @classmethod
-    def _dynamic_reads(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_dynamic(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if not _DYNAMIC.fullmatch(value):
                 raise ValueError(f"'{value}' is not NAME:AXIS=MIN..MAX, for example input_ids:1=8..512")
@@ -234,12 +234,12 @@ class Recipe(BaseModel):
 
     @field_validator("shape")
     @classmethod
-    def _shape_reads(cls, values: tuple[str, ...]) -> tuple[str, ...]:
+    def _check_shape(cls, values: tuple[str, ...]) -> tuple[str, ...]:
         for value in values:
             if not _SHAPE.fullmatch(value):
                 raise ValueError(f"'{value}' is not [NAME=]SIZExSIZE..., for example 3x224x224")
             if not (elements := math.prod(map(int, value.rpartition("=")[2].split("x")))):
-                raise ValueError(f"'{value}' holds no element: sizes are at least 1, for example 3x224x224")
+                raise ValueError(f"'{value}' has no elements: sizes are at least 1, for example 3x224x224")
             if elements > _MOST:
                 raise ValueError(f"'{value}' is more than {_MOST} elements a sample")
         return values
@@ -302,8 +302,8 @@ def name_of(source: str) -> str:
     path = PurePath(location)
     parts = [*path.parts[:-1], path.name if kind else path.stem]
     names = [name for name in map(_legal, parts) if name]
-    telling = [name for name in names if name.lower() not in _GENERIC and not name.isdecimal()]
-    return next(reversed(telling or names), "")
+    descriptive = [name for name in names if name.lower() not in _GENERIC and not name.isdecimal()]
+    return next(reversed(descriptive or names), "")
 
 
 def _legal(text: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def read_recipe(path: Path | None, options: Mapping[str, Any], overrides: Sequen
     Raises:
         ConversionError: A file cannot be read, or a key or value is invalid; the message suggests the nearest key.
     """
-    document = _Files().load(path, ()) if path is not None else {}
+    document = _load(path, (), iter(range(_MOST_FILES))) if path is not None else {}
     source_in_file = document.get("source")
     document.update(options)
     for override in overrides:
@@ -52,32 +52,32 @@ def read_recipe(path: Path | None, options: Mapping[str, Any], overrides: Sequen
     return recipe
 
 
-class _Files:
-    """Read a recipe and its bases."""
+def _load(path: Path, parents: tuple[Path, ...], files: Iterator[int]) -> dict[str, Any]:
+    """Read a recipe, merged over its bases, which are relative to its folder.
 
-    def __init__(self) -> None:
-        self._left = _MOST_FILES
-
-    def load(self, path: Path, seen: tuple[Path, ...]) -> dict[str, Any]:
-        path = _resolved(path)
-        if path in seen:
-            raise ConversionError(f"recipe {path} is based on itself: {' -> '.join(map(str, (*seen, path)))}")
-        self._left -= 1
-        if self._left < 0:
-            raise ConversionError(f"recipe {seen[0]} is based on more than {_MOST_FILES} files")
-        document = _read(path)
-        merged: dict[str, Any] = {}
-        for base in _bases(document, path):
-            _merge(merged, self.load(path.parent / base, (*seen, path)))
-        _merge(merged, document)
-        return merged
-
-
-def _resolved(path: Path) -> Path:
+    Args:
+        path: The file.
+        parents: Recipes that are based on it.
+        files: Counts the read files, to their maximum number.
+    """
     try:
-        return path.resolve()
+        path = path.resolve()
     except (OSError, RuntimeError, ValueError) as error:  # circular links, a null character
         raise ConversionError(f"cannot read recipe {path}: {error}") from error
+    if path in parents:
+        raise ConversionError(f"recipe {path} is based on itself: {' -> '.join(map(str, (*parents, path)))}")
+    if next(files, None) is None:
+        raise ConversionError(f"recipe {parents[0]} is based on more than {_MOST_FILES} files")
+    document = _read(path)
+    bases = document.pop(_BASE, [])
+    bases = bases if isinstance(bases, list) else [bases]
+    if not all(isinstance(base, str) and base for base in bases):
+        raise ConversionError(f"cannot read recipe {path}: '{_BASE}' must be the name of a recipe, or a list of names")
+    merged: dict[str, Any] = {}
+    for base in bases:
+        _merge(merged, _load(path.parent / base, (*parents, path), files))
+    _merge(merged, document)
+    return merged
 
 
 def _read(path: Path) -> dict[str, Any]:
@@ -93,17 +93,9 @@ def _read(path: Path) -> dict[str, Any]:
         document = _recipe_of_manifest(document, path)
     if "allow_code" in document:
         raise ConversionError(
-            f"recipe {path} holds allow_code", hint="only the command line can allow it: --allow-code"
+            f"recipe {path} contains allow_code", hint="only the command line can allow it: --allow-code"
         )
     return respelled(document)
-
-
-def _bases(document: dict[str, Any], path: Path) -> list[str]:
-    bases = document.pop(_BASE, [])
-    bases = bases if isinstance(bases, list) else [bases]
-    if not all(isinstance(base, str) and base for base in bases):
-        raise ConversionError(f"cannot read recipe {path}: '{_BASE}' must be the name of a recipe, or a list of names")
-    return bases
 
 
 def _recipe_of_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -111,7 +103,7 @@ def _recipe_of_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, An
     conversion = manifest.get("conversion")
     recipe = conversion.get("recipe") if isinstance(conversion, dict) else None
     if not isinstance(recipe, dict):
-        raise ConversionError(f"the manifest {path} holds no recipe", hint="it was not made by graphkiln convert")
+        raise ConversionError(f"the manifest {path} has no recipe", hint="it was not made by graphkiln convert")
     return {key: value for key, value in recipe.items() if key != "version"}
 
 
@@ -127,7 +119,7 @@ def _set(document: dict[str, Any], keys: list[str], value: Any) -> None:
     for key in keys[:-1]:
         document = document.setdefault(key, {})
         if not isinstance(document, dict):
-            raise ConversionError(f"'{key}' holds a value, not keys")
+            raise ConversionError(f"'{key}' is a value, not a mapping of keys")
     document[keys[-1]] = value
 
 
@@ -171,7 +163,7 @@ def parse_document(text: str, origin: str) -> Any:
     except (ValueError, RecursionError):
         pass  # YAML in braces, whose parser has better error messages
     if len(text) > _MOST_YAML:
-        raise ConversionError(f"{origin} is not read: it holds more than {format_size(_MOST_YAML)} of YAML")
+        raise ConversionError(f"{origin} is too large: it has more than {format_size(_MOST_YAML)} of YAML")
     try:
         return _parse_yaml(text)
     except yaml.MarkedYAMLError as error:
@@ -220,10 +212,10 @@ class _Census:
             self._counts[id(node)] = 0
             known = self._counts[id(node)] = 1 + sum(map(self.count, _children(node)))
         elif not known:
-            raise yaml.MarkedYAMLError(problem="an alias stands for something around it", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem="an alias refers to a value around it", problem_mark=node.start_mark)
         if known > _MOST_VALUES:
             raise yaml.MarkedYAMLError(
-                problem=f"it stands for more than {_MOST_VALUES} values", problem_mark=node.start_mark
+                problem=f"it expands to more than {_MOST_VALUES} values", problem_mark=node.start_mark
             )
         return known
 

@@ -70,8 +70,10 @@ class Sampler:
         """
         if self.model.whole:
             return self._whole_samples(recipe)
-        own = recipe.samples
-        first = self._referenced(self._read(own) if own else self._usual_feeds(), self._targets(own) if own else None)
+        if recipe.samples:
+            first = self._referenced(self._read(recipe.samples), self._targets(recipe.samples))
+        else:
+            first = self._referenced(self._usual_feeds())
         _, *ends = sizes_to_try(self.model.inputs)  # the default sizes come first
         return [first, *(self._referenced(self._synthetic(sizes, SEED + i)) for i, sizes in enumerate(ends, 1))]
 
@@ -89,7 +91,7 @@ class Sampler:
         """Calibration samples of an int8 graph, distinct from those of the proof.
 
         Raises:
-            ConversionError: There are none, they cannot be read, or they are those of the proof.
+            ConversionError: No samples are given, they cannot be read, or they are those of the proof.
         """
         if recipe.calibration is None:
             raise ConversionError(
@@ -114,21 +116,21 @@ class Sampler:
         """
         if self.model.whole:
             return None
+        precise = []
         try:
-            precise = [self._in_fp64(group) for group in samples]
+            for group in samples:
+                exact = self._outputs(self.model.run_in_fp64, group.feeds)
+                outputs = {name: exact[name].astype(array.dtype) for name, array in group.outputs.items()}
+                precise.append(replace(group, outputs=outputs))
         except GraphkilnError:
             return None
         errors = [
             error.relative_l2
-            for group, exact in zip(samples, precise, strict=True)
+            for group, in_fp64 in zip(samples, precise, strict=True)
             # Independent of the order of detections.
-            for error in compare(exact.outputs, judge(group.task, exact.outputs, group.outputs, EXPORT).outputs)
+            for error in compare(in_fp64.outputs, judge(group.task, in_fp64.outputs, group.outputs, EXPORT).outputs)
         ]
         return precise, max(errors)
-
-    def _in_fp64(self, group: ReferenceSamples) -> ReferenceSamples:
-        exact = self._outputs(self.model.run_in_fp64, group.feeds)
-        return replace(group, outputs={name: exact[name].astype(array.dtype) for name, array in group.outputs.items()})
 
     def _read(self, path: Path) -> Arrays:
         return self._as_feeds(read_samples(path, self.inputs, self.preprocess, _MOST_READ))
@@ -173,14 +175,11 @@ class Sampler:
 
     def _outputs(self, run: Callable[[Arrays], Arrays], feeds: Arrays) -> dict[str, AnyArray]:
         """Expected outputs of the graph, computed by the source."""
-
-        def kept(batch: Arrays) -> Arrays:
-            return self.edge.keep(run(batch))
-
         given = self.edge.to_source_feeds(feeds)
-        return self.edge.to_graph_outputs(
-            kept(given) if self.model.whole else run_in_batches(kept, given, _REFERENCE_BATCH)
-        )
+        if self.model.whole:
+            return self.edge.to_graph_outputs(self.edge.keep(run(given)))
+        found = run_in_batches(lambda batch: self.edge.keep(run(batch)), given, _REFERENCE_BATCH)
+        return self.edge.to_graph_outputs(found)
 
 
 def each_sample(arrays: Arrays) -> list[dict[str, AnyArray]]:
@@ -189,13 +188,13 @@ def each_sample(arrays: Arrays) -> list[dict[str, AnyArray]]:
     return [{name: np.asarray(array[i]) for name, array in arrays.items()} for i in range(count)]
 
 
-def recorded_samples(recipe: Recipe, model: SourceModel, outputs: Sequence[str]) -> list[ReferenceSamples]:
+def recorded_samples(recipe: Recipe, model: SourceModel, output_names: Sequence[str]) -> list[ReferenceSamples]:
     """Recorded inputs and outputs of the source, by its names; empty without a file.
 
     Args:
         recipe: The recipe, which may name a file.
         model: The source.
-        outputs: Names of the source's outputs.
+        output_names: Names of the source's outputs.
 
     Raises:
         ConversionError: The file cannot be read or does not match, or the graph has other inputs than the source.
@@ -204,14 +203,14 @@ def recorded_samples(recipe: Recipe, model: SourceModel, outputs: Sequence[str])
         return []
     if recipe.gradient or recipe.input != "source":
         raise ConversionError(
-            "--reference holds inputs and outputs of the source as it is",
+            "--reference has inputs and outputs of the unchanged source",
             hint="leave out --gradient and --input, or prove with --samples",
         )
-    feeds, recorded = read_reference(recipe.reference, model.inputs, outputs)
+    feeds, recorded = read_reference(recipe.reference, model.inputs, output_names)
     if not model.whole:
         return [ReferenceSamples(feeds=feeds, outputs=recorded, task=model.task)]
     pairs = zip(each_sample(feeds), each_sample(recorded), strict=True)
-    return [ReferenceSamples(feeds=one, outputs=answer, whole=True, task=model.task) for one, answer in pairs]
+    return [ReferenceSamples(feeds=one, outputs=outputs, whole=True, task=model.task) for one, outputs in pairs]
 
 
 def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
@@ -267,10 +266,10 @@ def read_samples(
         if arrays[name].ndim == len(spec.shape):  # a single sample may lack the axis of samples
             arrays[name] = arrays[name][None]
         if not arrays[name].ndim:
-            raise ConversionError(f"{path}: '{name}' is one number, expected [samples, ...]")
+            raise ConversionError(f"{path}: '{name}' is a scalar, expected [samples, ...]")
     count = min(len(arrays[name]) for name in specs)
     if not count:
-        raise ConversionError(f"{path} holds no sample")
+        raise ConversionError(f"{path} has no sample")
     samples = {name: np.ascontiguousarray(arrays[name][_spread(count, most)]) for name in specs}
     for name, spec in specs.items():  # numpy has no bf16, and recordings are rarely fp16
         if spec.dtype.is_float and samples[name].dtype.kind == "f":
@@ -285,10 +284,10 @@ def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> li
         if all(name in arrays for name in names):
             return names
     lacking = min(([name for name in names if name not in arrays] for names in (list(inputs), sources)), key=len)
-    other = f"; the source's own names will do: {', '.join(sources)}" if sources != list(inputs) else ""
+    other = f"; the source's names are also accepted: {', '.join(sources)}" if sources != list(inputs) else ""
     raise ConversionError(
         f"the samples of {path} lack input {', '.join(lacking)}",
-        hint=f"it holds {', '.join(arrays) or 'nothing'}{other}",
+        hint=f"it has {', '.join(arrays) or 'no arrays'}{other}",
     )
 
 
@@ -319,7 +318,7 @@ def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[st
     counts = {name: len(array) if array.ndim else 0 for name, array in (*feeds.items(), *recorded.items())}
     if len(set(counts.values())) != 1 or 0 in counts.values():
         listed = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConversionError(f"{path} must hold as many samples of everything, and one at least: it has {listed}")
+        raise ConversionError(f"{path} must have the same number of samples in each array, at least one: {listed}")
     return feeds, recorded
 
 
@@ -328,7 +327,7 @@ def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
         if name in arrays:
             return arrays[name]
     raise ConversionError(
-        f"{path} lacks '{names[0]}'", hint=f"it holds {', '.join(arrays) or 'nothing'}: save with numpy.savez"
+        f"{path} lacks '{names[0]}'", hint=f"it has {', '.join(arrays) or 'no arrays'}: save with numpy.savez"
     )
 
 
@@ -349,7 +348,7 @@ def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None
     unknown = sorted({*names} - {*labels})
     if unknown and {name.casefold() for name in names} & {label.casefold() for label in labels}:
         _log.warning(
-            "%s: the classes of the images are not known: no label is called '%s', as a folder is", path, unknown[0]
+            "%s: the accuracy is not measured, because the folder '%s' is not one of the labels", path, unknown[0]
         )
     if unknown or not names:
         return None
@@ -371,7 +370,7 @@ def _images(
 ) -> dict[str, AnyArray]:
     if preprocess is None or len(inputs) != 1:
         raise ConversionError(
-            "images can be samples of a model with one image input only",
+            "images can be samples only of a model with one image input",
             hint="give an .npz with an array for every input",
         )
     try:
@@ -449,7 +448,7 @@ def _classes(files: Sequence[Path]) -> npt.NDArray[np.int64] | None:
     if len(classes) < _FEWEST or len(single) == len(classes):
         return None
     if single:
-        _log.warning("recall@1 is not measured: there is one image alone of '%s'", single[0])
+        _log.warning("recall@1 is not measured: there is only one image of '%s'", single[0])
         return None
     return np.array([classes.index(name) for name in names], np.int64)
 
@@ -491,13 +490,13 @@ def _mask_pixels(mask: Path, classes: int) -> npt.NDArray[np.uint8]:
     image = _open(mask)
     if image.mode not in ("L", "P"):
         raise ConversionError(
-            f"{mask} must hold class numbers as 8-bit gray or palette pixels, its mode is {image.mode}"
+            f"{mask} must have class numbers as 8-bit gray or palette pixels, its mode is {image.mode}"
         )
     pixels = np.asarray(image, np.uint8)
     highest = int(pixels[pixels != _IGNORED].max(initial=0))
     if classes and highest >= classes:
         raise ConversionError(
-            f"{mask} holds the class {highest}, the model has {classes}: 0 to {classes - 1}",
+            f"{mask} contains the class {highest}, the model has {classes}: 0 to {classes - 1}",
             hint=f"number them as the lines of the labels file, from 0; {_IGNORED} marks unknown pixels",
         )
     return pixels
@@ -529,7 +528,12 @@ def _objects(folder: Path, files: Sequence[Path], labels: Sequence[str], preproc
 def _boxes_by_file(document: Mapping[str, Any], labels: Sequence[str]) -> dict[str, list[tuple[int, list[float]]]]:
     """Class and corners of each object, by image name. Crowds are skipped."""
     names = {image["id"]: str(image["file_name"]) for image in document["images"]}
-    classes = {row["id"]: _class_of(str(row["name"]), labels) for row in document["categories"]}
+    classes: dict[Any, int] = {}
+    for row in document["categories"]:
+        if row["name"] not in labels:
+            problem = f"category '{row['name']}' is not among the model's {len(labels)} labels"
+            raise ConversionError(problem, hint="give --labels")
+        classes[row["id"]] = labels.index(row["name"])
     found: dict[str, list[tuple[int, list[float]]]] = {name: [] for name in names.values()}
     for row in document["annotations"]:
         if not row.get("iscrowd"):
@@ -539,18 +543,12 @@ def _boxes_by_file(document: Mapping[str, Any], labels: Sequence[str]) -> dict[s
     return found
 
 
-def _class_of(name: str, labels: Sequence[str]) -> int:
-    if name not in labels:
-        raise ConversionError(f"category '{name}' is not among the model's {len(labels)} labels", hint="give --labels")
-    return labels.index(name)
-
-
 def _placed(
     file: Path, objects: Sequence[tuple[int, list[float]]] | None, path: Path, preprocess: Preprocess
 ) -> Objects:
     """Objects of an image in pixels of the input; those outside of a crop are skipped."""
     if objects is None:
-        raise ConversionError(f"{path} does not name the image {file.name}", hint="one without objects is named, too")
+        raise ConversionError(f"{path} does not list the image {file.name}", hint="list images without objects, too")
     image = _open(file)
     frame = frame_of(preprocess, (image.height, image.width))
     boxes = frame.to_input(np.array([corners for _, corners in objects], np.float64).reshape(-1, 4))

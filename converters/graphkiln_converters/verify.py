@@ -15,7 +15,6 @@ from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.proof.comparison import prove
@@ -25,12 +24,10 @@ from graphkiln_backend.repository.publication import check_published, publish
 from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion
 from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_converters.samples import each_sample, read_samples
-from graphkiln_converters.sources.base import InputSpec, run_in_batches
+from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, run_in_batches
 
 _BATCH_SIZES = (1, 2, 5)
 _MOST_READ = 256
-# Sizes of dynamic dimensions.
-_USUAL_SIZE = 8
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -119,13 +116,19 @@ def verify_session(
     """
     conversion = version.manifest.conversion if version.manifest else None
     row = precision or (conversion.precision if conversion else Precision.FP32)
-    title = f"{row} on {name}"
     verdicts: list[Verification] = []
     if golden := version.golden:
-        verdicts += _replay_golden(session, golden, row, title, version.reading)
+        # Another engine than that of the golden outputs rounds differently, also in fp32.
+        from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
+        for reference, trusted, limits in (
+            ("source model", golden.source_outputs, from_source),
+            ("saved graph", golden.graph_outputs, REPLAY[row]),
+        ):
+            named = replace(limits, name=f"{row} on {name}, {reference}")
+            verdicts.append(_replay(session, golden, trusted, named, version.reading))
     if samples:
         verdicts.append(
-            _compare_samples(version, session, samples, replace(REPLAY[row], name=f"{title}, your samples"))
+            _compare_samples(version, session, samples, replace(REPLAY[row], name=f"{row} on {name}, your samples"))
         )
     if not verdicts:
         raise VerificationError(
@@ -136,19 +139,6 @@ def verify_session(
     return tuple(verdicts)
 
 
-def _replay_golden(
-    session: Session, golden: GoldenSamples, row: Precision, title: str, reading: Reading | None
-) -> list[Verification]:
-    """Verdicts against the source model and against the saved graph."""
-    # Another engine than that of the golden outputs rounds differently, also in fp32.
-    from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
-    references = (
-        (golden.source_outputs, replace(from_source, name=f"{title}, source model")),
-        (golden.graph_outputs, replace(REPLAY[row], name=f"{title}, saved graph")),
-    )
-    return [_replay(session, golden, trusted, limits, reading) for trusted, limits in references]
-
-
 def _replay(
     session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, reading: Reading | None
 ) -> Verification:
@@ -156,8 +146,14 @@ def _replay(
     if golden.whole:
         return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), reading=reading, samples=1)
     verdicts = [
-        prove(trusted, found, limits, batch_sizes=_BATCH_SIZES, reading=reading)
-        for found in (run_in_batches(session.run, golden.inputs, size) for size in _BATCH_SIZES)
+        prove(
+            trusted,
+            run_in_batches(session.run, golden.inputs, size),
+            limits,
+            batch_sizes=_BATCH_SIZES,
+            reading=reading,
+        )
+        for size in _BATCH_SIZES
     ]
     return max(verdicts, key=lambda verdict: verdict.relative_l2)
 
@@ -166,35 +162,26 @@ def _compare_samples(version: ModelVersion, session: Session, path: Path, limits
     """Verdict on a user's samples against the reference engine; the worst one of whole samples."""
     preprocess = version.manifest.preprocess if version.manifest else None
     whole = version.golden is not None and version.golden.whole
-    feeds = read_samples(path, _specs(session.signature, first=0 if whole else 1), preprocess, _MOST_READ)
-    with OnnxRuntimeEngine().build_reference(version.graph_path) as reference:
-        if not whole:
-            return _compare(reference, session, feeds, limits, version.reading)
-        verdicts = [
-            prove(reference.run(one), session.run(one), limits, batch_sizes=(), reading=version.reading, samples=1)
-            for one in each_sample(feeds)
-        ]
-    return max(verdicts, key=lambda verdict: verdict.relative_l2)
-
-
-def _compare(
-    reference: Session, session: Session, feeds: Arrays, limits: Limits, reading: Reading | None
-) -> Verification:
-    trusted = run_in_batches(reference.run, feeds, _BATCH_SIZES[-1])
-    found = run_in_batches(session.run, feeds, _BATCH_SIZES[-1])
-    scores = [np.abs(array) for array in trusted.values() if array.dtype.kind == "f"]
-    largest = max((float(np.max(array, initial=0.0, where=np.isfinite(array))) for array in scores), default=0.0)
-    noise = largest * EXPORT.relative_l2
-    return prove(trusted, found, limits, batch_sizes=(_BATCH_SIZES[-1],), noise=noise, reading=reading)
-
-
-def _specs(signature: Signature, first: int) -> dict[str, InputSpec]:
-    """Specifications of a sample's inputs: with all dimensions, or without the batch."""
-    return {
+    first = 0 if whole else 1  # first dimension of a sample
+    inputs = {
         spec.name: InputSpec(
             name=spec.name,
             dtype=spec.dtype,
-            shape=tuple(dim if isinstance(dim, int) else _USUAL_SIZE for dim in spec.shape[first:]),
+            shape=tuple(dim if isinstance(dim, int) else USUAL_SIZE for dim in spec.shape[first:]),
         )
-        for spec in signature.inputs
+        for spec in session.signature.inputs
     }
+    feeds = read_samples(path, inputs, preprocess, _MOST_READ)
+    with OnnxRuntimeEngine().build_reference(version.graph_path) as reference:
+        if whole:
+            verdicts = [
+                prove(reference.run(one), session.run(one), limits, batch_sizes=(), reading=version.reading, samples=1)
+                for one in each_sample(feeds)
+            ]
+            return max(verdicts, key=lambda verdict: verdict.relative_l2)
+        size = _BATCH_SIZES[-1]
+        trusted, found = (run_in_batches(each.run, feeds, size) for each in (reference, session))
+    scores = [np.abs(array) for array in trusted.values() if array.dtype.kind == "f"]
+    largest = max((float(np.max(array, initial=0.0, where=np.isfinite(array))) for array in scores), default=0.0)
+    noise = largest * EXPORT.relative_l2
+    return prove(trusted, found, limits, batch_sizes=(size,), noise=noise, reading=version.reading)

@@ -1,4 +1,4 @@
-"""What is written down about images, in the pixels of a model's input."""
+"""Ground truth of images: COCO annotations, masks, folders of classes."""
 
 from __future__ import annotations
 
@@ -50,8 +50,8 @@ def read(folder: Path, task: Any, preprocess: Preprocess = LETTERBOX, labels: tu
 
 
 def test_objects_in_pixels_of_the_input(folder: Path) -> None:
-    said = document(row(7, 18, 4, 2, 8, 4), row(8, 17, 0, 0, 8, 16), row(7, 17, 0, 0, 16, 8, iscrowd=1))
-    (folder / "annotations.json").write_text(json.dumps(said))
+    annotations = document(row(7, 18, 4, 2, 8, 4), row(8, 17, 0, 0, 8, 16), row(7, 17, 0, 0, 16, 8, iscrowd=1))
+    (folder / "annotations.json").write_text(json.dumps(annotations))
     first, second = read(folder, DETECTION)
     # Half the size, and 2 pixels of padding above: 16 x 8 became 8 x 4.
     np.testing.assert_allclose(first.boxes, [[2, 3, 6, 5]])
@@ -59,9 +59,9 @@ def test_objects_in_pixels_of_the_input(folder: Path) -> None:
     assert (first.classes.tolist(), second.classes.tolist()) == ([1], [0])
 
 
-def test_what_a_crop_leaves_of_objects(folder: Path) -> None:
-    said = document(row(7, 18, 0, 0, 3, 8), row(7, 17, 2, 1, 4, 2))
-    (folder / "annotations.json").write_text(json.dumps(said))
+def test_objects_are_clipped_to_a_crop(folder: Path) -> None:
+    annotations = document(row(7, 18, 0, 0, 3, 8), row(7, 17, 2, 1, 4, 2))
+    (folder / "annotations.json").write_text(json.dumps(annotations))
     first, second = read(folder, DETECTION, CROP)  # of 16 columns the middle 8
     np.testing.assert_allclose(first.boxes, [[0, 1, 2, 3]])
     assert first.classes.tolist() == [0]
@@ -72,13 +72,12 @@ def test_what_a_crop_leaves_of_objects(folder: Path) -> None:
     ("change", "words"),
     [
         ({"annotations": [row(9, 18, 0, 0, 1, 1)]}, "not in COCO's format: KeyError: 9"),
-        ({"categories": None}, "not in COCO's format: TypeError"),
         ({"annotations": [row(7, 18, 0, 0, 1)]}, "not in COCO's format: ValueError"),
         ({"categories": [{"id": 1, "name": "cow"}]}, "category 'cow' is not among"),
-        ({"images": [{"id": 7, "file_name": "a.png"}]}, "does not name the image b.jpg"),
+        ({"images": [{"id": 7, "file_name": "a.png"}]}, "does not list the image b.jpg"),
     ],
 )
-def test_annotations_that_do_not_fit(folder: Path, change: dict[str, Any], words: str) -> None:
+def test_invalid_annotations_are_refused(folder: Path, change: dict[str, Any], words: str) -> None:
     (folder / "annotations.json").write_text(json.dumps({**document(), **change}))
     with pytest.raises(ConversionError, match=words) as caught:
         read(folder, DETECTION)
@@ -86,7 +85,7 @@ def test_annotations_that_do_not_fit(folder: Path, change: dict[str, Any], words
     assert caught.value.hint
 
 
-def test_a_file_that_is_no_json(folder: Path) -> None:
+def test_a_file_that_is_not_json_is_refused(folder: Path) -> None:
     (folder / "annotations.json").write_text("[")
     with pytest.raises(ConversionError, match="not in COCO's format: JSONDecodeError"):
         read(folder, DETECTION)
@@ -106,7 +105,7 @@ def test_class_maps_at_the_size_of_the_input(folder: Path) -> None:
     first, second = read(folder, SEGMENTATION, labels=())
     outside = np.full(8, -1)
     expected = np.array([outside, outside, *[[0, 0, 0, 0, 2, 2, 2, 2]] * 4, outside, outside])
-    expected[2, 0] = -1  # nobody knows
+    expected[2, 0] = -1  # unknown
     np.testing.assert_array_equal(first, expected)
     np.testing.assert_array_equal(second, np.tile([-1, -1, 1, 1, 1, 1, -1, -1], (8, 1)))
 
@@ -119,22 +118,21 @@ def test_a_class_map_through_a_crop(folder: Path) -> None:
 
 
 def test_masks_that_count_from_one_are_refused(folder: Path) -> None:
-    """Every class would be taken for the one after it, and the last for none: the mIoU of both graphs would be low."""
     wide = np.ones((8, 16))
     wide[0, 0], wide[1, 1] = 2, 255
     masks(folder, a=wide, more_b=np.ones((16, 8)))
-    with pytest.raises(ConversionError, match=r"a\.png holds the class 2, the model has 2: 0 to 1") as caught:
+    with pytest.raises(ConversionError, match=r"a\.png contains the class 2, the model has 2: 0 to 1") as caught:
         read(folder, SEGMENTATION)
     assert "255" in caught.value.hint
     assert read(folder, Segmentation(classes="m"), labels=("cat",)).max() == 1  # there, labels may be fewer
 
 
-def test_masks_that_do_not_fit(folder: Path) -> None:
+def test_masks_that_do_not_match_are_refused(folder: Path) -> None:
     masks(folder, a=np.zeros((8, 15)))
     with pytest.raises(ConversionError, match="has 15x8 pixels, its image 16x8"):
         read(folder, SEGMENTATION)
     masks(folder, a=np.zeros((8, 16, 3)))
-    with pytest.raises(ConversionError, match=r"must hold class numbers .*, its mode is RGB"):
+    with pytest.raises(ConversionError, match=r"must have class numbers .*, its mode is RGB"):
         read(folder, SEGMENTATION)
     masks(folder, a=np.zeros((8, 16)))
     with pytest.raises(ConversionError, match=r"there is no file .*b\.png"):
@@ -147,10 +145,10 @@ def test_classes_are_the_names_of_folders(tmp_path: Path, caplog: pytest.LogCapt
         Image.new("L", (2, 2)).save(tmp_path / f"{name}.png")
     np.testing.assert_array_equal(read(tmp_path, EMBEDDING, labels=()), [0, 0, 1, 1])
     (tmp_path / "dog" / "4.png").unlink()
-    assert read(tmp_path, EMBEDDING) is None, "a class of one image has no neighbour"
-    assert "recall@1 is not measured: there is one image alone of 'dog'" in caplog.text
+    assert read(tmp_path, EMBEDDING) is None, "a class of one image has no neighbor"
+    assert "recall@1 is not measured: there is only one image of 'dog'" in caplog.text
 
 
 @pytest.mark.parametrize("task", [DETECTION, SEGMENTATION, EMBEDDING, Classification(), None])
-def test_where_nothing_is_written_down(folder: Path, task: Any) -> None:
+def test_images_without_ground_truth(folder: Path, task: Any) -> None:
     assert read(folder, task) is None

@@ -1,4 +1,4 @@
-"""The story of a conversion, with a source in text: what is proven is written, all else is refused."""
+"""Conversions of a source in text: what is proven is written, everything else is refused."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def serve(version: Path, **feeds: AnyArray) -> dict[str, AnyArray]:
 
 class TestFp32:
     @pytest.mark.usefixtures("source")
-    def test_the_manifest_tells_how(self, store: Path) -> None:
+    def test_the_manifest_records_the_conversion(self, store: Path) -> None:
         manifest = Manifest.read(run(store, softmax=True) / "manifest.json")
         assert (manifest.provenance.source, manifest.provenance.command) == ("a text", "a test")
         assert set(manifest.provenance.versions) == {"numpy", "onnx", "onnxruntime", "python"}
@@ -92,7 +92,7 @@ class TestFp32:
         assert manifest.verification[0].batch_sizes == (1, 3)
 
     @pytest.mark.usefixtures("source")
-    def test_clients_are_told_what_is_left_for_them(self, store: Path) -> None:
+    def test_the_manifest_has_the_remaining_preprocessing_labels_and_ranking(self, store: Path) -> None:
         plain = Manifest.read(run(store) / "manifest.json")
         assert (plain.preprocess, plain.labels_file, plain.ranking) == (SPEC, "labels.txt", None)
         ranked = Manifest.read(run(store, name="ranked", top_k=2, input="uint8-nhwc") / "manifest.json")
@@ -103,7 +103,7 @@ class TestFp32:
         assert ranked.labels is None
 
     @pytest.mark.usefixtures("source")
-    def test_encoded_images_are_raw_pixels_and_a_line_of_the_configuration(self, store: Path) -> None:
+    def test_encoded_images_add_a_parameter_to_the_configuration(self, store: Path) -> None:
         said = Manifest.read(run(store, input="encoded") / "manifest.json").preprocess
         assert said is not None
         assert said.dtype is DType.UINT8
@@ -112,7 +112,7 @@ class TestFp32:
         assert image_config(config, instances=1).name == "m.images"
 
     @pytest.mark.usefixtures("source")
-    def test_encoded_images_where_the_configuration_was_written_before(self, store: Path) -> None:
+    def test_encoded_images_with_an_older_configuration_are_refused(self, store: Path) -> None:
         run(store, input="uint8-nhwc")
         with pytest.raises(ConversionError, match="lets the model take no encoded images") as caught:
             run(store, input="encoded")
@@ -123,7 +123,7 @@ class TestFp32:
         assert run(store, input="encoded").name == "2"
 
     @pytest.mark.usefixtures("source")
-    def test_bytes_at_sizes_that_vary(self, store: Path) -> None:
+    def test_raw_pixels_of_dynamic_sizes(self, store: Path) -> None:
         """Samples that were made for the source become pixels at the smallest and largest size."""
         source = TextSource.of(TEXT.replace("8,8]", "h,w]"), (IMAGE,), WEIGHTS, preprocess=SPEC)
         with pytest.MonkeyPatch.context() as patch:
@@ -151,13 +151,13 @@ class TestLabeledSamples:
             Image.fromarray(pixels.argmax(axis=2).astype(np.uint8)).save(tmp_path / "photos.masks" / f"{number}.png")
         return tmp_path / "photos"
 
-    def test_the_proof_says_how_good_the_graph_is(self, labeled: Path, store: Path) -> None:
+    def test_the_proof_measures_labeled_samples(self, labeled: Path, store: Path) -> None:
         manifest = Manifest.read(run(store, task="segmentation", samples=labeled) / "manifest.json")
         assert "mIoU 100.00% instead of 100.00%" in manifest.verification[0].verdict
 
 
 class TestRefused:
-    def test_outputs_that_are_not_the_sources(
+    def test_changed_outputs_are_refused(
         self, source: TextSource, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         other = TextSource.of(TEXT, (IMAGE,), {**WEIGHTS, "mean": WEIGHTS["mean"] + np.float32(1e-3)})
@@ -167,13 +167,15 @@ class TestRefused:
         assert not store.exists()
         assert source.closed == [True]
 
-    def test_a_version_that_exists_before_anything_is_opened(self, source: TextSource, store: Path) -> None:
+    def test_an_existing_version_is_refused_before_the_source_is_opened(self, source: TextSource, store: Path) -> None:
         (store / "m" / "4").mkdir(parents=True)
         with pytest.raises(ConversionError, match="4 exists already"):
             run(store, version=4)
         assert (source.closed, source.rows) == ([], [])
 
-    def test_an_export_that_fails(self, source: TextSource, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_failed_export_writes_nothing(
+        self, source: TextSource, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         def fail(_: object) -> None:
             raise ConversionError("it branches on values")
 
@@ -184,14 +186,14 @@ class TestRefused:
         assert not store.exists()
 
     @pytest.mark.usefixtures("source")
-    def test_int8_without_samples_to_calibrate_on(self, store: Path) -> None:
+    def test_int8_without_calibration_samples_is_refused(self, store: Path) -> None:
         with pytest.raises(ConversionError, match="needs samples to calibrate on"):
             run(store, precision="int8")
         assert not store.exists()
 
 
 @pytest.mark.parametrize(("saved", "proven"), [(1, (3, 5)), (3, (1, 5))])
-def test_neither_proof_has_the_batch_that_was_saved(
+def test_proofs_use_other_batch_sizes_than_the_saved_one(
     store: Path, monkeypatch: pytest.MonkeyPatch, saved: int, proven: tuple[int, ...]
 ) -> None:
     made = TextSource.of(TEXT, (IMAGE,), WEIGHTS, batch_size=saved)
@@ -201,7 +203,7 @@ def test_neither_proof_has_the_batch_that_was_saved(
 
 
 class Rough(TextSource):
-    """Its own fp32 is off by a share of each output; a graph that is off, too, is so otherwise."""
+    """A source whose fp32 outputs have a relative error."""
 
     error: ClassVar[float] = 1.5e-5
 
@@ -218,7 +220,7 @@ def opened_rough(monkeypatch: pytest.MonkeyPatch, error: float, text: str = TEXT
     monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda *_: made)
 
 
-def test_an_export_is_judged_by_fp64_where_its_source_is_a_little_off(
+def test_an_export_is_compared_with_fp64_if_the_fp32_source_is_slightly_off(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened_rough(monkeypatch, 1.5e-5)
@@ -229,14 +231,14 @@ def test_an_export_is_judged_by_fp64_where_its_source_is_a_little_off(
         run(store)
 
 
-def test_fp64_is_not_computed_where_it_could_change_nothing(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_fp64_is_not_computed_if_it_cannot_change_the_verdict(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened_rough(monkeypatch, 1e-3)
     monkeypatch.setattr(Rough, "run_in_fp64", lambda *_: pytest.fail("that takes minutes for a large model"))
     with pytest.raises(VerificationError, match=r"limit 1e-05"):
         run(store)
 
 
-def test_an_export_that_is_wrong_is_not_excused_by_its_source(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_wrong_export_is_refused_beside_fp64(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     opened_rough(monkeypatch, 1.5e-5)
     wrong = WEIGHTS | {"head": WEIGHTS["head"] * np.float32(1 + 5e-5)}
     monkeypatch.setattr(Rough, "export", lambda *_: TextSource.of(TEXT, (IMAGE,), wrong).graph())
@@ -244,7 +246,7 @@ def test_an_export_that_is_wrong_is_not_excused_by_its_source(store: Path, monke
         run(store)
 
 
-# Opening a source: what the recipe adds to what the source knows, and that nothing is left open.
+# Opening a source.
 
 IDS = InputSpec(name="ids", shape=(16,), dynamic={0: (1, 64)})
 SPEC_OF_OPENING = Preprocess(mean=(0.1, 0.2, 0.3))
@@ -268,7 +270,7 @@ def recipe(**fields: Any) -> Recipe:
 
 class TestOpening:
     @pytest.mark.usefixtures("source")
-    def test_the_recipe_knows_better(self, tmp_path: Path) -> None:
+    def test_options_of_the_recipe_replace_those_of_the_source(self, tmp_path: Path) -> None:
         (tmp_path / "labels.txt").write_text("x\ny\nz\n")
         fields = {"preprocess": {"resize": 9}, "labels": tmp_path / "labels.txt", "dynamic": ["image:2=8..16"]}
         with open_model(recipe(**fields)) as model:
@@ -285,7 +287,7 @@ class TestOpening:
             ({"dynamic": ["text:1=1..2"]}, ConversionError, "there is no input 'text'"),
         ],
     )
-    def test_a_mistake_leaves_nothing_open(
+    def test_a_mistake_closes_the_source(
         self, source_of_opening: TextSource, fields: dict[str, Any], error: type[Exception], words: str
     ) -> None:
         with pytest.raises(error, match=words):
@@ -295,13 +297,13 @@ class TestOpening:
 
 class TestDynamicAxes:
     @pytest.mark.parametrize(("axis", "ends"), [(0, (1, 2)), (4, (1, 2)), (2, (0, 2)), (2, (3, 2))])
-    def test_what_does_not_fit(self, axis: int, ends: tuple[int, int]) -> None:
+    def test_invalid_axes_are_refused(self, axis: int, ends: tuple[int, int]) -> None:
         with pytest.raises(ConversionError, match=r"does not fit image \[batch, 3, 8, 8\]") as caught:
             with_dynamic_axes((IDS, IMAGE), {"image": {axis: ends}})
         assert "axis 0 is the batch" in caught.value.hint
 
 
-# What a version tells about its graph: preprocessing that is left, labels or ranking, and how it was made.
+# Labels and preprocessing.
 
 PIXELS = Preprocess(mean=(0.5,) * 3, std=(0.5,) * 3)
 
@@ -314,24 +316,24 @@ class TestFittingLabels:
         return with_fitting_labels(model, recipe(labels=labels, **options), graph(text)).labels
 
     @pytest.mark.parametrize("shape", ["batch,3", "batch,n", "batch,5,8,8"])
-    def test_one_for_each_class_or_classes_that_nobody_can_count(self, shape: str) -> None:
+    def test_labels_that_match_the_classes_are_kept(self, shape: str) -> None:
         assert self.fitted(f"(float[{shape}] x) => (float[{shape}] y) {{ y = Relu(x) }}") == self.LABELS
 
-    def test_those_of_a_source_that_do_not_fit_are_left_out_and_told(self, logged: list[str]) -> None:
+    def test_labels_of_a_source_that_do_not_match_are_left_out_with_a_warning(self, logged: list[str]) -> None:
         assert self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }") == ()
         assert "3 labels for the 4 classes" in logged[0]
 
-    def test_those_of_the_user_must_fit(self, tmp_path: Path) -> None:
+    def test_labels_of_the_user_must_match(self, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match=r"l\.txt has 3 labels for the 4 classes"):
             self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }", tmp_path / "l.txt")
 
-    def test_of_a_detector_whose_first_output_has_no_classes(self) -> None:
+    def test_labels_of_a_detector_are_kept(self) -> None:
         task = Detection(boxes="b", scores="y", classes="c", counts="n")
         model = TextSource.of("", (), labels=self.LABELS, task=task)
         scores = graph("(float[batch,300] x) => (float[batch,300] y) { y = Relu(x) }")
         assert with_fitting_labels(model, recipe(), scores).labels == self.LABELS
 
-    def test_of_the_output_that_is_kept(self) -> None:
+    def test_labels_must_match_the_kept_output(self) -> None:
         text = (
             "(float[batch,4] x, float[batch,3] z) => (float[batch,4] y, float[batch,3] w) { y = Relu(x) w = Relu(z) }"
         )
@@ -348,14 +350,14 @@ class TestFittingLabels:
         (None, None, False),
     ],
 )
-def test_a_task_that_no_client_could_ask_about_an_image_is_told(
+def test_an_image_task_without_preprocessing_is_warned_about(
     caplog: pytest.LogCaptureFixture, task: Task | None, preprocess: Preprocess | None, warned: bool
 ) -> None:
     warn_without_preprocess(TextSource.of("", (), preprocess=preprocess, task=task))
     assert ("--preprocess" in caplog.text) == warned
 
 
-# Which task a conversion is for.
+# The task.
 
 VECTORS = "(float[batch, 4] x) => (float[batch, 4] y) { y = Relu(x) }"
 MAPS = "(float[batch, 3, 8, 8] x) => (float[batch, 3, 8, 8] y) { y = Relu(x) }"
@@ -401,21 +403,19 @@ def test_the_task_is_the_sources_or_the_requested_one(
         (MAPS, {"task": "embedding"}, r"--task embedding needs.*--outputs"),
         (VECTORS, {"task": "segmentation"}, r"--task segmentation needs.*--outputs"),
         (VECTORS, {"task": "detection"}, r"--task detection needs.*--outputs"),
-        (VECTORS, {"score_threshold": 0.1}, "--score-threshold is for detectors"),
         (VECTORS, {"task": "embedding", "score_threshold": 0.1}, "--score-threshold is for detectors"),
-        (MAPS, {"normalize": True}, "--normalize is for vectors"),
         (MAPS, {"task": "segmentation", "normalize": True}, "--normalize is for vectors"),
         (MAPS, {"task": "segmentation", "top_k": 2}, "is for classifiers"),
         (MAPS, {"task": "segmentation", "softmax": True}, "is for classifiers"),
         (MAPS, {"task": "segmentation", "layout": "nhwc"}, "is for classifiers"),
     ],
 )
-def test_what_does_not_fit_the_outputs_or_the_task(text: str, options: dict[str, Any], words: str) -> None:
+def test_options_that_do_not_match_the_task_are_refused(text: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConversionError, match=words):
         task_of(text, **options)
 
 
-# Sources that lie in remote stores.
+# Sources in remote stores.
 
 
 @pytest.mark.parametrize(
@@ -428,11 +428,11 @@ def test_what_does_not_fit_the_outputs_or_the_task(text: str, options: dict[str,
         ("models/m.onnx", ("", "")),
     ],
 )
-def test_what_is_an_address(source: str, parts: tuple[str, str]) -> None:
+def test_addresses_of_remote_sources(source: str, parts: tuple[str, str]) -> None:
     assert remote_part(source) == parts
 
 
-def test_a_file_is_there_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_remote_source_is_fetched_for_the_duration_of_the_context(monkeypatch: pytest.MonkeyPatch) -> None:
     def fetch(address: RemoteAddress, folder: Path) -> Path:
         (folder / "m.skops").write_text(str(address))
         return folder / "m.skops"
@@ -448,12 +448,12 @@ def test_a_file_is_there_as_long_as_it_is_needed(monkeypatch: pytest.MonkeyPatch
     ("source", "words"),
     [
         ("https://h/m.onnx", "download the file"),
-        ("s3://b/models", "names no file of a model"),
+        ("s3://b/models", "is not a model file"),
         ("s4://b/m.onnx", "s4:// are not known"),
         ("s3://m.onnx", "name a model in it"),
     ],
 )
-def test_what_cannot_be_one(source: str, words: str) -> None:
+def test_invalid_addresses_are_refused(source: str, words: str) -> None:
     with pytest.raises((ConversionError, RepositoryError), match=words), local_source(source):
         pass
 
@@ -472,15 +472,9 @@ def network() -> onnx_ir.Model:
     return graph(text)
 
 
-def ran(**fields: Any) -> list[str]:
-    rewritten = rewrite(network(), recipe(**fields), SPEC_OF_REWRITING)
-    return [report.name for report in rewritten.reports if report.ran]
-
-
-@pytest.mark.parametrize("given", ["uint8-nhwc", "encoded"])
-def test_bytes_need_to_know_how_they_become_the_input(given: str) -> None:
-    with pytest.raises(ConversionError, match=f"--input {given}: it is not known how an image becomes") as caught:
-        rewrite(network(), recipe(input=given), None)
+def test_raw_pixels_need_a_preprocess() -> None:
+    with pytest.raises(ConversionError, match="--input encoded: the preprocessing of images is unknown") as caught:
+        rewrite(network(), recipe(input="encoded"), None)
     assert "--preprocess" in caught.value.hint
 
 
@@ -491,20 +485,20 @@ def test_bytes_need_to_know_how_they_become_the_input(given: str) -> None:
         "(float[b,3,4,4] x, float[b,3,4,4] z) => (float[b,3,4,4] y) { y = Add(x, z) }",
     ],
 )
-def test_bytes_need_an_image(text: str) -> None:
+def test_raw_pixels_need_an_image_input(text: str) -> None:
     with pytest.raises(ConversionError, match="--input uint8-nhwc: the input is not an FP32 image") as caught:
         rewrite(graph(text), recipe(input="uint8-nhwc"), SPEC_OF_REWRITING)
     assert caught.value.hint == "it is for models with one FP32 image as their input"
 
 
-# What a recipe names is looked at before minutes pass.
+# Files of the recipe, which are checked first.
 
 
 def recipe_of_given_files(folder: Path, **fields: Any) -> Recipe:
     return Recipe.model_validate({"source": "m.onnx", "model_store": folder / "store", **fields})
 
 
-def test_what_is_there_passes(tmp_path: Path) -> None:
+def test_existing_files_are_accepted(tmp_path: Path) -> None:
     file = tmp_path / "labels.txt"
     file.write_text("one\n")
     check_given_files(
@@ -513,33 +507,32 @@ def test_what_is_there_passes(tmp_path: Path) -> None:
     assert not (tmp_path / "store").exists()
 
 
-@pytest.mark.parametrize("option", ["weights", "labels", "samples", "calibration", "reference"])
-def test_what_is_missing_is_told_before_the_source_is_opened(tmp_path: Path, option: str) -> None:
+@pytest.mark.parametrize("option", ["weights", "samples"])
+def test_a_missing_file_is_refused_before_the_source_is_opened(tmp_path: Path, option: str) -> None:
     with pytest.raises(ConversionError, match=rf"{option}: there is no file .*nowhere.* \(expected an? "):
         convert(recipe_of_given_files(tmp_path, **{option: tmp_path / "nowhere"}))
 
 
-@pytest.mark.parametrize("option", ["weights", "labels", "reference"])
-def test_a_folder_in_the_place_of_a_file(tmp_path: Path, option: str) -> None:
+def test_a_folder_instead_of_a_file_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="is a folder, not a file"):
-        check_given_files(recipe_of_given_files(tmp_path, **{option: tmp_path}))
+        check_given_files(recipe_of_given_files(tmp_path, labels=tmp_path))
 
 
 class TestStores:
-    def test_below_a_file(self, tmp_path: Path) -> None:
+    def test_a_store_below_a_file_is_refused(self, tmp_path: Path) -> None:
         (tmp_path / "file").touch()
         with pytest.raises(ConversionError, match="file is not a folder"):
             check_given_files(recipe_of_given_files(tmp_path, model_store=tmp_path / "file" / "store"))
 
-    def test_that_may_not_be_written(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_store_that_is_not_writable_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
-        with pytest.raises(ConversionError, match="may not be written"):
+        with pytest.raises(ConversionError, match="is not writable"):
             check_given_files(recipe_of_given_files(tmp_path))
 
-    def test_that_may_not_even_be_looked_at(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_store_that_cannot_be_accessed_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def refuse(path: Path) -> bool:
             raise PermissionError(13, "Permission denied", str(path))
 
         monkeypatch.setattr(Path, "exists", refuse)
-        with pytest.raises(ConversionError, match=r"--model-store .*store may not be looked at"):
+        with pytest.raises(ConversionError, match=r"--model-store .*store cannot be accessed"):
             check_given_files(recipe_of_given_files(tmp_path))
