@@ -1,4 +1,4 @@
-"""Model stores with small graphs, each made for one purpose."""
+"""Model stores with small graphs for integration tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import zoo
 
 @pytest.fixture
 def slow_store(tmp_path: Path) -> Path:
-    """A store with the model `slow`: as many matrix products as the request asks for."""
+    """Store with the model `slow`, which computes as many matrix products as a request asks for."""
     store = tmp_path / "slow store"
     zoo.add(store, "slow", zoo.slow(), 'backend: "graphkiln" max_batch_size: 1')
     return store
@@ -18,6 +18,6 @@ def slow_store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def lookup_store(tmp_path: Path) -> Path:
-    """A store with the model `lookup`."""
+    """Store with the model `lookup`."""
     zoo.add_lookup(tmp_path / "store")
     return tmp_path / "store"

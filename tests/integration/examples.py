@@ -15,7 +15,7 @@ CPU = "instance_group [ { count: 1 kind: KIND_CPU } ]"
 
 
 def tensors(kind: str, names: str, data_type: str, dims: str) -> str:
-    """A block `input` or `output`."""
+    """Format a block `input` or `output`."""
     entries = ", ".join(f'{{ name: "{name}" data_type: {data_type} dims: [ {dims} ] }}' for name in names.split())
     return f"{kind} [ {entries} ]"
 
@@ -67,7 +67,7 @@ def classifier(image: str, scores: str, shape: tuple[int, ...], outputs: tuple[i
 
 
 def control(name: str, values: str = "int32_false_true: [ 0, 1 ]") -> str:
-    """A `control_input` of the kind that its name says."""
+    """Format a `control_input` of a kind."""
     return f'{{ name: "{name}" control [ {{ kind: CONTROL_SEQUENCE_{name} {values} }} ] }}'
 
 
@@ -199,7 +199,7 @@ def _add_others(store: Path) -> None:
 
 
 def build(store: Path) -> Path:
-    """Writes all of them."""
+    """Write all example models."""
     _add_simple(store)
     _add_sequences(store)
     _add_classifiers(store)

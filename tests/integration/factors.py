@@ -1,4 +1,4 @@
-"""What a model of `zoo.scale` multiplies by, which tells its versions apart."""
+"""Tell versions of `zoo.scale` apart by their factor."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkiln_client import Client
 
 
 def factor(server: Server, model: str = "swap") -> float:
-    """What a model multiplies by; 0 where it does not respond."""
+    """Ask a model for its factor; 0 if it does not respond."""
     try:
         with Client(server.url, timeout_s=10) as client:
             return float(client.model(model).infer({"x": np.ones((1, 3), np.float32)})["y"][0, 0])

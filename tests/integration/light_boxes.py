@@ -1,4 +1,4 @@
-"""A graph that finds what is light in an image: as a detector, as a segmenter, and as an embedding of its color."""
+"""A graph that finds light pixels, as detector, segmenter and embedding."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TASKS: dict[str, Task] = {
 
 
 def light_box() -> Any:
-    """A graph that answers all three: the box around the light pixels, which pixels are light, the mean color."""
+    """Graph of a box around the light pixels, a map of light pixels, and the mean color."""
     n = helper.make_node
     nodes = [
         n("ReduceMean", ["x", "one"], ["gray"], keepdims=0),
@@ -71,7 +71,7 @@ def light_box() -> Any:
 
 
 def write_store(folder: Path) -> Path:
-    """A store with a model for each task, of the same graph."""
+    """Write a store with a model of the same graph for each task."""
     graph = light_box()
     (folder / "export").mkdir()
     save(graph, folder / "export" / "graph.onnx")

@@ -1,4 +1,4 @@
-"""Images as people have them, and files that are none, as bytes."""
+"""Unusual images and damaged image files, as bytes."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FORMATS = ("JPEG", "PNG", "GIF", "WEBP", "BMP", "TIFF")
 
 
 def drawn(width: int = SIZE[0], height: int = SIZE[1]) -> Image.Image:
-    """A light box, a little colored, off the center."""
+    """Draw a light, slightly colored box off the center."""
     pixels = np.full((height, width, 3), 20, np.uint8)
     pixels[height // 8 : -(-height // 2), width // 4 : -(-width // 2)] = (250, 240, 200)
     return Image.fromarray(pixels)
@@ -36,12 +36,12 @@ def turned(orientation: int) -> Image.Exif:
 
 
 def deep(image: Image.Image) -> Image.Image:
-    """Gray of 16 bits."""
+    """Make a gray image of 16 bits."""
     return Image.fromarray(np.asarray(image.convert("L")).astype(np.uint16) * 257)
 
 
 def png_of_48_bits(image: Image.Image) -> bytes:
-    """RGB of 16 bits each, which Pillow reads but does not write."""
+    """Encode RGB of 16 bits per channel, which Pillow reads but does not write."""
     rows = np.asarray(image).astype(">u2") * np.uint16(257)
     raw = b"".join(b"\0" + row.astype(">u2").tobytes() for row in rows)
     header = struct.pack(">IIBBBBB", image.width, image.height, 16, 2, 0, 0, 0)
@@ -53,13 +53,13 @@ def png_of_48_bits(image: Image.Image) -> bytes:
 
 
 def without_marker(jpeg: bytes, name: bytes) -> bytes:
-    """A JPEG without the segment that begins with a name."""
+    """Remove the JFIF segment of a JPEG."""
     start = jpeg.index(name) - 4
     return jpeg[:start] + jpeg[start + 2 + int.from_bytes(jpeg[start + 2 : start + 4], "big") :]
 
 
 def odd_files() -> dict[str, bytes]:
-    """Name -> an image that can be read."""
+    """Readable images by name."""
     image, other = drawn(), Image.new("RGB", SIZE, "white")
     transparent = image.convert("RGBA")
     transparent.putalpha(Image.linear_gradient("L").resize(SIZE))
@@ -108,7 +108,7 @@ def odd_files() -> dict[str, bytes]:
 
 
 def damaged_files() -> dict[str, bytes]:
-    """Name -> what is no image, or one that cannot be read."""
+    """Files by name that are no image, or cannot be read."""
     image = drawn(200, 200)
     gray = np.asarray(image.convert("L"))
     files = {kind: saved(image, kind) for kind in _FORMATS}

@@ -1,4 +1,4 @@
-"""A small classifier of digits with what the story's fusions look for: padding, and a constant that is added."""
+"""A small classifier of digits with the patterns that the story's fusions need: padding and an added constant."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PREPROCESS = {"resize": 32, "crop": [32, 32], "mean": [0.5, 0.5, 0.5], "std": [0
 
 
 class Shift(nn.Module):
-    """Adds a constant to every channel."""
+    """Add a constant to every channel."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
@@ -21,7 +21,7 @@ class Shift(nn.Module):
 
 
 class Net(nn.Module):
-    """`[batch, 3, 32, 32]` to `[batch, 10]` scores."""
+    """Map `[batch, 3, 32, 32]` to `[batch, 10]` scores."""
 
     def __init__(self, *, padded: bool = True) -> None:
         super().__init__()
@@ -44,12 +44,12 @@ def net() -> nn.Module:
 
 
 def unpadded() -> nn.Module:
-    """The same, with the padding inside of its convolutions: explicit padding has no gradient graph."""
+    """Make the same network with padding inside of its convolutions: explicit padding has no gradient graph."""
     return Net(padded=False)
 
 
 def trained(pixels: torch.Tensor, targets: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The state of a network that knows the digits, in some seconds."""
+    """Train the network on digits for some seconds; return its state."""
     module = net()
     generator = torch.Generator().manual_seed(0)
     optimizer = torch.optim.AdamW(module.parameters(), lr=3e-3)

@@ -1,4 +1,4 @@
-"""Who may change a running server: with the key, without it, over both protocols."""
+"""Access to administrative endpoints, with and without the key, over both protocols."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ _CONFIG = {"backend": "python", "max_batch_size": 0, "input": [], "output": []}
 
 @pytest.fixture(scope="module")
 def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server that loads on demand."""
+    """Server in explicit mode."""
     store, folder = tmp_path_factory.mktemp("store"), tmp_path_factory.mktemp("explicit")
     zoo.add(store, "plain", zoo.identity(("n", 3), 1))
     with Serving(folder, "--model-store", store, "--model-control-mode=explicit") as server:
@@ -45,7 +45,7 @@ def explicit(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def post(server: Server, path: str, document: object, **headers: str) -> int:
-    """The status of a POST."""
+    """Send a POST; return the status."""
     request = Request(f"{server.url}{path}", json.dumps(document).encode(), headers, method="POST")
     try:
         with urlopen(request) as answer:
@@ -57,7 +57,7 @@ def post(server: Server, path: str, document: object, **headers: str) -> int:
 
 class TestRunningCode:
     def test_a_load_with_files_needs_the_key(self, explicit: Server, tmp_path: Path) -> None:
-        """A load request may bring a Python model along: that runs as the server's user."""
+        """A load request may contain a Python model, which runs as the server's user."""
         marker = tmp_path / "ran"
         code = base64.b64encode(_CODE.format(marker=str(marker)).encode()).decode()
         load = {"parameters": {"config": json.dumps(_CONFIG), "file:1/model.py": code}}
@@ -83,7 +83,7 @@ class TestRunningCode:
             ("POST", "/v2/logging"),
         ],
     )
-    def test_what_changes_the_server_needs_the_key(self, explicit: Server, method: str, path: str) -> None:
+    def test_administrative_requests_need_the_key(self, explicit: Server, method: str, path: str) -> None:
         with pytest.raises(HTTPError) as caught:
             urlopen(Request(f"{explicit.url}{path}", data=b"{}" if method == "POST" else None, method=method))
         with caught.value:
@@ -98,7 +98,7 @@ class TestKey:
                     with pytest.raises(Unauthorized, match="--admin-key-file"):
                         call()
 
-    def test_shared_memory_needs_it_and_has_it(self, explicit: Server) -> None:
+    def test_shared_memory_with_the_key(self, explicit: Server) -> None:
         inputs = {"x": np.zeros((1, 3), np.float32)}
         for url in (explicit.url, explicit.grpc_url):
             with Client(url) as client:
@@ -112,13 +112,13 @@ class TestKey:
             ):
                 shared.model("plain").infer(inputs)
 
-    def test_own_commands_need_no_set_up(self, explicit: Server) -> None:
+    def test_commands_find_the_key(self, explicit: Server) -> None:
         for url in (explicit.url, explicit.grpc_url):
             assert run_command("load", "plain", "--url", url).stdout == "plain: version 1 ready\n"
             assert "READY" in run_command("models", "--url", url).stdout
             assert run_command("unload", "plain", "--url", url).returncode == 0
 
-    def test_a_stranger_is_told_what_to_do(self, explicit: Server, tmp_path: Path) -> None:
+    def test_error_without_key_says_what_to_do(self, explicit: Server, tmp_path: Path) -> None:
         elsewhere = {"XDG_STATE_HOME": str(tmp_path), "TMPDIR": str(tmp_path)}
         refused = run_command("load", "plain", "--url", explicit.url, env=elsewhere)
         assert refused.returncode == 1
@@ -130,7 +130,7 @@ class TestKey:
         assert allowed.returncode == 0
 
 
-def test_other_machines_do_not_reach_it(explicit: Server) -> None:
+def test_only_loopback_is_bound(explicit: Server) -> None:
     """Every socket of the server is bound to the loopback interface."""
     (triton,) = [each for each in psutil.Process(explicit.process.pid).children() if each.name() == "tritonserver"]
     found = {each.laddr for each in triton.net_connections("tcp") if each.status == psutil.CONN_LISTEN}
@@ -140,10 +140,10 @@ def test_other_machines_do_not_reach_it(explicit: Server) -> None:
 
 @pytest.mark.slow
 class TestBombs:
-    def test_a_body_that_inflates_is_refused_and_the_others_are_served(
+    def test_compressed_bomb_is_refused_and_others_are_served(
         self, start_server: StartServer, digits: Path, repository: Path
     ) -> None:
-        """3 MB of gzip that become 3 GB."""
+        """3 MB of gzip that inflate to 3 GB."""
         flags = ("--server-memory", "1500M")
         server = start_server("--model-store", digits.parent, *flags)
         server.wait_ready()
@@ -161,6 +161,6 @@ class TestBombs:
 
 
 def bomb(size_bytes: int) -> bytes:
-    """That many zeros, compressed."""
+    """Compress zeros."""
     packer, chunk = zlib.compressobj(9, zlib.DEFLATED, 31), bytes(16 << 20)
     return b"".join(packer.compress(chunk) for _ in range(size_bytes // len(chunk))) + packer.flush()

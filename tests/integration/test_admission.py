@@ -1,4 +1,4 @@
-"""One bad model or version takes no other with it: at the start, while it runs, and after a restart."""
+"""A bad model or version does not affect others: at the start, while serving, and after a restart."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLL = ("--model-control-mode=poll", "--repository-poll-secs=1")
 
 
 def nonsense() -> onnx.ModelProto:
-    """Complete in every respect, and no engine runs it: only loading it tells."""
+    """Write a complete version that no engine can run."""
     proto = zoo.scale(("batch", 3))
     proto.graph.node[0].op_type = "Nonsense"
     return proto
@@ -37,14 +37,14 @@ def stubs(server: Server) -> list[psutil.Process]:
 
 
 def publish(store: Path, version: int, proto: onnx.ModelProto, model: str = "swap") -> None:
-    """A new version, made elsewhere and renamed into place."""
+    """Write a new version elsewhere and rename it into place."""
     folder = zoo.add(store / ".new", model, proto, version=version)
     (store / model).mkdir(exist_ok=True)
     folder.rename(store / model / str(version))
 
 
 def watch(server: Server, condition: Callable[[], bool], timeout_s: float = 60) -> Counter[int | None]:
-    """Asks for readiness until a condition holds, and for a second more; returns how often it said what."""
+    """Poll readiness until a condition holds and for another second; count the statuses."""
     seen: Counter[int | None] = Counter()
     deadline = time.monotonic() + timeout_s
     until = 0.0
@@ -59,14 +59,14 @@ def watch(server: Server, condition: Callable[[], bool], timeout_s: float = 60) 
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """The models `good` and `swap`."""
+    """Store with the models `good` and `swap`."""
     zoo.add(tmp_path / "store", "good", zoo.scale(("batch", 3), 7))
     zoo.add(tmp_path / "store", "swap", zoo.scale(("batch", 3), 1))
     return tmp_path / "store"
 
 
 @pytest.mark.slow
-def test_at_the_start_a_bad_model_takes_no_other_with_it(start_server: StartServer, store: Path) -> None:
+def test_bad_model_at_the_start_does_not_affect_others(start_server: StartServer, store: Path) -> None:
     zoo.add(store, "damaged", zoo.scale(("batch", 3)))
     (store / "damaged" / "1" / "model.onnx").write_bytes(b"PK")
     zoo.add(store, "unparsable", zoo.scale(("batch", 3)), "hello {")
@@ -92,9 +92,7 @@ def test_at_the_start_a_bad_model_takes_no_other_with_it(start_server: StartServ
 
 
 @pytest.mark.slow
-def test_an_older_version_serves_where_the_newest_is_bad_also_after_a_crash(
-    start_server: StartServer, store: Path
-) -> None:
+def test_older_version_replaces_a_bad_one_also_after_a_crash(start_server: StartServer, store: Path) -> None:
     publish(store, 2, zoo.scale(("batch", 3), 2))
     publish(store, 3, nonsense())
     server = start_server("--model-store", store)
@@ -109,7 +107,7 @@ def test_an_older_version_serves_where_the_newest_is_bad_also_after_a_crash(
 
 
 @pytest.mark.slow
-def test_polling_a_bad_version_never_shows_and_a_good_one_is_served(start_server: StartServer, store: Path) -> None:
+def test_poll_mode_serves_only_good_versions(start_server: StartServer, store: Path) -> None:
     server = start_server("--model-store", store, *POLL)
     server.wait_ready()
     publish(store, 2, nonsense())
@@ -132,9 +130,7 @@ def test_polling_a_bad_version_never_shows_and_a_good_one_is_served(start_server
 
 
 @pytest.mark.slow
-def test_explicit_mode_another_signature_is_refused_and_loads_that_follow_at_once_are_answered(
-    start_server: StartServer, tmp_path: Path
-) -> None:
+def test_explicit_mode_refuses_another_signature_and_continues(start_server: StartServer, tmp_path: Path) -> None:
     store = tmp_path / "store"
     zoo.add(store, "m", zoo.scale(("batch", 3), 1), 'backend: "graphkiln" version_policy { all {} }')
     server = start_server("--model-store", store, "--model-control-mode=explicit", "--load-model=m")
@@ -156,7 +152,7 @@ def test_explicit_mode_another_signature_is_refused_and_loads_that_follow_at_onc
 
 
 @pytest.mark.slow
-def test_explicit_mode_a_failed_load_leaves_no_trace_and_a_crash_changes_nothing(
+def test_explicit_mode_failed_load_is_forgotten_and_crash_changes_nothing(
     start_server: StartServer, store: Path
 ) -> None:
     publish(store, 2, nonsense())
@@ -185,8 +181,8 @@ def test_explicit_mode_a_failed_load_leaves_no_trace_and_a_crash_changes_nothing
 
 
 @pytest.mark.slow
-def test_a_process_that_is_killed_while_it_loads_is_told_of_in_words(start_server: StartServer, store: Path) -> None:
-    """Triton says "Stub process is not healthy", and no more."""
+def test_instance_killed_while_loading_is_explained(start_server: StartServer, store: Path) -> None:
+    """Triton's own message is only "Stub process is not healthy"."""
     zoo.add(store, "deadly", zoo.endless())
     shutil.copytree(store / "good" / "1", store / "good" / "2.old")  # of which Triton would take the number
     server = start_server("--model-store", store)

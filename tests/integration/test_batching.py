@@ -1,4 +1,4 @@
-"""The backend inside the real server: batches, order, and one bad request among good ones."""
+"""Batches on the real server: order, and one bad request among good ones."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.server
 
 
 def add_mixing(store: Path) -> None:
-    """`mixing` says that its rows vary and sums them all."""
+    """Add `mixing`, whose rows vary and which sums them all."""
     nodes = [zoo.helper.make_node("ReduceSum", ["x", "axes"], ["y"], keepdims=1)]
     ports = ([zoo.value("x", ("batch", 2))], [zoo.value("y", ("sums", 2))])
     proto = zoo.model(nodes, *ports, {"axes": np.array([0], np.int64)})
@@ -36,7 +36,7 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def ask_together(url: str, requests: list[list[list[int]]]) -> list[np.ndarray | ClientError]:
-    """Sends all requests at once; the model's queue delay makes one batch of them."""
+    """Send all requests at once; the queue delay makes one batch of them."""
     with Client(url) as client, ThreadPoolExecutor(len(requests)) as pool:
         model = client.model("lookup")
         futures = [pool.submit(model.infer, {"INDEX": np.array(rows, np.int64)}) for rows in requests]
@@ -44,13 +44,13 @@ def ask_together(url: str, requests: list[list[list[int]]]) -> list[np.ndarray |
 
 
 def executions(server: Server) -> int:
-    """How many batches the model has run, by Triton's own statistics."""
+    """Number of batches that the model has run, by Triton's statistics."""
     with Client(server.url) as client:
         return int(settled(client.model("lookup"))["execution_count"])
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_requests_are_batched_and_answered_in_order(running: Server, protocol: str) -> None:
+def test_batched_requests_are_answered_in_order(running: Server, protocol: str) -> None:
     url = running.url if protocol == "http" else running.grpc_url
     requests = [[[i, i + 1]] for i in range(8)]
     before = executions(running)
@@ -60,19 +60,19 @@ def test_requests_are_batched_and_answered_in_order(running: Server, protocol: s
         np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
 
 
-def test_requests_of_several_rows_get_their_own_rows(running: Server) -> None:
+def test_requests_of_several_rows(running: Server) -> None:
     requests = [[[1], [2], [3]], [[4]], [[5], [6]]]
     for request, answer in zip(requests, ask_together(running.url, requests), strict=True):
         np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
 
 
-def test_requests_of_different_shapes_are_never_mixed_up(running: Server) -> None:
+def test_requests_of_different_shapes(running: Server) -> None:
     requests = [[[1, 2, 3]], [[4]], [[5, 6, 7]], [[8]]]
     for request, answer in zip(requests, ask_together(running.url, requests), strict=True):
         np.testing.assert_array_equal(answer, np.array(request, np.float32) * 10)
 
 
-def test_one_bad_request_gets_its_error_and_its_neighbors_their_answers(running: Server) -> None:
+def test_bad_request_fails_alone(running: Server) -> None:
     requests = [[[1]], [[10]], [[3]]]  # the table has ten entries
     first, bad, last = ask_together(running.url, requests)
     assert isinstance(bad, InvalidInput), bad
@@ -90,15 +90,15 @@ def test_one_bad_request_gets_its_error_and_its_neighbors_their_answers(running:
         ({"INDEX": np.zeros((9, 2), np.int64)}, "batch-size"),
     ],
 )
-def test_a_wrong_tensor_is_refused_with_a_reason(running: Server, feeds: dict[str, np.ndarray], words: str) -> None:
+def test_wrong_tensor_is_refused_with_a_reason(running: Server, feeds: dict[str, np.ndarray], words: str) -> None:
     with Client(running.url) as client:
         with pytest.raises(InvalidInput, match=words):
             client.model("lookup").infer(feeds)
         np.testing.assert_array_equal(client.model("lookup").infer({"INDEX": np.array([[7]])})["VALUE"], [[70.0]])
 
 
-def test_a_graph_that_mixes_its_rows_never_answers_wrongly(running: Server) -> None:
-    """Its answers may not be shared out among the requests of a batch."""
+def test_graph_that_mixes_rows_is_not_batched(running: Server) -> None:
+    """Its outputs cannot be divided among the requests of a batch."""
     with Client(running.url) as client, ThreadPoolExecutor(4) as pool:
         model = client.model("mixing")
         sent = [np.full((1, 2), value, np.float32) for value in (1, 10, 100, 1000)]

@@ -1,4 +1,4 @@
-"""From an image to labeled answers: the library and the command, over HTTP and gRPC, against the real server."""
+"""From an image to labeled answers: library and command, HTTP and gRPC, real server."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ def test_every_sample_digit_is_recognized(url: str, samples: list[Path]) -> None
             assert result.latency_ms > 0
 
 
-def test_the_answer_is_the_one_of_the_graph_itself(url: str, samples: list[Path], digits: Path) -> None:
-    """The served scores against a bare ONNX Runtime session on the same pixels, computed here."""
+def test_scores_equal_a_bare_session(url: str, samples: list[Path], digits: Path) -> None:
+    """Compare the served scores with a bare ONNX Runtime session on the same pixels."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(digits / "1" / "model.onnx", providers=["CPUExecutionProvider"])
@@ -60,7 +60,7 @@ def test_the_answer_is_the_one_of_the_graph_itself(url: str, samples: list[Path]
                 assert answer.score == pytest.approx(float(expected[0, answer.index]), abs=1e-5)
 
 
-def test_every_way_to_hand_over_a_image_gives_the_same_answer(url: str, samples: list[Path]) -> None:
+def test_every_type_of_image_argument_gives_the_same_answer(url: str, samples: list[Path]) -> None:
     path = samples[0]
     image = Image.open(path)
     forms = [path, str(path), path.read_bytes(), image, np.asarray(image), np.asarray(image.convert("RGB"))]
@@ -70,9 +70,7 @@ def test_every_way_to_hand_over_a_image_gives_the_same_answer(url: str, samples:
     assert len(answers) == 1
 
 
-def test_many_images_come_back_in_order_with_errors_in_their_places(
-    url: str, samples: list[Path], tmp_path: Path
-) -> None:
+def test_many_images_keep_order_with_errors_in_place(url: str, samples: list[Path], tmp_path: Path) -> None:
     text = tmp_path / "text.png"
     text.write_text("not an image")
     mixed = [*samples, text, *samples]
@@ -82,7 +80,7 @@ def test_many_images_come_back_in_order_with_errors_in_their_places(
     assert isinstance(outcomes[len(samples)], InvalidInput)
 
 
-def test_an_unmodified_tritonclient_gets_labels_too(server: Server, samples: list[Path]) -> None:
+def test_unmodified_tritonclient_gets_labels(server: Server, samples: list[Path]) -> None:
     with Client(server.url) as client:
         tensor = load_sample(samples[0], client.model("digits").preprocess)[np.newaxis]
     with tritonclient.grpc.InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as plain:
@@ -103,7 +101,7 @@ def test_an_unknown_version_is_not_found(url: str, samples: list[Path]) -> None:
         client.model("digits", "7").classify(samples[0])
 
 
-def test_nobody_at_the_address(samples: list[Path]) -> None:
+def test_no_server_at_the_address(samples: list[Path]) -> None:
     (port,) = free_ports(1)
     for scheme in ("http", "grpc"):
         with Client(f"{scheme}://127.0.0.1:{port}") as client, pytest.raises(ConnectionFailed, match=str(port)):
@@ -126,7 +124,7 @@ class TestCommand:
         assert [Path(d["source"]).stem for d in documents] == [d["classifications"][0]["label"] for d in documents]
         assert all(len(document["classifications"]) == 2 for document in documents)
 
-    def test_one_bad_image_is_reported_and_the_others_answered(
+    def test_bad_image_is_reported_and_others_are_answered(
         self, server: Server, samples: list[Path], tmp_path: Path
     ) -> None:
         truncated = tmp_path / "truncated.png"
@@ -145,7 +143,7 @@ class TestCommand:
             (("docs/digits", "--model", "digits", "--url", "ftp://x"), "use http://HOST:PORT"),
         ],
     )
-    def test_a_mistake_is_one_line_and_code_2(
+    def test_mistakes_are_one_line_and_code_2(
         self, server: Server, repository: Path, arguments: tuple[str, ...], words: str
     ) -> None:
         finished = run_here("classify", *arguments, cwd=repository, env={"GRAPHKILN_URL": server.url})
@@ -166,7 +164,7 @@ class TestHealth:
         finished = run_here("health", "--url", url)
         assert (finished.returncode, finished.stdout) == (0, "ready\n")
 
-    def test_nobody_there(self) -> None:
+    def test_no_server(self) -> None:
         (port,) = free_ports(1)
         finished = run_command("health", "--url", f"http://127.0.0.1:{port}", "--wait", "0.3")
         assert finished.returncode == 1

@@ -164,7 +164,7 @@ def infer_plain(url: str, model: str, inputs: dict[str, AnyArray]) -> dict[str, 
 
 
 def as_theirs(library: Any, name: str, array: AnyArray) -> Any:
-    """An input of tritonclient."""
+    """Make an input of tritonclient."""
     tensor = library.InferInput(name, array.shape, name.removesuffix("_in"))
     tensor.set_data_from_numpy(array)
     return tensor
@@ -293,7 +293,7 @@ class TestDeadlines:
 
 
 def image(*values: int) -> AnyArray:
-    """Pixels with the values as their first numbers."""
+    """Make pixels that begin with the values."""
     flat = np.zeros(48, np.uint8)
     flat[: len(values)] = values
     return flat.reshape(4, 4, 3)

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture(scope="module")
 def partly(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of two models, one of which is broken."""
+    """Server with two models, one of which is broken."""
     store = tmp_path_factory.mktemp("partly")
     shutil.copytree(digits, store / "digits")
     (store / "broken" / "1").mkdir(parents=True)

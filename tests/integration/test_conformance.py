@@ -1,4 +1,4 @@
-"""A slice of ONNX's own test suite through the real server, so that `scripts/conformance` cannot rot."""
+"""A slice of ONNX's test suite on the real server, so that `scripts/conformance` keeps working."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SLICE = {
 """Numbers, a sequence inside, text, initializers that are inputs; and an operator that ONNX Runtime does not know."""
 
 
-def test_a_slice_of_the_suite(tmp_path: Path) -> None:
+def test_slice_of_the_suite(tmp_path: Path) -> None:
     found = [*cases._folder_cases(), *cases._light_cases()]  # those of single nodes take long to make
     document = run([case for case in found if case.served_name in SLICE], [BARE, SERVED], tmp_path)
     assert find_violations(document) == []

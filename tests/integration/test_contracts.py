@@ -1,4 +1,4 @@
-"""Versions with labels and preprocessing of their own: converted at once, served side by side, and replaced."""
+"""Versions with different labels and preprocessing: converted concurrently, served side by side, replaced."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ EXPECTED = {("red", "green", "blue"): ("red", 0), ("rot", "grün", "blau"): ("bl
 
 @pytest.fixture
 def graph(tmp_path: Path) -> Path:
-    """The mean of each channel."""
+    """Graph that computes the mean of each channel."""
     nodes = [helper.make_node("ReduceMean", ["x", "axes"], ["y"], keepdims=0)]
     inputs, outputs = [zoo.value("x", ("batch", 3, 4, 4))], [zoo.value("y", ("batch", 3))]
     save(zoo.model(nodes, inputs, outputs, {"axes": np.array([2, 3], np.int64)}), tmp_path / "mean.onnx")
@@ -40,7 +40,7 @@ def graph(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def conversion(graph: Path, tmp_path: Path) -> Callable[[tuple[str, ...]], list[str]]:
-    """The command that converts the graph with some labels, and the preprocessing that goes with them."""
+    """Command that converts the graph with labels and the preprocessing that belongs to them."""
 
     def conversion(labels: tuple[str, ...]) -> list[str]:
         file = tmp_path / f"{labels[0]}.txt"
@@ -57,7 +57,7 @@ def convert(command: list[str]) -> None:
 
 
 def answers_of_every_client(server: Server, version: str, image: Path) -> set[tuple[str, str, int]]:
-    """Version, label and index of the best class, as both clients and the command tell over both protocols."""
+    """Version, label and index of the best class, from both clients and the command over both protocols."""
 
     async def ask(url: str) -> tuple[str, str, int]:
         async with AsyncClient(url) as client:
@@ -77,7 +77,7 @@ def answers_of_every_client(server: Server, version: str, image: Path) -> set[tu
     return answers
 
 
-def test_two_conversions_at_once_are_two_whole_versions_each_served_as_it_is(
+def test_concurrent_conversions_are_complete_versions(
     conversion: Callable[[tuple[str, ...]], list[str]], start_server: StartServer, tmp_path: Path
 ) -> None:
     running = [subprocess.Popen(conversion(labels)) for labels in (ENGLISH, GERMAN)]
@@ -100,7 +100,7 @@ def test_two_conversions_at_once_are_two_whole_versions_each_served_as_it_is(
         assert answers_of_every_client(server, version, tmp_path / "red.png") == {expected}
 
 
-def test_a_version_that_comes_while_a_client_lives(
+def test_new_version_while_a_client_is_open(
     conversion: Callable[[tuple[str, ...]], list[str]], start_server: StartServer, tmp_path: Path
 ) -> None:
     convert(conversion(ENGLISH))

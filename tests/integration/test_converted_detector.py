@@ -1,4 +1,4 @@
-"""A detector from PyTorch to the client: what `detect` returns is what torchvision's own model finds."""
+"""A detector from PyTorch to the client: `detect` returns what torchvision's own model finds."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def pictures() -> list[Any]:
 
 
 def found_by_torchvision(picture: Any) -> dict[str, Any]:
-    """Boxes, scores and labels, the best first: the model as it is, with its own resize and normalization."""
+    """Boxes, scores and labels of the model with its own resize and normalization, best first."""
     library._complete_torchvision()
     with torch.inference_mode():
         (found,) = tiny_detector("ssd")([torch.from_numpy(picture).permute(2, 0, 1) / 255])
     return {name: tensor.numpy() for name, tensor in found.items()}
 
 
-def test_a_converted_detector_finds_what_torchvision_finds(tmp_path: Path, start_server: StartServer) -> None:
+def test_detections_equal_torchvision(tmp_path: Path, start_server: StartServer) -> None:
     (tmp_path / "labels.txt").write_text("\n".join(LABELS))
     recipe = Recipe(
         source="python:tiny_detectors:batched_ssd",

@@ -1,4 +1,4 @@
-"""Graphs with custom operators, whose library their config.pbtxt names, as with Triton's C++ backend."""
+"""Graphs with custom operators, whose library is named in config.pbtxt, as for Triton's C++ backend."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ LIBRARY = onnxruntime_extensions.get_library_path()
 
 
 def upper() -> onnx.ModelProto:
-    """Text in capitals, by an operator of onnxruntime-extensions."""
+    """Graph that converts text to capitals, with an operator of onnxruntime-extensions."""
     nodes = [helper.make_node("StringUpper", ["x"], ["y"], domain="ai.onnx.contrib")]
     values = [zoo.value(name, ("n", 2), TensorProto.STRING) for name in "xy"]
     model = zoo.model(nodes, values[:1], values[1:])
@@ -33,18 +33,18 @@ def naming(library: str) -> str:
     return f'model_operations {{ op_library_filename: "{library}" }}'
 
 
-def test_the_library_is_loaded(tmp_path: Path) -> None:
+def test_library_is_loaded(tmp_path: Path) -> None:
     with drop_in(tmp_path, upper(), naming(LIBRARY)) as served:
         (outputs,) = served.ask({"x": np.array([[b"a", b"bc"]], np.object_)})
         assert outputs["y"].tolist() == [["A", "BC"]]
 
 
-def test_an_operator_without_its_library_says_what_to_write(tmp_path: Path) -> None:
+def test_missing_library_is_an_error_with_a_hint(tmp_path: Path) -> None:
     with pytest.raises(LoweringError, match="op_library_filename"), drop_in(tmp_path, upper()):
         pass
 
 
-def test_another_engine_cannot_call_them(tmp_path: Path) -> None:
+def test_other_engines_are_refused(tmp_path: Path) -> None:
     config = naming(LIBRARY) + ' parameters { key: "engine" value { string_value: "openvino" } }'
     with pytest.raises(LoweringError, match="built for ONNX Runtime"), drop_in(tmp_path, upper(), config):
         pass
@@ -52,8 +52,8 @@ def test_another_engine_cannot_call_them(tmp_path: Path) -> None:
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_on_the_server(tmp_path: Path) -> None:
-    """Two instances, which share one optimized copy; the library lies in the model's folder."""
+def test_two_instances_on_the_server(tmp_path: Path) -> None:
+    """The instances share one optimized copy; the library is in the model's folder."""
     zoo.add(tmp_path / "store", "upper", upper(), naming("lib.so") + " instance_group { count: 2 kind: KIND_CPU }")
     shutil.copy(LIBRARY, tmp_path / "store" / "upper" / "lib.so")
     with Serving(tmp_path, "--model-store", tmp_path / "store") as server:

@@ -1,4 +1,4 @@
-"""A real server starts whatever becomes of its artifact cache."""
+"""A real server starts whatever the state of its artifact cache."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.server
 
 @pytest.fixture
 def tmpfs(tmp_path: Path) -> Iterator[Path]:
-    """A small file system of its own."""
+    """Mount a small file system."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=64k,mode=755", "none", str(folder)]
@@ -46,9 +46,7 @@ def lines_about_the_cache(log: str) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", [fill, make_read_only])
-def test_a_cache_on_a_full_or_read_only_disk(
-    start_server: StartServer, digits: Path, tmpfs: Path, fault: object
-) -> None:
+def test_cache_on_a_full_or_read_only_disk(start_server: StartServer, digits: Path, tmpfs: Path, fault: object) -> None:
     assert callable(fault)
     fault(tmpfs)
     server = start_server("--model-store", digits.parent, "--cache", tmpfs)
@@ -60,7 +58,7 @@ def test_a_cache_on_a_full_or_read_only_disk(
 
 
 @pytest.mark.slow
-def test_a_cache_that_becomes_full_while_it_is_filled(start_server: StartServer, digits: Path, tmpfs: Path) -> None:
+def test_cache_becomes_full_while_it_is_filled(start_server: StartServer, digits: Path, tmpfs: Path) -> None:
     (tmpfs / "entries").mkdir()  # 64 kB are too little for what is compiled, and enough to begin
     server = start_server("--model-store", digits.parent, "--cache", tmpfs)
     server.wait_ready()
@@ -70,7 +68,7 @@ def test_a_cache_that_becomes_full_while_it_is_filled(start_server: StartServer,
 
 
 @pytest.mark.slow
-def test_a_cache_that_others_can_write(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
+def test_cache_writable_by_others(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     cache.mkdir()
     cache.chmod(0o777)
@@ -82,15 +80,15 @@ def test_a_cache_that_others_can_write(start_server: StartServer, digits: Path, 
     assert server.stop()[0] == 0
 
 
-def test_a_temporary_folder_that_is_too_small_gives_way(tmpfs: Path) -> None:
+def test_temporary_folder_without_space_is_replaced(tmpfs: Path) -> None:
     finished = run_command("doctor", "--json", env={"TMPDIR": str(tmpfs)})
     assert f"{tmpfs} is full: using /tmp for temporary files" in finished.stderr
     assert '"message": "/tmp, ' in finished.stdout
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root may mount file systems")
-def test_where_nothing_can_be_written_that_is_one_line(digits: Path) -> None:
-    """Everything is mounted read-only, in a mount namespace of its own."""
+def test_read_only_machine_is_a_one_line_error(digits: Path) -> None:
+    """Everything is mounted read-only, in a mount namespace of the test."""
     script = """
 set -e
 mount --make-rprivate /

@@ -224,7 +224,7 @@ BROKEN = {
 
 @pytest.fixture(scope="module")
 def log(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server with broken models and a good one, and its log."""
+    """Server with broken models and a good one, and its log."""
     store = tmp_path_factory.mktemp("broken")
     for name, (proto, text, *_) in BROKEN.items():
         zoo.add(store, name, proto, text)

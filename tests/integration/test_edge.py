@@ -56,7 +56,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def mutual(folder: Path, digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server of the digits that asks its clients for certificates."""
+    """Server of the digits that requires client certificates."""
     names = {"--tls-cert": "server.pem", "--tls-key": "server.key", "--tls-client-ca": "ca.pem"}
     files = [word for option, name in names.items() for word in (option, folder / name)]
     with Serving(tmp_path_factory.mktemp("server"), "--model-store", digits.parent, *files) as server:
@@ -108,19 +108,19 @@ def url(mutual: Server, request: pytest.FixtureRequest) -> str:
     return plain.replace("://", "s://")
 
 
-def test_a_known_client_is_served_and_finds_the_admin_key(url: str, folder: Path, repository: Path) -> None:
+def test_client_with_certificate_is_served_and_finds_the_admin_key(url: str, folder: Path, repository: Path) -> None:
     with Client(url, ca_file=folder / "ca.pem", client_cert=folder / "client.pem") as client:
         assert client.model("digits").classify(repository / "docs" / "digits" / "seven.png").top.label == "seven"
         assert client.models()[0].ready
 
 
-def test_the_command_line(url: str, folder: Path) -> None:
+def test_command_line(url: str, folder: Path) -> None:
     files = ("--ca-file", folder / "ca.pem", "--client-cert", folder / "client.pem")
     assert run_command("health", "--url", url, *files).stdout == "ready\n"
 
 
 @pytest.mark.parametrize("certificate", [None, "expired.pem", "stranger.pem"])
-def test_other_clients_are_not(url: str, folder: Path, certificate: str | None) -> None:
+def test_clients_without_a_valid_certificate_are_refused(url: str, folder: Path, certificate: str | None) -> None:
     own = folder / certificate if certificate else None
     with (
         Client(url, ca_file=folder / "ca.pem", client_cert=own, max_retries=0) as client,
@@ -129,7 +129,7 @@ def test_other_clients_are_not(url: str, folder: Path, certificate: str | None) 
         client.ready()
 
 
-def test_another_authority_is_not_trusted(url: str, folder: Path) -> None:
+def test_other_authority_is_not_trusted(url: str, folder: Path) -> None:
     with (
         Client(url, ca_file=folder / "other.pem", client_cert=folder / "client.pem", max_retries=0) as client,
         pytest.raises(ConnectionFailed, match=r"certificate verify failed|CERTIFICATE_VERIFY_FAILED"),
@@ -137,13 +137,13 @@ def test_another_authority_is_not_trusted(url: str, folder: Path) -> None:
         client.ready()
 
 
-def test_without_tls_nothing_is_said(mutual: Server) -> None:
+def test_plain_requests_get_no_response(mutual: Server) -> None:
     for url in (mutual.url, mutual.grpc_url):
         with Client(url, max_retries=0) as client, pytest.raises(ConnectionFailed):
             client.ready()
 
 
-def test_tritons_own_clients(mutual: Server, folder: Path) -> None:
+def test_tritonclient(mutual: Server, folder: Path) -> None:
     with tritonclient.http.InferenceServerClient(
         f"127.0.0.1:{mutual.http_port}", ssl=True, ssl_context_factory=lambda: context(folder)
     ) as over_http:
@@ -157,7 +157,7 @@ def test_tritons_own_clients(mutual: Server, folder: Path) -> None:
         assert [error for _, error in answers] == [None] * 3
 
 
-def test_what_changes_the_server_needs_the_key_over_both(mutual: Server, folder: Path) -> None:
+def test_administrative_requests_need_the_key_over_both_protocols(mutual: Server, folder: Path) -> None:
     status, body, _ = ask(mutual, folder, "/v2/repository/index", b"")
     assert status == 403
     assert "x-graphkiln-admin-key" in json.loads(body)["error"]
@@ -167,7 +167,7 @@ def test_what_changes_the_server_needs_the_key_over_both(mutual: Server, folder:
                 call()
 
 
-def test_metrics_of_the_edge_beside_tritons(mutual: Server) -> None:
+def test_metrics_of_edge_and_triton(mutual: Server) -> None:
     connection = http.client.HTTPConnection("127.0.0.1", mutual.metrics_port, timeout=30)
     for path, metric in (
         ("/metrics", b"nv_inference_count"),
@@ -178,7 +178,7 @@ def test_metrics_of_the_edge_beside_tritons(mutual: Server) -> None:
     connection.close()
 
 
-def test_while_triton_starts_again_requests_get_503_and_no_connection_is_refused(mutual: Server, folder: Path) -> None:
+def test_restart_of_triton_gives_503_and_refuses_no_connection(mutual: Server, folder: Path) -> None:
     starts = mutual.log.count("serving with TLS")
     statuses, errors = [], []
     with triton_grpc(mutual, folder) as client:
@@ -198,13 +198,13 @@ def test_while_triton_starts_again_requests_get_503_and_no_connection_is_refused
     assert set(errors) == {"StatusCode.UNAVAILABLE"}
 
 
-def test_an_edge_that_is_killed_comes_back(mutual: Server, folder: Path) -> None:
+def test_killed_edge_is_restarted(mutual: Server, folder: Path) -> None:
     child(mutual, "haproxy").kill()
     mutual.wait_until(lambda: "restarting it" in mutual.log)
     assert ask(mutual, folder)[0] == 200
 
 
-def test_a_certificate_is_taken_up_again_without_a_restart(mutual: Server, folder: Path) -> None:
+def test_certificate_is_renewed_without_a_restart(mutual: Server, folder: Path) -> None:
     (folder / "server.key").write_bytes((folder / "renewed.pem").read_bytes())
     (folder / "server.pem").write_bytes((folder / "renewed.pem").read_bytes())
 
@@ -219,7 +219,7 @@ def test_a_certificate_is_taken_up_again_without_a_restart(mutual: Server, folde
 
 
 class Sender(threading.Thread):
-    """One request after the other until connections are refused."""
+    """Send one request after the other until connections are refused."""
 
     BODY = json.dumps(
         {"inputs": [{"name": "INPUT_0", "datatype": "FP32", "shape": [1, 1, 32, 32], "data": [0.5] * 1024}]}
@@ -250,8 +250,8 @@ class Sender(threading.Thread):
             self.failure = repr(error)
 
 
-def test_a_stop_answers_every_request_and_resets_no_connection(mutual: Server, folder: Path) -> None:
-    """Over connections that are kept, over new ones, and over gRPC."""
+def test_stop_answers_every_request_and_resets_no_connection(mutual: Server, folder: Path) -> None:
+    """Over kept connections, new connections, and gRPC."""
     senders = [Sender(mutual, folder, keep=keep) for keep in (True, True, False)]
     for sender in senders:
         sender.start()

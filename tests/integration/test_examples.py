@@ -1,4 +1,4 @@
-"""Triton's own example repositories, unchanged, asked as its example clients ask; `docs/examples.md` lists them."""
+"""Triton's example repositories, unchanged, with the requests of its example clients; see `docs/examples.md`."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def http(server: Server) -> Iterator[triton_http.InferenceServerClient]:
 
 @pytest.fixture(scope="module", params=["grpc", "http"])
 def protocol(request: pytest.FixtureRequest) -> tuple[Any, Any]:
-    """A client and the module of its tensors."""
+    """Client and the module of its tensors."""
     return request.getfixturevalue(request.param), triton_grpc if request.param == "grpc" else triton_http
 
 
@@ -57,7 +57,7 @@ def tensor(module: Any, name: str, array: np.ndarray, dtype: str) -> Any:
     return made
 
 
-def test_all_of_them_are_in_the_table(store: Path, repository: Path) -> None:
+def test_table_of_the_documentation_is_complete(store: Path, repository: Path) -> None:
     table = (repository / "docs" / "examples.md").read_text()
     listed = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
     assert sorted(listed) == sorted(path.name for path in store.iterdir())
@@ -95,7 +95,7 @@ class TestAddAndSubtract:
         assert [int(text) for text in result.as_numpy("OUTPUT0")[0]] == list(range(1, 17))
         assert [int(text) for text in result.as_numpy("OUTPUT1")[0]] == list(range(-1, 15))
 
-    def test_texts_that_are_no_numbers_fail_alone(self, grpc: Any) -> None:
+    def test_non_numeric_texts_fail_alone(self, grpc: Any) -> None:
         bad = np.array([["x"] * 16], np.object_)
         with pytest.raises(triton_grpc.InferenceServerException):
             grpc.infer("simple_string", [tensor(triton_grpc, f"INPUT{i}", bad, "BYTES") for i in range(2)])
@@ -115,7 +115,7 @@ class TestAddAndSubtract:
             ("INPUT0", "INT32", [-1, 16]), ("INPUT1", "INT32", [-1, 16]),
         ]  # fmt: skip
 
-    def test_many_at_once(self, grpc: Any) -> None:
+    def test_asynchronous_requests(self, grpc: Any) -> None:
         """`simple_grpc_async_infer_client`."""
         done: queue.Queue[Any] = queue.Queue()
         for number in range(20):
@@ -138,7 +138,7 @@ class TestClassifiers:
             ("inception_onnx", "input:0", (299, 299, 3), "InceptionV3/Predictions/Softmax:0"),
         ],
     )
-    def test_the_best_classes(
+    def test_best_classes(
         self, protocol: tuple[Any, Any], model: str, image: str, shape: tuple[int, ...], scores: str
     ) -> None:
         client, module = protocol
@@ -159,7 +159,7 @@ class TestSequences:
     """
 
     def expected(self, first: int, values: tuple[int, ...], identity: int) -> list[int]:
-        """`identity` is 0 where the model does not add it to the last value."""
+        """Expected outputs; `identity` is 0 if the model does not add it to the last value."""
         return [first + 1, *values[:-1], values[-1] + identity]
 
     @pytest.mark.parametrize("dyna", [False, True])

@@ -1,4 +1,4 @@
-"""Encoded images where the user says what is loaded: the model that takes them comes and goes with the other one."""
+"""Encoded images in explicit mode: the model that takes images is loaded and unloaded with its tensor model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def is_ready(server: Server, model: str) -> bool:
     return server.status(f"/v2/models/{model}/ready") == 200
 
 
-def test_it_comes_and_goes_with_its_model(
+def test_image_model_is_loaded_and_unloaded_with_its_tensor_model(
     start_server: StartServer, digits: Path, repository: Path, tmp_path: Path
 ) -> None:
     store = tmp_path / "store"

@@ -1,4 +1,4 @@
-"""What ends or stops a real tritonserver from inside, and what comes after."""
+"""Faults that end or stop a real tritonserver, and the recovery."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def serves(server: Server) -> bool:
 
 
 def check_recovery(server: Server, fault: Callable[[Server], object], *expected: str) -> None:
-    """The fault is named, and the service comes back."""
+    """Check that the fault is logged and the service recovers."""
     server.wait_until(lambda: serves(server))
     starts = server.log.count("serving HTTP")
     fault(server)
@@ -68,8 +68,8 @@ def check_recovery(server: Server, fault: Callable[[Server], object], *expected:
 
 
 @pytest.mark.slow
-def test_a_server_that_crashes_is_started_again_each_time(start_server: StartServer, digits: Path) -> None:
-    """Signals stand for requests that end Triton: which ones did is not kept."""
+def test_crashing_server_is_restarted_each_time(start_server: StartServer, digits: Path) -> None:
+    """Signals stand for requests that crash Triton."""
     server = start_server("--model-store", digits.parent)
     endings = (signal.SIGABRT, signal.SIGSEGV, signal.SIGBUS)
     for ending in endings:
@@ -82,7 +82,7 @@ def test_a_server_that_crashes_is_started_again_each_time(start_server: StartSer
     assert server.stop()[0] == 0
 
 
-def test_a_killed_tritonserver_is_started_again_and_ends_with_a_killed_supervisor(
+def test_killed_tritonserver_is_restarted_and_ends_with_a_killed_supervisor(
     start_server: StartServer, digits: Path
 ) -> None:
     server = start_server("--model-store", digits.parent)
@@ -98,7 +98,7 @@ def test_a_killed_tritonserver_is_started_again_and_ends_with_a_killed_superviso
 
 @pytest.mark.slow
 @pytest.mark.parametrize("which", [triton, stub])
-def test_a_process_that_is_stopped_is_replaced_and_calls_in_flight_get_an_error(
+def test_stopped_process_is_replaced_and_requests_in_flight_fail(
     start_server: StartServer, digits: Path, which: Callable[[Server], psutil.Process]
 ) -> None:
     server = start_server("--model-store", digits.parent)
@@ -116,9 +116,7 @@ def test_a_process_that_is_stopped_is_replaced_and_calls_in_flight_get_an_error(
 
 
 @pytest.mark.slow
-def test_a_batch_without_end_gets_an_error_and_the_service_comes_back(
-    start_server: StartServer, slow_store: Path
-) -> None:
+def test_endless_batch_fails_and_the_service_recovers(start_server: StartServer, slow_store: Path) -> None:
     server = start_server("--model-store", slow_store, "--compute-limit=2")
     server.wait_ready()
     begun = time.monotonic()
@@ -130,7 +128,7 @@ def test_a_batch_without_end_gets_an_error_and_the_service_comes_back(
 
 
 class KeepAlive(threading.Thread):
-    """One request after the other over one connection, until it gets none."""
+    """Send one request after the other over one connection until none is answered."""
 
     def __init__(self, server: Server, pause_s: float) -> None:
         super().__init__(daemon=True)
@@ -157,9 +155,7 @@ class KeepAlive(threading.Thread):
 
 
 @pytest.mark.skipif(find_haproxy() is None, reason="HAProxy is not installed")
-def test_clients_that_keep_sending_are_all_answered_while_the_server_stops(
-    start_server: StartServer, digits: Path
-) -> None:
+def test_stop_answers_clients_that_keep_sending(start_server: StartServer, digits: Path) -> None:
     server = start_server("--model-store", digits.parent, "--edge=on", "--drain", "30")  # time on a busy machine
     server.wait_until(lambda: serves(server))
     clients = [KeepAlive(server, pause_s) for pause_s in (0.5, 0.01, 0.01, 0.0)]
@@ -188,10 +184,8 @@ def test_clients_that_keep_sending_are_all_answered_while_the_server_stops(
     assert not [failure for failure in failures if not failure.startswith(("ConnectionFailed", "ModelNotReady"))]
 
 
-def test_the_next_start_removes_what_a_killed_one_left_and_has_its_ports_at_once(
-    start_server: StartServer, digits: Path
-) -> None:
-    """Also an instance that hangs and would never notice; a start that then fails has removed it all the same."""
+def test_next_start_removes_leftovers_and_gets_the_ports(start_server: StartServer, digits: Path) -> None:
+    """Includes a hanging instance; leftovers are removed even if the start then fails."""
     server = start_server("--model-store", digits.parent)
     server.wait_until(lambda: serves(server))
     (run_folder,) = server.temporary.iterdir()

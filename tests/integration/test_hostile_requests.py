@@ -1,4 +1,4 @@
-"""Requests that do not fit a model, over raw gRPC, among good ones: each fails by itself.
+"""Malformed requests over raw gRPC among good ones: each fails alone.
 
 Inputs that end a server are not kept here; the guard against them is tested in `tests/unit/triton`.
 """
@@ -62,7 +62,7 @@ def request(model: str, datatype: str, shape: list[int], content: bytes) -> pb.M
         (request("pair", "FP32", [9, 2], PAIR * 9), request("pair", "FP32", [1, 2], PAIR)),
     ],
 )
-def test_a_hostile_request_fails_alone(
+def test_malformed_request_fails_alone(
     stub: GRPCInferenceServiceStub, bad: pb.ModelInferRequest, good: pb.ModelInferRequest
 ) -> None:
     calls = [(index % 3 == 0, stub.ModelInfer.future(good if index % 3 else bad, timeout=30)) for index in range(90)]
@@ -76,6 +76,6 @@ def test_a_hostile_request_fails_alone(
             assert call.result().raw_output_contents == good.raw_input_contents
 
 
-def test_the_guard_is_not_seen_by_clients(stub: GRPCInferenceServiceStub) -> None:
+def test_guard_is_invisible_to_clients(stub: GRPCInferenceServiceStub) -> None:
     (tensor,) = stub.ModelMetadata(pb.ModelMetadataRequest(name="varying")).inputs
     assert list(tensor.shape) == [-1, -1]

@@ -1,4 +1,4 @@
-"""Encoded images as the input of a served model, by every way in: the same scores as by the tensor, bit for bit."""
+"""Encoded images as input of a served model, over every transport: the same bits as with the tensor."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ INSTANCES = "instance_group { count: 2 kind: KIND_CPU }\n"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Server]:
-    """A server of the example model on two cores, which accepts images."""
+    """Server of the example model on two cores, which accepts images."""
     folder = tmp_path_factory.mktemp("encoded")
     shutil.copytree(digits, folder / "store" / "digits")
     with (folder / "store" / "digits" / "config.pbtxt").open("a") as config:
@@ -55,7 +55,7 @@ def images(repository: Path) -> list[bytes]:
 
 @pytest.fixture
 def expected(server: Server, images: list[bytes]) -> list[bytes]:
-    """The scores of each image by the tensor, prepared by the client."""
+    """Scores of each image from the tensor prepared by the client."""
     with Client(server.url) as client:
         model = client.model("digits")
         spec = model.preprocess
@@ -73,7 +73,7 @@ def scores(model: Model, *images: bytes) -> np.ndarray:
 
 
 def post(server: Server, content: bytes) -> bytes:
-    """What `curl --data-binary @FILE` does with the one header that Triton asks for; the scores behind the JSON."""
+    """Post a body with one header, as `curl --data-binary @FILE`; return the scores behind the JSON."""
     headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
     request = Request(f"{server.url}/v2/models/digits.images/infer", content, headers)
     with urlopen(request, timeout=30) as response:
@@ -81,7 +81,7 @@ def post(server: Server, content: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_a_stock_client_gets_the_same_scores(
+def test_tritonclient_gets_the_same_scores(
     server: Server, images: list[bytes], expected: list[bytes], protocol: str
 ) -> None:
     module, port = (
@@ -95,7 +95,7 @@ def test_a_stock_client_gets_the_same_scores(
     client.close()
 
 
-def test_the_body_of_a_request_is_an_image(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+def test_request_body_is_an_image(server: Server, images: list[bytes], expected: list[bytes]) -> None:
     assert [post(server, image) for image in images] == expected
     with pytest.raises(HTTPError) as refused:
         post(server, b"hello")
@@ -103,7 +103,7 @@ def test_the_body_of_a_request_is_an_image(server: Server, images: list[bytes], 
     assert b"image 0: 5 bytes is not an image" in refused.value.read()
 
 
-def test_images_lie_in_shared_memory(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+def test_images_in_shared_memory(server: Server, images: list[bytes], expected: list[bytes]) -> None:
     encoded = serialize_byte_tensor(elements(images[0])).item()
     name = f"/graphkiln-test-{server.http_port}"
     region = shared_memory.create_shared_memory_region("encoded", name, len(encoded))
@@ -122,7 +122,7 @@ def test_images_lie_in_shared_memory(server: Server, images: list[bytes], expect
 
 
 def test_damaged_images_among_good_ones_fail_alone(server: Server, images: list[bytes], expected: list[bytes]) -> None:
-    """Requests at the same time, which are decoded and computed together."""
+    """Concurrent requests, which are decoded and computed together."""
     with Client(server.url) as client:
         model = client.model("digits.images")
 
@@ -149,7 +149,7 @@ def test_a_request_of_several_images_keeps_their_order(
 
 
 @pytest.mark.parametrize("url", ["url", "grpc_url"])
-def test_classify_sends_images_as_they_are_with_the_same_results(
+def test_classify_of_encoded_images_has_the_same_results(
     server: Server, repository: Path, url: str, tmp_path: Path
 ) -> None:
     paths = sorted((repository / "docs" / "digits").glob("*.png"))
@@ -173,8 +173,8 @@ def test_classify_sends_images_as_they_are_with_the_same_results(
                 client.model("digits.images", images=form).classify(paths[0])
 
 
-def test_regions_that_hold_other_than_they_say(server: Server, images: list[bytes], expected: list[bytes]) -> None:
-    """Offsets and several images count; whatever else is wrong is the error of its request, and the server goes on."""
+def test_wrong_shared_memory_regions(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+    """Offsets and several images work; anything wrong is the error of its request."""
     one, two = (serialize_byte_tensor(elements(*images[:count])).item() for count in (1, 2))
     name, size = f"/graphkiln-odd-{server.http_port}", 1 << 16
     region = shared_memory.create_shared_memory_region("odd", name, size)
@@ -217,8 +217,8 @@ def test_regions_that_hold_other_than_they_say(server: Server, images: list[byte
         client.close()
 
 
-def test_bodies_as_people_send_them(server: Server, images: list[bytes], expected: list[bytes]) -> None:
-    """Of any type, in pieces, compressed; base64, and a header that does not fit the body, are told."""
+def test_various_bodies(server: Server, images: list[bytes], expected: list[bytes]) -> None:
+    """Any content type, chunks, compression; base64 and a header that contradicts the body are errors with a reason."""
 
     def ask(body: Any, headers: dict[str, str], *, chunked: bool = False) -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", server.http_port, timeout=60)
@@ -250,8 +250,8 @@ def test_bodies_as_people_send_them(server: Server, images: list[bytes], expecte
 
 
 @pytest.mark.slow
-def test_what_is_cancelled_while_it_is_decoded_is_not_computed(server: Server) -> None:
-    """Eight images of 64 megapixels: seconds of decoding, in whose beginning the client hangs up."""
+def test_request_cancelled_while_decoding_is_not_computed(server: Server) -> None:
+    """Eight images of 64 megapixels take seconds to decode; the client hangs up at once."""
     file = io.BytesIO()
     Image.linear_gradient("L").resize((8000, 8000)).save(file, "JPEG")
     with Client(server.url) as client:

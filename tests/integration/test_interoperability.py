@@ -1,4 +1,4 @@
-"""Clients that are not ours against our server: `clients/` holds them as their users would write them."""
+"""Other clients against our server: `clients/` has them as their users would write them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server that listens on `::` is reached over IPv6 on all of its ports, and by the image's health check."""
+"""A server on `::` is reached over IPv6 on all ports, and by the image's health check."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def wait_ready(server: Server) -> None:
     server.wait_until(lambda: status("::1", server.http_port, "/v2/health/ready") == 200)
 
 
-def test_every_port_is_reached_over_ipv6_and_grpc_over_both(start_server: StartServer, store: Path) -> None:
+def test_every_port_over_ipv6_and_grpc_over_both_families(start_server: StartServer, store: Path) -> None:
     server = start_server(store, "--host", "::")
     wait_ready(server)
     image = store.parents[1] / "docs" / "digits" / "seven.png"
@@ -63,7 +63,7 @@ def test_every_port_is_reached_over_ipv6_and_grpc_over_both(start_server: StartS
     assert is_alive(*address)
 
 
-def test_tritons_own_notation_is_taken(start_server: StartServer, store: Path) -> None:
+def test_address_in_tritons_notation(start_server: StartServer, store: Path) -> None:
     server = start_server(store, "--http-address=ipv6:::1")
     wait_ready(server)
     assert status("127.0.0.1", server.http_port, "/v2/health/live") is None

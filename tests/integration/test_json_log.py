@@ -1,4 +1,4 @@
-"""`serve --log-format json` by a real server: every line is an object, and a failed request's id leads to its cause."""
+"""`serve --log-format json` on a real server: every line is an object, and a failed request's id leads to its cause."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ID = 'mine"] \u2028 {"level": "info"}'
 
 
 def ask(server: Server, value: int, request_id: str) -> int:
-    """Looks up a number; an index of 10 fails in the instance."""
+    """Look up a number; an index of 10 fails in the instance."""
     tensor = {"name": "INDEX", "shape": [1, 1], "datatype": "INT64", "data": [value]}
     body = json.dumps({"id": request_id, "inputs": [tensor]}).encode()
     try:
@@ -38,7 +38,7 @@ def of_request(server: Server, name: str) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_every_line_is_json_and_a_failed_requests_id_leads_to_its_cause(lookup_store: Path, tmp_path: Path) -> None:
+def test_every_line_is_json_with_request_ids(lookup_store: Path, tmp_path: Path) -> None:
     flags = ("--log-format", "json", "--log-info=true", "--log-verbose=1")
     with Serving(tmp_path, "--model-store", lookup_store, *flags) as server:
         server.wait_ready()
@@ -72,7 +72,7 @@ def test_every_line_is_json_and_a_failed_requests_id_leads_to_its_cause(lookup_s
         (("--drain", "soon"), "--drain"),
     ],
 )
-def test_what_ends_a_start_is_json_too(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+def test_setup_error_is_json(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
     command = [*COMMAND, "serve", "--log-format", "json", *arguments]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
     assert done.returncode == 2

@@ -1,4 +1,4 @@
-"""The models of OneFlow's library, small: converted, served whole and split, beside PyTorch and beside the whole."""
+"""Small models of OneFlow's library: converted, served whole and split, compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def served_as(name: str, split: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Holds the store, which gets a model when a test asks for it."""
+    """Folder of the store; models are added when a test needs them."""
     folder = tmp_path_factory.mktemp("library")
     (folder / "store").mkdir()
     return folder
@@ -39,13 +39,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def t5(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a T5."""
+    """Folder of a T5."""
     return tiny_t5.save(tmp_path_factory.mktemp("t5"))
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    """One server for all; each test loads what it asks."""
+    """Server for all tests; each loads its models."""
     with Serving(folder, "--model-store", folder / "store", "--model-control-mode=explicit") as running:
         running.wait_until(lambda: running.status("/v2/health/live") == 200)
         yield running
@@ -58,7 +58,7 @@ def client(server: Server) -> Iterator[Client]:
 
 
 def add(name: str, made: Made, folder: Path, splits: Iterable[str] = SPLITS) -> None:
-    """A converted model under a name for each split."""
+    """Add a converted model, once per split."""
     version = convert_made(made, name, folder / "converted").graph_path.parent
     text = (version.parent / "config.pbtxt").read_text()
     for split in splits:
@@ -72,7 +72,7 @@ def add(name: str, made: Made, folder: Path, splits: Iterable[str] = SPLITS) -> 
 
 @contextmanager
 def loaded(client: Client, *names: str) -> Iterator[None]:
-    """Models that are there for a while."""
+    """Load models until the end of the block."""
     for name in names:
         client.load(name)
     try:
@@ -83,9 +83,7 @@ def loaded(client: Client, *names: str) -> Iterator[None]:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_served_whole_and_split_as_the_library_computes(
-    name: str, folder: Path, client: Client, tmp_path: Path
-) -> None:
+def test_whole_and_split_models_equal_the_library(name: str, folder: Path, client: Client, tmp_path: Path) -> None:
     made = MODELS[name](tmp_path, True)
     add(name, made, folder)
     whole, staged, sharded = (served_as(name, split) for split in SPLITS)
@@ -103,10 +101,8 @@ def test_served_whole_and_split_as_the_library_computes(
 
 
 @pytest.mark.parametrize("split", SPLITS)
-def test_a_t5_generates_over_two_served_graphs_as_transformers_does(
-    split: str, folder: Path, t5: Path, client: Client
-) -> None:
-    """Greedily, two texts of different lengths in a batch, the cache kept by the client."""
+def test_t5_generation_over_two_graphs_equals_transformers(split: str, folder: Path, t5: Path, client: Client) -> None:
+    """Greedy; two texts of different lengths in a batch; the client keeps the cache."""
     random = np.random.default_rng(8)
     tokens, mask = random.integers(2, tiny_t5.WORDS, (2, 9)), np.array([[1] * 9, [1] * 6 + [0] * 3])
     expected = tiny_t5.generate(tiny_t5.load(t5), tokens, mask, 6)
@@ -126,5 +122,5 @@ def test_a_t5_generates_over_two_served_graphs_as_transformers_does(
     np.testing.assert_array_equal(found, expected)
 
 
-def test_every_model_of_the_library_is_here() -> None:
+def test_every_model_of_the_library_is_covered() -> None:
     assert {name.split()[0] for name in library_models.MODELS} == {"BERT", "GPT-2", "T5", "ViT", "Swin", "MoCo", "MAE"}

@@ -1,4 +1,4 @@
-"""Death, restart, reload and swap, on the real server."""
+"""Death, restart, reload and replacement of versions on the real server."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ exec /bin/bash "$@"
 
 
 @pytest.mark.slow
-def test_an_instance_that_dies_before_it_says_anything_keeps_no_start_waiting(
+def test_instance_that_dies_before_its_first_message(
     start_server: StartServer, digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Triton waits for its first message without an end."""
+    """Triton waits for its first message forever."""
     shell = tmp_path / "bin" / "bash"
     shell.parent.mkdir()
     shell.write_text(_DYING_ONCE)
@@ -64,7 +64,7 @@ def test_an_instance_that_dies_before_it_says_anything_keeps_no_start_waiting(
 
 
 def restoration(server: Server) -> tuple[float, float]:
-    """Kills the instance; seconds until its death was noticed, and until it served again."""
+    """Kill the instance; return the seconds until its death was noticed and until it served again."""
     (stub,) = stubs(server)
     killed = time.monotonic()
     stub.kill()
@@ -74,10 +74,8 @@ def restoration(server: Server) -> tuple[float, float]:
     return noticed, time.monotonic() - killed
 
 
-def test_a_killed_instance_is_noticed_service_restored_and_requests_in_flight_get_an_error(
-    start_server: StartServer, slow_store: Path
-) -> None:
-    """How soon is what `scripts/soak` measures (docs/operations.md): here other tests keep the machine busy."""
+def test_killed_instance_is_restored_and_requests_in_flight_fail(start_server: StartServer, slow_store: Path) -> None:
+    """The delay is measured by `scripts/soak`: other tests keep this machine busy."""
     server = start_server("--model-store", slow_store)
     server.wait_until(lambda: "serving HTTP" in server.log)
     noticed_s, restored_s = restoration(server)
@@ -109,7 +107,7 @@ def test_a_killed_instance_is_noticed_service_restored_and_requests_in_flight_ge
 
 
 @pytest.mark.slow
-def test_deaths_without_end_end_the_server(start_server: StartServer, digits: Path) -> None:
+def test_repeated_deaths_end_the_server(start_server: StartServer, digits: Path) -> None:
     server = start_server("--model-store", digits.parent)
     for starts in range(1, 7):
         server.wait_until(lambda starts=starts: server.log.count("serving HTTP") == starts)
@@ -120,7 +118,7 @@ def test_deaths_without_end_end_the_server(start_server: StartServer, digits: Pa
 
 
 class Load(threading.Thread):
-    """About 200 requests a second, one after the other, until it is stopped; every answer is kept."""
+    """Send about 200 requests a second, one after the other, until stopped; keep every answer."""
 
     def __init__(self, url: str) -> None:
         super().__init__(daemon=True)
@@ -149,13 +147,13 @@ def swap_store(tmp_path: Path) -> Path:
 
 
 def publish(store: Path, version: int, factor: float) -> None:
-    """A new version, made elsewhere and renamed into place, as converters do."""
+    """Write a new version elsewhere and rename it into place, as converters do."""
     folder = zoo.add(store / ".new", "swap", zoo.scale(("batch", 3), factor), version=version)
     folder.rename(store / "swap" / str(version))
 
 
 @pytest.mark.parametrize("mode", ["poll", pytest.param("explicit", marks=pytest.mark.slow)])
-def test_swapping_a_version_under_load_loses_nothing(start_server: StartServer, swap_store: Path, mode: str) -> None:
+def test_replacing_a_version_under_load_loses_nothing(start_server: StartServer, swap_store: Path, mode: str) -> None:
     flags = ["--repository-poll-secs=1"] if mode == "poll" else ["--load-model=swap"]
     server = start_server("--model-store", swap_store, f"--model-control-mode={mode}", *flags)
     server.wait_ready()
@@ -183,7 +181,7 @@ def zoo_load(server: Server, model: str, verb: str = "load") -> tuple[int, str]:
     return answer.status, text
 
 
-def test_a_version_that_fails_to_load_leaves_the_old_one_serving(start_server: StartServer, swap_store: Path) -> None:
+def test_old_version_serves_if_the_new_one_fails(start_server: StartServer, swap_store: Path) -> None:
     server = start_server("--model-store", swap_store, "--model-control-mode=explicit", "--load-model=swap")
     server.wait_ready()
     broken = zoo.add(swap_store / ".new", "swap", zoo.scale(("batch", 3), 2), version=2)
@@ -198,20 +196,20 @@ def test_a_version_that_fails_to_load_leaves_the_old_one_serving(start_server: S
 
 
 def pss_mb(process: psutil.Process) -> float:
-    """Memory of a process in MB, shared pages counted by their share."""
+    """Memory of a process in MB; shared pages are divided by their number of users."""
     rollup = Path(f"/proc/{process.pid}/smaps_rollup").read_text()
     return int(next(line for line in rollup.splitlines() if line.startswith("Pss:")).split()[1]) / 1024
 
 
 def large() -> onnx.ModelProto:
-    """64 MB of weights: the sum of `SIDE` numbers, `SIDE` times."""
+    """Graph with 64 MB of weights: the sum of `SIDE` numbers, `SIDE` times."""
     weight = np.ones((SIDE, SIDE), np.float32)
     nodes = [zoo.helper.make_node("MatMul", ["x", "w"], ["y"])]
     return zoo.model(nodes, [zoo.value("x", ("batch", SIDE))], [zoo.value("y", ("batch", SIDE))], {"w": weight})
 
 
 @pytest.mark.slow
-def test_unloading_gives_memory_and_disk_back(start_server: StartServer, tmp_path: Path) -> None:
+def test_unloading_frees_memory_and_disk(start_server: StartServer, tmp_path: Path) -> None:
     two = "max_batch_size: 1 instance_group { count: 2 kind: KIND_CPU }"
     zoo.add(tmp_path / "store", "large", large(), two)
     server = start_server("--model-store", tmp_path / "store", "--model-control-mode=explicit")
@@ -236,7 +234,7 @@ def test_unloading_gives_memory_and_disk_back(start_server: StartServer, tmp_pat
 
 
 @pytest.mark.slow
-def test_two_instances_hold_the_weights_once(start_server: StartServer, tmp_path: Path) -> None:
+def test_two_instances_share_the_weights(start_server: StartServer, tmp_path: Path) -> None:
     """A model of 64 MB: two instances take at most 1.5 times the weights more than two tiny ones."""
     two = "max_batch_size: 1 instance_group { count: 2 kind: KIND_CPU }"
     zoo.add(tmp_path / "store", "large", large(), two)

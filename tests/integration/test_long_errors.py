@@ -1,4 +1,4 @@
-"""Errors of 100 kB: clients of every protocol read what happened, and no stack of ours."""
+"""Errors of 100 kB: clients of every protocol get the message without a traceback."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LONG = "ä" * 50_000
 
 
 @pytest.mark.slow
-def test_what_happened_is_said_over_both_protocols(start_server: StartServer, tmp_path: Path) -> None:
+def test_message_over_both_protocols(start_server: StartServer, tmp_path: Path) -> None:
     values = [zoo.value("x", ("batch", 2), TensorProto.INT64)], [zoo.value("y", ("batch", 2))]
     gather = helper.make_node("Gather", ["table", "x"], ["y"], name=LONG)
     table = {"table": np.zeros(3, np.float32)}

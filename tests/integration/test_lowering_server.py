@@ -1,4 +1,4 @@
-"""Lowering as users meet it: settings, errors that spare the neighbors, the cache between two starts, the commands."""
+"""Lowering on the server: settings, isolated errors, the cache across starts, the commands."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def answer(server: Server, model: str) -> str:
 
 
 @bf16_only
-def test_settings_of_the_configuration_and_of_the_command_line(start_server: StartServer, store: Path) -> None:
+def test_settings_of_configuration_and_command_line(start_server: StartServer, store: Path) -> None:
     add_parameters(store / "first", precision="bf16", engine="openvino")
     add_parameters(store / "second", engine="openvino", self_test="off", threads="1")
     server = start_server("--model-store", store, "--set", "digits.precision=bf16", "--set", "second.threads=2")
@@ -90,9 +90,7 @@ FAULTS = {
 }
 
 
-def test_every_fault_is_a_clear_load_error_and_spares_the_others(
-    start_server: StartServer, store: Path, digits: Path
-) -> None:
+def test_faults_are_load_errors_that_do_not_affect_others(start_server: StartServer, store: Path, digits: Path) -> None:
     for name, (parameters, _) in FAULTS.items():
         target = shutil.copytree(digits, store / name)
         text = (digits / "config.pbtxt").read_text().replace('name: "digits"', f'name: "{name}"')
@@ -108,7 +106,7 @@ def test_every_fault_is_a_clear_load_error_and_spares_the_others(
 
 
 @pytest.mark.slow
-def test_a_model_of_a_backend_that_is_not_there_takes_no_other_with_it(start_server: StartServer, store: Path) -> None:
+def test_model_of_a_missing_backend_does_not_affect_others(start_server: StartServer, store: Path) -> None:
     (store / "first" / "config.pbtxt").write_text('name: "first" backend: "tensorflow"')
     server = start_server("--model-store", store)
     server.wait_until(lambda: "serving HTTP" in server.log)
@@ -118,7 +116,7 @@ def test_a_model_of_a_backend_that_is_not_there_takes_no_other_with_it(start_ser
     assert {name: server.status(f"/v2/models/{name}/ready") for name in others} == dict.fromkeys(others, 200)
 
 
-def test_an_operator_that_an_engine_does_not_have(start_server: StartServer, tmp_path: Path) -> None:
+def test_operator_missing_in_an_engine(start_server: StartServer, tmp_path: Path) -> None:
     graph = zoo.model(
         [zoo.helper.make_node("Frobnicate", ["x"], ["y"], domain="com.example")],
         [zoo.value("x", ("n", 3))],
@@ -134,9 +132,7 @@ def test_an_operator_that_an_engine_does_not_have(start_server: StartServer, tmp
     assert server.status("/v2/models/plain/ready") == 200
 
 
-def test_a_fallback_is_taken_only_when_asked_for_and_is_told_and_counted(
-    start_server: StartServer, store: Path
-) -> None:
+def test_fallback_only_on_request_with_log_and_metric(start_server: StartServer, store: Path) -> None:
     flags = ["--set", "digits.engine=tensorrt", "--set", "digits.fallback=openvino:fp32,onnxruntime"]
     server = start_server("--model-store", store, *flags)
     server.wait_ready()
@@ -147,7 +143,7 @@ def test_a_fallback_is_taken_only_when_asked_for_and_is_told_and_counted(
 
 
 class TestCache:
-    def test_the_second_start_builds_nothing(self, start_server: StartServer, store: Path, tmp_path: Path) -> None:
+    def test_second_start_builds_nothing(self, start_server: StartServer, store: Path, tmp_path: Path) -> None:
         flags = ["--cache", tmp_path / "cache", "--enable-openvino", "digits", "--log-info=true"]
         for compiled in (2, 0):  # two of the three have the same graph and settings: they share what was compiled
             server = start_server("--model-store", store, *flags)
@@ -158,10 +154,10 @@ class TestCache:
             assert server.stop()[0] == 0
 
     @pytest.mark.slow
-    def test_two_servers_that_start_at_once_build_each_artifact_once(
+    def test_concurrent_servers_build_each_artifact_once(
         self, start_server: StartServer, store: Path, tmp_path: Path
     ) -> None:
-        """As containers of one node do: temporary folders of their own, one folder of artifacts."""
+        """As containers of one node: separate temporary folders, one folder of artifacts."""
         flags = ["--cache", tmp_path / "cache", "--enable-openvino", "digits", "--log-info=true"]
         servers = [start_server("--model-store", store, *flags) for _ in range(2)]
         for server in servers:
@@ -170,7 +166,7 @@ class TestCache:
         logged = [line for server in servers for line in server.log.splitlines() if "log.py" in line]
         assert len([line for line in logged if "compiling for" in line]) == 2
 
-    def test_lower_fills_it_ahead_of_time_for_a_read_only_server(
+    def test_lower_fills_the_cache_for_a_read_only_server(
         self, start_server: StartServer, store: Path, tmp_path: Path
     ) -> None:
         cache = tmp_path / "cache"
@@ -185,16 +181,14 @@ class TestCache:
         assert "compiling for" not in server.log
 
     @pytest.mark.slow
-    def test_a_folder_that_cannot_be_made_is_said_and_done_without(
-        self, start_server: StartServer, store: Path
-    ) -> None:
+    def test_cache_folder_that_cannot_be_created_is_a_warning(self, start_server: StartServer, store: Path) -> None:
         server = start_server("--model-store", store, "--cache", "/proc/nowhere")
         server.wait_ready()
         assert server.log.count("no artifact cache: /proc/nowhere cannot be written") == 1
         off = start_server("--model-store", store, "--cache", "off")
         off.wait_ready()
 
-    def test_the_commands(self, store: Path, tmp_path: Path) -> None:
+    def test_commands(self, store: Path, tmp_path: Path) -> None:
         cache = tmp_path / "cache"
         assert "there is no cache at" in run_here("cache", "list", "--cache", cache).stderr
         run_here("lower", store / "digits", "--cache", cache)
@@ -220,7 +214,7 @@ class TestCache:
 
 
 class TestExplain:
-    def test_every_setting_its_origin_and_what_ran(self, store: Path) -> None:
+    def test_explain_lists_settings_with_origin_and_what_ran(self, store: Path) -> None:
         add_parameters(store / "digits", engine="openvino", fallback="onnxruntime", xrt="oneflow")
         shown = run_command("explain", store / "digits", "--set", "threads=1")
         assert shown.returncode == 0, shown.stderr
@@ -234,12 +228,12 @@ class TestExplain:
         assert "nodes on CPU; products: 5 in fp32" in text
         assert "PASS" in text
 
-    def test_the_plan_alone(self, store: Path) -> None:
+    def test_explain_plan_only(self, store: Path) -> None:
         shown = run_here("explain", store / "digits", "--plan-only", "--set", "engine=auto")
         assert "2. openvino on cpu" in shown.stdout
         assert "serves:" not in shown.stdout
 
-    def test_a_bare_graph(self, store: Path, tmp_path: Path) -> None:
+    def test_explain_bare_graph(self, store: Path, tmp_path: Path) -> None:
         (tmp_path / "bare" / "m" / "1").mkdir(parents=True)
         shutil.copy(store / "digits" / "1" / "model.onnx", tmp_path / "bare" / "m" / "1")
         shown = run_here("explain", tmp_path / "bare" / "m")
@@ -248,7 +242,7 @@ class TestExplain:
         assert "self-test: none" in shown.stdout
 
     @pytest.mark.parametrize(("backend", "instances"), [("onnxruntime", "2 instances"), ("graphkiln", "1 instance")])
-    def test_counts_instances_as_triton_does(self, tmp_path: Path, backend: str, instances: str) -> None:
+    def test_instances_are_counted_as_in_triton(self, tmp_path: Path, backend: str, instances: str) -> None:
         config = f'backend: "{backend}" instance_group [{{ kind: KIND_CPU }}]'
         zoo.add(tmp_path / "counted", "m", zoo.identity(("n", 3), 1), config)
         shown = run_here("explain", tmp_path / "counted" / "m", "--plan-only")
@@ -284,7 +278,7 @@ def test_wrong_flags_of_serve(store: Path) -> None:
         assert len(finished.stderr.splitlines()) <= 3
 
 
-def test_the_answers_of_all_engines_agree(start_server: StartServer, store: Path) -> None:
+def test_engines_agree(start_server: StartServer, store: Path) -> None:
     server = start_server(
         "--model-store",
         store,

@@ -1,4 +1,4 @@
-"""Sixty models in one store: all of them serve, and their threads are those of sixty instances, not of two thousand."""
+"""Sixty models in one store: all serve, and the number of threads stays that of sixty instances."""
 
 from __future__ import annotations
 

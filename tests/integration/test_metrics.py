@@ -14,7 +14,7 @@ pytestmark = pytest.mark.server
 
 
 def settled_metrics(server: Server) -> dict[str, float]:
-    """What is published, once a second, when Triton's warm-up requests are counted."""
+    """Metrics after Triton's warm-up requests are counted; they are published once a second."""
 
     def batches(found: dict[str, float]) -> list[float]:
         return [number for name, number in found.items() if name.startswith("graphkiln_batch_size_count")]
@@ -27,7 +27,7 @@ def settled_metrics(server: Server) -> dict[str, float]:
     return now
 
 
-def test_every_metric_is_there_and_true(server: Server) -> None:
+def test_every_metric_has_the_right_value(server: Server) -> None:
     server.wait_until(lambda: bool(server.metrics()))  # this port opens last
     before = settled_metrics(server)
 

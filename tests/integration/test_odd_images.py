@@ -1,4 +1,4 @@
-"""Images as people have them, on a real server: decoded there or here, every task answers the same bit for bit."""
+"""Unusual images on a real server: decoded by server or client, every task gives the same bits."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MODELS = {"detector": "detect", "segmenter": "segment", "embedder": "embed"}
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A detector, a segmenter and an embedding, which accept images."""
+    """Server of a detector, a segmenter and an embedding, which accept images."""
     folder = tmp_path_factory.mktemp("odd")
     store = write_store(folder)
     for model in MODELS:
@@ -40,7 +40,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def comparable(answer: Any) -> Any:
-    """What can be compared with `==`, to the last bit."""
+    """Convert results to values that `==` compares to the last bit."""
     if isinstance(answer, np.ndarray):
         return answer.tobytes()
     if isinstance(answer, ClientError):
@@ -51,14 +51,14 @@ def comparable(answer: Any) -> Any:
 
 
 def answers(client: Client, model: str, form: Any, files: list[bytes]) -> list[Any]:
-    """One by one: in a batch with others, the last bits may differ."""
+    """Ask for one image after the other: in a batch the last bits may differ."""
     ask = getattr(client.model(model, images=form), f"{MODELS[model]}_many")
     return [comparable(answer) for file in files for answer in ask([file], on_error="return")]
 
 
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("url", ["url", "grpc_url"])
-def test_every_form_gives_the_same(server: Server, model: str, url: str) -> None:
+def test_every_transport_gives_the_same(server: Server, model: str, url: str) -> None:
     files = odd_files()
     with Client(getattr(server, url)) as client:
         told = {form: answers(client, model, form, [*files.values()]) for form in ("encoded", "tensor", "auto")}
@@ -69,7 +69,7 @@ def test_every_form_gives_the_same(server: Server, model: str, url: str) -> None
 
 
 def test_answers_are_in_pixels_of_the_upright_image(server: Server) -> None:
-    """Its size as Pillow says it; its light box as numpy finds it."""
+    """Its size from Pillow, its light box from numpy."""
     files = odd_files()
     with Client(server.url) as client:
         for name, content in files.items():
@@ -90,7 +90,7 @@ def test_answers_are_in_pixels_of_the_upright_image(server: Server) -> None:
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_what_is_no_image_fails_alone_in_every_form(server: Server, model: str) -> None:
+def test_damaged_images_fail_alone_over_every_transport(server: Server, model: str) -> None:
     good, bad = saved(drawn(), "PNG"), damaged_files()
     mixed = [part for content in bad.values() for part in (good, content)]
     with Client(server.url) as client:
@@ -104,7 +104,7 @@ def test_what_is_no_image_fails_alone_in_every_form(server: Server, model: str) 
 
 @pytest.mark.parametrize("model", MODELS)
 def test_three_hundred_images_in_one_call(server: Server, model: str) -> None:
-    """Of many sizes, some without anything light: in order, and the same as one by one but for rounding."""
+    """Of many sizes, some without a light pixel: in order, and equal to single requests but for rounding."""
     images = [drawn(20 + number % 37, 16 + number % 23) for number in range(290)]
     images += [Image.new("RGB", (20 + number, 30)) for number in range(10)]
     files = [saved(image, "PNG") for image in images]
@@ -120,7 +120,7 @@ def test_three_hundred_images_in_one_call(server: Server, model: str) -> None:
 
 
 def raw_vector(server: Server, content: bytes) -> bytes:
-    """What `curl --data-binary @FILE` gets: the image is the body, outputs follow the JSON that says their sizes."""
+    """Post an image as the body, as `curl --data-binary @FILE`; return the output behind the JSON."""
     headers = {"Inference-Header-Content-Length": "0", "Content-Type": "application/octet-stream"}
     request = Request(f"{server.url}/v2/models/embedder.images/infer", content, headers)
     with urlopen(request, timeout=30) as response:
@@ -134,8 +134,7 @@ def raw_vector(server: Server, content: bytes) -> bytes:
     raise AssertionError(body[:told])
 
 
-def test_every_way_in_gives_the_same_bits(server: Server) -> None:
-    """Raw bodies, Triton's own client, shared memory, and images that somebody else has decoded, as the page does."""
+def test_raw_bodies_tritonclient_shared_memory_and_decoded_images_give_the_same_bits(server: Server) -> None:
     stock = tritonclient.grpc.InferenceServerClient(f"127.0.0.1:{server.grpc_port}")
     with Client(server.url) as client, client.shared_memory() as shared:
         tensors = client.model("embedder", images="tensor")

@@ -1,4 +1,4 @@
-"""Stores as people and tools leave them: files from Windows, links, names and numbers that are longer than usual."""
+"""Unusual stores: files from Windows, links, long names and large numbers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BOM = "\ufeff"
 
 
 def from_windows(store: Path) -> None:
-    """A configuration and labels that begin with a byte order mark, with lines that end as on Windows."""
+    """Configuration and labels with a byte order mark and Windows line ends."""
     config = 'max_batch_size: 4\r\n# a remark\r\noutput [ { name: "y" label_filename: "labels.txt" } ]\r\n'
     zoo.add(store, "windows", zoo.scale(("batch", 3)))
     (store / "windows" / "config.pbtxt").write_bytes((BOM + config).encode())
@@ -30,7 +30,7 @@ def from_windows(store: Path) -> None:
 
 
 def with_links(store: Path, elsewhere: Path) -> None:
-    """A version folder that is a link, and weights of two models in one file, by either kind of link."""
+    """A version folder that is a link, and weights of two models in one linked file."""
     zoo.add(elsewhere, "held", zoo.scale(("batch", 3)))
     (store / "linked").mkdir(parents=True)
     (store / "linked" / "1").symlink_to(elsewhere / "held" / "1")
@@ -46,7 +46,7 @@ def with_links(store: Path, elsewhere: Path) -> None:
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Started by a user whose surroundings are odd, too."""
+    """Server started with unusual environment variables."""
     folder = tmp_path_factory.mktemp("odd")
     store = folder / "store"
     from_windows(store)
@@ -79,7 +79,7 @@ def test_every_model_answers(server: Server) -> None:
             np.testing.assert_array_equal(found, [[0, 1, 2, 3]])
 
 
-def test_labels_from_windows_are_labels(server: Server) -> None:
+def test_labels_from_windows(server: Server) -> None:
     import tritonclient.grpc as triton
 
     with triton.InferenceServerClient(f"127.0.0.1:{server.grpc_port}") as raw:

@@ -1,4 +1,4 @@
-"""Servers in surroundings that nobody has chosen: the root of a volume, a port that is taken, a parent with habits."""
+"""Servers in unusual surroundings: the root of a volume, a busy port, a parent with its own signal handling."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def store(digits: Path, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("mode", ["none", "poll", "explicit"])
-def test_a_store_at_the_root_of_a_volume_with_other_things(store: Path, start_server: StartServer, mode: str) -> None:
+def test_store_at_the_root_of_a_volume(store: Path, start_server: StartServer, mode: str) -> None:
     for place in (store, store / "digits"):
         (place / "lost+found").mkdir(mode=0o700)
         (place / "@eaDir").mkdir()
@@ -42,7 +42,7 @@ def test_a_store_at_the_root_of_a_volume_with_other_things(store: Path, start_se
     assert server.stop()[0] == 0
 
 
-def test_a_broken_model_is_named_and_the_server_starts_once(store: Path, start_server: StartServer) -> None:
+def test_broken_model_is_named_and_the_server_starts_once(store: Path, start_server: StartServer) -> None:
     (store / "broken").mkdir()
     (store / "broken" / "config.pbtxt").touch()
     server = start_server("--model-store", store, "--model-control-mode=explicit", "--load-model=*")
@@ -54,7 +54,7 @@ def test_a_broken_model_is_named_and_the_server_starts_once(store: Path, start_s
     assert server.stop()[0] == 0
 
 
-def test_a_second_start_on_ports_of_a_server_that_still_loads(store: Path, start_server: StartServer) -> None:
+def test_second_start_on_ports_of_a_loading_server(store: Path, start_server: StartServer) -> None:
     first = start_server("--model-store", store, "--allow-grpc=false", "--allow-metrics=false")
     first.wait_until(lambda: any(first.temporary.iterdir()))  # its run folder is made after its claims
     flags = ("--allow-grpc=false", "--allow-metrics=false", f"--http-port={first.http_port}")
@@ -65,7 +65,7 @@ def test_a_second_start_on_ports_of_a_server_that_still_loads(store: Path, start
     assert first.stop()[0] == 0
 
 
-def test_a_parent_that_ignores_the_ends_of_children_and_blocks_sigterm(
+def test_parent_that_ignores_sigchld_and_blocks_sigterm(
     store: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = (

@@ -156,7 +156,7 @@ class TestUnmodified:
         client.close()
         np.testing.assert_allclose(found[[0, 1, 2]], expected["OUTPUT_0"][[0, 1, 0]], rtol=1e-4, atol=1e-5)
 
-    def test_each_is_converted_once(self, server: Server, references: dict[str, Path], tmp_path: Path) -> None:
+    def test_each_model_is_converted_once(self, server: Server, references: dict[str, Path], tmp_path: Path) -> None:
         assert server.log.count("saved by OneFlow, into") == 2, "cnn and cnn_openvino are the same graph"
         cache = server.log_path.parent / "cache"
         with Serving(tmp_path, "--model-store", references["store"], "--cache", cache) as second:
@@ -201,7 +201,7 @@ class TestOtherWays:
         with pytest.raises(HTTPError):
             urlopen(f"{server.url}/v2/models/bad")
 
-    def test_stopped_while_it_converts(self, references: dict[str, Path], tmp_path: Path) -> None:
+    def test_stop_during_conversion(self, references: dict[str, Path], tmp_path: Path) -> None:
         """`Serving` checks that no process is left."""
         flags = ("--model-store", references["store"], "--cache", tmp_path / "cache")
         with Serving(tmp_path, *flags) as server:

@@ -570,7 +570,7 @@ class TestRealServer:
 
 
 def tritonserver_of(server: Server) -> psutil.Process:
-    """The tritonserver process of a supervisor."""
+    """Find the tritonserver process of a supervisor."""
     for child in psutil.Process(server.process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess):
             if child.name() == "tritonserver":

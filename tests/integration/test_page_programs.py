@@ -1,4 +1,4 @@
-"""The page's programs, run as they stand against the real server: every type of tensor, scalars, sequences."""
+"""The page's example programs, run unchanged on the real server: every type of tensor, scalars, sequences."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def sequence() -> Any:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of the page of a server with these models."""
+    """Address of the page of a server with these models."""
     store, (port,) = tmp_path_factory.mktemp("store"), free_ports(1)
     zoo.add(store, "every", zoo.identities(zoo.DTYPES), BATCHES)
     zoo.add(store, "json", with_scalar())
@@ -69,14 +69,14 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 def programs_of(page: str, name: str) -> dict[str, str]:
-    """As a browser gets them, without the proxy of the environment."""
+    """Get the programs without the proxy of the environment."""
     with build_opener(ProxyHandler({})).open(f"{page}/api/models/{quote(name, safe='')}/1/snippets") as response:
         programs: dict[str, str] = json.load(response)["snippets"]
     return programs
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_they_work_as_they_stand(page: str, name: str) -> None:
+def test_programs_run_unchanged(page: str, name: str) -> None:
     languages, outputs = MODELS[name]
     programs = programs_of(page, name)
     assert list(programs) == languages
@@ -88,8 +88,8 @@ def test_they_work_as_they_stand(page: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["every", "json"])
-def test_a_program_that_asks_in_vain_fails(page: str, name: str) -> None:
-    """An error is told, and the code says so: both kinds of curl."""
+def test_program_fails_with_the_error(page: str, name: str) -> None:
+    """Both kinds of curl print the error and exit with its code."""
     program = programs_of(page, name)["curl"].replace("/versions/1/", "/versions/7/")
     ran = subprocess.run(["bash", "-c", program], capture_output=True, text=True, timeout=240, check=False)
     assert ran.returncode != 0

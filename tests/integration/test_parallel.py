@@ -1,4 +1,4 @@
-"""Models over several groups of cores, served: the same answers, each group on its cores, faults that are told."""
+"""Models split over groups of cores, served: equal outputs, each group on its cores, faults reported."""
 
 from __future__ import annotations
 
@@ -73,8 +73,8 @@ def images(count: int) -> AnyArray:
 
 
 @pytest.mark.parametrize("name", ["staged", "copies", "shared", "chosen"])
-def test_the_same_answers_as_the_whole_model(spread: Server, name: str) -> None:
-    """Of one row the same bits, also where a pipeline computes a batch row by row."""
+def test_outputs_equal_the_whole_model(spread: Server, name: str) -> None:
+    """Of one row the same bits, also if a pipeline computes a batch row by row."""
     with Client(spread.url) as client:
         x = images(4)
         alone = [client.model("whole").infer({"INPUT_0": x[row : row + 1]})["OUTPUT_0"] for row in range(4)]
@@ -86,15 +86,15 @@ def test_the_same_answers_as_the_whole_model(spread: Server, name: str) -> None:
         np.testing.assert_allclose(four, np.concatenate(alone), rtol=1e-4, atol=1e-5)
 
 
-def test_shards_give_the_answers_of_the_graph(spread: Server) -> None:
+def test_shards_equal_the_graph(spread: Server) -> None:
     x = draw(3, 5, 24, seed=4)
     with Client(spread.url) as client:
         found = client.model("sharded").infer({"x": x})["y"]
     np.testing.assert_allclose(found, compute(split_graphs.attention(), x=x)["y"], rtol=1e-4, atol=1e-5)
 
 
-def test_copies_stay_on_cores_of_their_own(spread: Server) -> None:
-    """Each of the two instances has half of the cores; those of other models all of them."""
+def test_copies_stay_on_separate_cores(spread: Server) -> None:
+    """Each of the two instances has half of the cores; those of other models have all of them."""
     usable = os.sched_getaffinity(0)
     children = psutil.Process(spread.process.pid).children(recursive=True)
     kept = [set(child.cpu_affinity()) for child in children if is_stub(child)]
@@ -104,14 +104,14 @@ def test_copies_stay_on_cores_of_their_own(spread: Server) -> None:
     assert halves[0] | halves[1] == usable
 
 
-def test_the_plan_is_logged(spread: Server) -> None:
+def test_plan_is_logged(spread: Server) -> None:
     flat = re.sub(r"\s+", " ", spread.log)
     assert "parallel: pipeline=2, tensor=1, micro_batches=4" in flat
     assert "rejected: pipeline=1, tensor=1: no split into 1 stage fits" in flat
 
 
 @pytest.mark.parametrize("name", BROKEN)
-def test_what_cannot_be_done_is_a_load_error_with_its_reason(spread: Server, name: str) -> None:
+def test_impossible_settings_are_load_errors(spread: Server, name: str) -> None:
     flat = re.sub(r"\s+", " ", spread.log)
     assert BROKEN[name][1] in flat
     assert spread.status(f"/v2/models/{name}/ready") != 200

@@ -1,4 +1,4 @@
-"""Copies of a model on cores of their own, served: work goes to who is idle, and the weights are in memory once."""
+"""Copies of a model on separate cores, served: idle copies get the work, and the weights are in memory once."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def batches(server: Server, model: str) -> list[float]:
-    """How many each of a model's instances has computed, the fewest first."""
+    """Number of batches that each instance of a model has computed, in ascending order."""
     name = "graphkiln_batch_size_count{"
     return sorted(
         value for key, value in server.metrics().items() if key.startswith(name) and f'instance="{model}_' in key
     )
 
 
-def test_requests_do_not_wait_for_a_copy_that_is_busy(server: Server) -> None:
-    """Triton hands a batch to whichever instance is idle: one has a long request, the other computes all short ones."""
+def test_requests_do_not_wait_for_a_busy_copy(server: Server) -> None:
+    """Triton gives a batch to an idle instance: one has a long request, the other computes all short ones."""
     found: list[np.ndarray] = []
 
     def compute(rounds: int) -> None:
@@ -70,7 +70,7 @@ def test_requests_do_not_wait_for_a_copy_that_is_busy(server: Server) -> None:
 
 
 def weights_in_memory(pid: int) -> dict[str, float]:
-    """Of the file that a process has mapped its weights from: what of it is resident, and its proportional share.
+    """Resident size and proportional share of the mapped file of weights in a process.
 
     Source: proc(5), "smaps": a page that two processes have counts half in the PSS of each.
     """
@@ -85,7 +85,7 @@ def weights_in_memory(pid: int) -> dict[str, float]:
 
 
 def test_weights_are_in_memory_once(server: Server) -> None:
-    """32 MiB of them, in two processes."""
+    """32 MiB of weights in two processes."""
     with Client(server.url) as client:
         for seed in range(4):
             client.model("heavy").infer({"x": draw(1, WIDTH, seed=seed)})

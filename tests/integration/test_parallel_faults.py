@@ -1,4 +1,4 @@
-"""A stage or shard that fails, hangs or takes its process with it on the real server: nothing answers wrongly."""
+"""A stage or shard of the real server that fails, hangs or kills its process: no wrong output."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def config(numbers: str, batch: int) -> str:
 
 @pytest.fixture(scope="module")
 def store(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Stages and shards that fail for a row of a table that is not there, a stage that loops, a model beside them."""
+    """Stages and shards that fail for a missing row of a table, a stage that loops, and a model beside them."""
     folder = tmp_path_factory.mktemp("faults store")
     for name, numbers in (("stages", f"pipeline=2, micro_batches={BATCH}"), ("shards", "tensor=2")):
         split_graphs.save(split_graphs.looking_up(ROWS), folder / name / "1")
@@ -66,8 +66,8 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
         yield running
 
 
-def test_the_lookup_lies_behind_the_first_stage(store: Path) -> None:
-    """Which the faults below need, so that other micro-batches are under way in the stage before."""
+def test_lookup_is_behind_the_first_stage(store: Path) -> None:
+    """The faults below need other micro-batches in the stage before it."""
     costs = count_costs(store / "stages" / "1" / "model.onnx", 1)
     _, second = find_stages(costs, 2, CPU_CORE, rows=1)
     lookup = next(number for number, node in enumerate(costs.nodes) if node.op_type == "Gather")
@@ -79,7 +79,7 @@ def requests(rows: list[int]) -> list[dict[str, AnyArray]]:
 
 
 def ask_together(server: Server, name: str, rows: list[int]) -> list[AnyArray | ClientError]:
-    """Sends all requests at once; the queue's delay makes one batch of them."""
+    """Send all requests at once; the queue delay makes one batch of them."""
     with Client(server.url, timeout_s=60, max_retries=0) as client, ThreadPoolExecutor(len(rows)) as pool:
         model = client.model(name)
         futures = [pool.submit(model.infer, feeds) for feeds in requests(rows)]
@@ -92,8 +92,8 @@ def expected(rows: list[int]) -> list[AnyArray]:
 
 
 @pytest.mark.parametrize("name", ["stages", "shards"])
-def test_a_request_that_a_stage_cannot_compute_fails_alone(server: Server, name: str) -> None:
-    """The engine raises in the middle of a batch, while other parts of it are under way."""
+def test_request_that_fails_in_a_stage_fails_alone(server: Server, name: str) -> None:
+    """The engine raises in the middle of a batch, while other parts of it are computed."""
     starts = server.log.count("serving HTTP")
     for number in range(3):
         rows = [1, 2, 3, 4]
@@ -111,7 +111,7 @@ def test_a_request_that_a_stage_cannot_compute_fails_alone(server: Server, name:
 
 
 def instance_of(server: Server, model: str) -> int:
-    """The process of a model's only instance, as it tells the supervisor."""
+    """Process of a model's only instance, from its status file."""
     statuses = [json.loads(path.read_text()) for path in server.temporary.glob("graphkiln-*/instances/*.json")]
     (pid,) = {int(status["pid"]) for status in statuses if status.get("model") == model}
     return pid
@@ -131,7 +131,7 @@ def beside(server: Server) -> AnyArray:
 
 @pytest.fixture
 def computing(server: Server) -> Iterator[list[ClientError]]:
-    """A stage is in the middle of a loop without end; what its client gets in the end."""
+    """Wait until a stage is in an endless loop; return what its client gets in the end."""
     errors: list[ClientError] = []
 
     def call() -> None:
@@ -159,7 +159,7 @@ def wait_for_the_limit(server: Server) -> None:
 
 
 @pytest.mark.parametrize("fault", [crash, wait_for_the_limit])
-def test_a_stage_that_crashes_or_hangs_is_an_error_and_everything_comes_back(
+def test_stage_that_crashes_or_hangs_is_an_error_and_the_service_recovers(
     server: Server, computing: list[ClientError], fault: Callable[[Server], None]
 ) -> None:
     one, others = np.array([[1]], np.int64), beside(server)
@@ -178,8 +178,8 @@ def test_a_stage_that_crashes_or_hangs_is_an_error_and_everything_comes_back(
         np.testing.assert_allclose(answer, right, rtol=1e-4, atol=1e-4)
 
 
-def test_a_server_whose_stage_hangs_can_be_stopped(tmp_path: Path) -> None:
-    """Threads of stages do not keep the process."""
+def test_server_with_hanging_stage_stops(tmp_path: Path) -> None:
+    """Threads of stages do not keep the process alive."""
     zoo.add(tmp_path / "store", "slow", zoo.slow(), config("pipeline=2, micro_batches=1", 1))
     with Serving(tmp_path, "--model-store", tmp_path / "store", "--drain=1") as own:
         own.wait_ready()

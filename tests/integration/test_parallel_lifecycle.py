@@ -1,4 +1,4 @@
-"""Split models that come and go, and whose process is killed under load: nothing is left, nothing answers wrongly."""
+"""Split models that are loaded and unloaded, or killed under load: no leftovers, no wrong output."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected() -> tuple[AnyArray, AnyArray]:
-    """A request, and its answer."""
+    """A request and its output."""
     x = draw(ROWS, 5, 24, seed=4)
     return x, compute(split_graphs.attention(), x=x)["y"]
 
@@ -55,9 +55,7 @@ def stubs(server: Server) -> list[psutil.Process]:
     return [child for child in psutil.Process(server.process.pid).children(recursive=True) if is_stub(child)]
 
 
-def test_models_that_come_and_go_leave_nothing(
-    store: Path, tmp_path: Path, expected: tuple[AnyArray, AnyArray]
-) -> None:
+def test_loading_and_unloading_leaves_nothing(store: Path, tmp_path: Path, expected: tuple[AnyArray, AnyArray]) -> None:
     x, right = expected
     with Serving(tmp_path, "--model-store", store, "--model-control-mode=explicit") as server:
         server.wait_until(lambda: server.status("/v2/health/live") == 200)
@@ -89,7 +87,7 @@ def instance_of(server: Server, model: str) -> int:
 
 
 class Callers:
-    """Ask all models again and again, in threads; what was wrong is kept."""
+    """Ask all models repeatedly, in threads; keep wrong outputs."""
 
     def __init__(self, server: Server, x: AnyArray, right: AnyArray) -> None:
         self._server, self._x, self._right = server, x, right
@@ -130,9 +128,7 @@ def server(store: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Se
 
 
 @pytest.mark.parametrize("name", SPLITS)
-def test_a_process_that_is_killed_under_load_answers_nothing_wrongly_and_comes_back(
-    server: Server, expected: tuple[AnyArray, AnyArray], name: str
-) -> None:
+def test_process_killed_under_load(server: Server, expected: tuple[AnyArray, AnyArray], name: str) -> None:
     callers = Callers(server, *expected)
     try:
         server.wait_until(lambda: min(callers.answers.values()) >= 5)
@@ -150,10 +146,8 @@ def test_a_process_that_is_killed_under_load_answers_nothing_wrongly_and_comes_b
     server.wait_until(lambda: server.metrics().get(restarts, 0) >= 1)
 
 
-def test_versions_that_are_loaded_again_under_load_answer_every_request(
-    tmp_path: Path, expected: tuple[AnyArray, AnyArray]
-) -> None:
-    """The process of the old one goes when the new one answers."""
+def test_versions_reloaded_under_load_answer_every_request(tmp_path: Path, expected: tuple[AnyArray, AnyArray]) -> None:
+    """The old process ends once the new one responds."""
     store = tmp_path / "store"
     for name in SPLITS:
         add(store, name)

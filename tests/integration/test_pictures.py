@@ -1,4 +1,4 @@
-"""The pictures of the documentation, made of the running product; with `GRAPHKILN_RECORD=1` they are kept in `docs`."""
+"""Pictures of the documentation, made from the running product; `GRAPHKILN_RECORD=1` saves them in `docs`."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ def shown(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 @pytest.fixture
 def docs(repository: Path, tmp_path: Path) -> Path:
-    """Where pictures go: into the documentation only when they are to be recorded."""
+    """Folder of the pictures: the documentation only if they are to be recorded."""
     return repository / "docs" if os.environ.get("GRAPHKILN_RECORD") else tmp_path
 
 
-def test_the_page(browser: Browser, shown: tuple[Server, str], repository: Path, docs: Path) -> None:
-    """A classified digit, and a scene with what was detected in it."""
+def test_page(browser: Browser, shown: tuple[Server, str], repository: Path, docs: Path) -> None:
+    """A classified digit, and a scene with its detections."""
     with opened(browser, shown[1], width=WIDTH) as it:
         it.page.select_option("#model", "digits/1")
         it.ask(str(repository / "docs" / "digits" / "seven.png"))
@@ -53,8 +53,8 @@ def test_the_page(browser: Browser, shown: tuple[Server, str], repository: Path,
     assert pictures.fault_of(docs / "page.png") == ""
 
 
-def test_a_report(browser: Browser, shown: tuple[Server, str], docs: Path, tmp_path: Path) -> None:
-    """What `bench --html` says of the same server."""
+def test_report(browser: Browser, shown: tuple[Server, str], docs: Path, tmp_path: Path) -> None:
+    """The report of `bench --html` of the same server."""
     file = tmp_path / "bench.html"
     words = ("--model", "digits", "--url", shown[0].url, "--concurrency", "1,4", "--duration", "2", "--html", file)
     finished = run_command("bench", *words)

@@ -1,4 +1,4 @@
-"""The README's commands and figures, and the cheap ones of the guides; whole pages are run by tests/documentation."""
+"""The README's commands and figures, and the cheap ones of the guides; tests/documentation runs whole pages."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def readme(repository: Path) -> str:
 
 @pytest.fixture(scope="module")
 def shown(repository: Path) -> Shown:
-    """The commands of a page, relative to the checkout, that fit a pattern."""
+    """Find the commands of a page that match a pattern, relative to the checkout."""
 
     def commands(page: str, pattern: str) -> list[str]:
         blocks = [block for block in manual.blocks(repository / page) if block.language in ("bash", "text")]
@@ -43,7 +43,7 @@ def shown(repository: Path) -> Shown:
 
 
 def on_ports_of(server: Server, text: str) -> str:
-    """The same command for a server on other ports."""
+    """Change the ports of a command to those of a server."""
     return text.replace("localhost:8000", f"127.0.0.1:{server.http_port}").replace(
         "localhost:8001", f"127.0.0.1:{server.grpc_port}"
     )
@@ -66,7 +66,7 @@ def run(command: str, cwd: Path, server: Server, timeout_s: float = 240) -> subp
     )  # fmt: skip
 
 
-def test_every_command_of_the_readme_is_one_that_a_test_runs(shown: Shown) -> None:
+def test_every_command_of_the_readme_is_tested(shown: Shown) -> None:
     quickstart, classify = shown("README.md", r"^(\./|\.venv|graphkiln )")
     assert quickstart == "./scripts/quickstart --keep"
     assert classify == ".venv/bin/graphkiln classify docs/digits --model digits --top-k 3"
@@ -76,14 +76,14 @@ def test_every_command_of_the_readme_is_one_that_a_test_runs(shown: Shown) -> No
     assert shown("README.md", "") == [quickstart, classify, build, start]
 
 
-def test_it_takes_two_minutes(readme: str) -> None:
-    """Two commands, one table of figures, a picture: 200 words a minute, beside figures and links."""
+def test_readme_takes_two_minutes(readme: str) -> None:
+    """Two commands, one table, a picture; 200 words a minute, beside figures and links."""
     prose = re.sub(r"^[|`!].*$|\]\([^)]*\)", "", readme, flags=re.MULTILINE)
     assert len(re.findall(r"\w{2,}", prose)) < 450
     assert readme.count("<!-- docs/benchmarks/") == 1
 
 
-def test_the_docker_commands_are_those_of_the_image_test(shown: Shown, repository: Path) -> None:
+def test_docker_commands_are_those_of_the_image_test(shown: Shown, repository: Path) -> None:
     tested = (repository / "tests" / "image" / "test_image.py").read_text()
     build, start = shown("docs/how-to/serve.md", "^docker ")
     assert "--target cpu" in build
@@ -92,14 +92,14 @@ def test_the_docker_commands_are_those_of_the_image_test(shown: Shown, repositor
     assert ":/models:ro" in tested
 
 
-def test_the_curl_command(shown: Shown, server: Server, repository: Path) -> None:
+def test_curl_command(shown: Shown, server: Server, repository: Path) -> None:
     (command,) = shown("docs/how-to/serve.md", "^curl")
     finished = run(command, repository, server)
     assert "200 OK" in finished.stderr, finished.stderr
 
 
 @pytest.mark.parametrize(("page", "count"), [("README.md", 1), ("docs/how-to/requests.md", 2)])
-def test_the_classify_commands(page: str, count: int, shown: Shown, server: Server, repository: Path) -> None:
+def test_classify_commands(page: str, count: int, shown: Shown, server: Server, repository: Path) -> None:
     commands = shown(page, "graphkiln classify")
     assert len(commands) == count
     for command in commands:
@@ -108,7 +108,7 @@ def test_the_classify_commands(page: str, count: int, shown: Shown, server: Serv
         assert "seven" in finished.stdout
 
 
-def test_the_conversion_commands(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
+def test_conversion_commands(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "model_repository").symlink_to(repository / "model_repository")
     commands = shown("docs/how-to/convert.md", "model_repository|models/fast")
     ran = [run(command, tmp_path, server) for command in commands]
@@ -118,7 +118,7 @@ def test_the_conversion_commands(shown: Shown, server: Server, repository: Path,
     assert "4 Conv" in ran[2].stdout
 
 
-def test_the_commands_for_oneflow(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
+def test_oneflow_commands(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
     (tmp_path / "tests").symlink_to(repository / "tests")
     unpack, convert = shown("docs/how-to/oneflow.md", "-m zipfile|oneflow:")
     assert run(unpack.replace("python", f"'{sys.executable}'", 1), tmp_path, server).returncode == 0
@@ -128,7 +128,7 @@ def test_the_commands_for_oneflow(shown: Shown, server: Server, repository: Path
     assert (tmp_path / "models" / "tokens" / "1" / "model.onnx").is_file()
 
 
-def test_the_lowering_commands(shown: Shown, server: Server, repository: Path) -> None:
+def test_lowering_commands(shown: Shown, server: Server, repository: Path) -> None:
     commands = shown("docs/how-to/engines.md", "^graphkiln (explain|lower|cache)")[:3]
     ran = [run(command, repository, server) for command in commands]
     assert [finished.returncode for finished in ran] == [0, 0, 0], [finished.stderr for finished in ran]
@@ -138,8 +138,8 @@ def test_the_lowering_commands(shown: Shown, server: Server, repository: Path) -
 
 
 @pytest.mark.slow
-def test_the_story_is_trained_by_a_script_that_writes_nothing_bad(repository: Path, tmp_path: Path) -> None:
-    """A hundredth of the steps: too little, and said so. `scripts/train-story` is this, in the environment it needs."""
+def test_insufficient_training_writes_nothing(repository: Path, tmp_path: Path) -> None:
+    """A hundredth of the steps. `scripts/train-story` runs this in the environment it needs."""
     words = (
         "--model",
         "resnet18",
@@ -162,13 +162,13 @@ def test_the_story_is_trained_by_a_script_that_writes_nothing_bad(repository: Pa
 
 @pytest.fixture
 def _benchmarks(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The benchmark's modules can be imported."""
+    """Make the benchmark's modules importable."""
     monkeypatch.syspath_prepend(str(repository / "scripts" / "benchmarks"))
 
 
 @pytest.mark.usefixtures("_benchmarks")
 def test_benchmark_all_writes_the_page_and_the_tables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """With two benchmarks that take no time: `all` keeps both as JSON, and writes what is read by people from that."""
+    """Two instant benchmarks: `all` saves both as JSON and writes page and tables from that."""
     import benchmark
     import reporting
 
@@ -191,7 +191,7 @@ def test_benchmark_all_writes_the_page_and_the_tables(monkeypatch: pytest.Monkey
 
 @pytest.mark.usefixtures("_benchmarks")
 def test_figures_are_those_of_the_results(repository: Path) -> None:
-    """Tables of pages are written from JSON; by hand they would drift."""
+    """Tables of pages are generated from JSON."""
     import reporting
 
     for page in reporting.MARKED:
@@ -201,13 +201,13 @@ def test_figures_are_those_of_the_results(repository: Path) -> None:
     assert reporting.render_page() == (repository / "docs" / "benchmarks.md").read_text()
 
 
-def test_the_serve_command_is_the_one_that_the_tests_start(shown: Shown) -> None:
+def test_serve_command_is_the_one_of_the_tests(shown: Shown) -> None:
     """`running.Serving` starts exactly this, with free ports added."""
     first, *_ = shown("docs/how-to/serve.md", "^graphkiln serve")
     assert first == "graphkiln serve --model-store model_repository"
 
 
-def test_the_python_example(server: Server, repository: Path) -> None:
+def test_python_example(server: Server, repository: Path) -> None:
     program = next(
         block.text for block in manual.blocks(repository / "docs/how-to/requests.md") if block.language == "python"
     )
@@ -240,7 +240,7 @@ def test_every_named_path_exists(repository: Path) -> None:
 
 @pytest.mark.slow
 def test_quickstart_from_a_fresh_copy_in_a_path_with_spaces_twice(repository: Path, tmp_path: Path) -> None:
-    """As a newcomer: a copy of the tracked files, another working directory, a new virtual environment."""
+    """A copy of the tracked files, another working directory, a new virtual environment."""
     copy = tmp_path / "a fresh copy"
     tracked = subprocess.run(
         ["git", "ls-files", "-z"], cwd=repository, capture_output=True, text=True, check=True
@@ -271,8 +271,8 @@ def test_quickstart_from_a_fresh_copy_in_a_path_with_spaces_twice(repository: Pa
         assert ("making a virtual environment" in finished.stderr) == (attempt == 0)
 
 
-def test_quickstart_keeps_serving_until_it_is_told_to_stop(repository: Path, tmp_path: Path) -> None:
-    """`--keep` uses the usual ports, so they are moved for the test."""
+def test_quickstart_keeps_serving_until_it_is_stopped(repository: Path, tmp_path: Path) -> None:
+    """`--keep` uses the usual ports, which the test replaces."""
     ports = free_ports(4)
     script = (repository / "scripts" / "quickstart").read_text()
     moved = script
@@ -304,7 +304,7 @@ def test_quickstart_keeps_serving_until_it_is_told_to_stop(repository: Path, tmp
 
 
 @pytest.mark.parametrize(("arguments", "code", "words"), [(["--help"], 0, "--keep"), (["--kep"], 2, "--kep")])
-def test_quickstart_explains_itself(repository: Path, arguments: list[str], code: int, words: str) -> None:
+def test_quickstart_help_and_unknown_option(repository: Path, arguments: list[str], code: int, words: str) -> None:
     finished = subprocess.run(
         [str(repository / "scripts" / "quickstart"), *arguments], capture_output=True, text=True, check=False
     )

@@ -1,4 +1,4 @@
-"""Serving a model store that lies on a real S3 server: it changes, goes away, and comes back."""
+"""Serving a model store on a real S3 server that changes, stops and restarts."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def upload_version(remote: ObjectStore, scratch: Path, version: int, factor: flo
 
 
 @pytest.mark.parametrize("control", ["poll", "explicit"])
-def test_a_store_that_changes_goes_away_and_comes_back(
+def test_store_changes_stops_and_restarts(
     control: str, remote: ObjectStore, tmp_path: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHKILN_CACHE", str(tmp_path / "cache"))
@@ -71,7 +71,7 @@ def test_a_store_that_changes_goes_away_and_comes_back(
     server.wait_until(lambda: reload() and factor(server) == 2.0)
 
 
-def test_a_start_without_the_network_serves_the_copy(
+def test_start_without_network_serves_the_copy(
     remote: ObjectStore, tmp_path: Path, start_server: StartServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("GRAPHKILN_CACHE", str(tmp_path / "cache"))
@@ -87,7 +87,7 @@ def test_a_start_without_the_network_serves_the_copy(
     assert "the previous copy is served" in again.log
 
 
-def test_what_cannot_be_served_is_one_line(remote: ObjectStore) -> None:
+def test_unusable_stores_are_one_line_errors(remote: ObjectStore) -> None:
     remote.bucket("models")
     for store, words in (
         (f"s3://{remote.address}/nosuch/store", "no such bucket"),
@@ -108,7 +108,7 @@ def serve(address: str, folder: Path) -> list[str]:
 @pytest.mark.parametrize(
     ("fault", "words"), [("missing", "the registry has lost sha256:"), ("altered", "the registry sent other bytes")]
 )
-def test_a_registry_that_fails_is_one_line_and_an_exit_code(fault: str, words: str, tmp_path: Path) -> None:
+def test_failing_registry_is_a_one_line_error(fault: str, words: str, tmp_path: Path) -> None:
     with FaultyRegistry({"m/1/model.onnx": b"the content of a file"}) as registry:
         registry.fault = fault
         done = run_command(*serve(registry.address, tmp_path))
@@ -117,7 +117,7 @@ def test_a_registry_that_fails_is_one_line_and_an_exit_code(fault: str, words: s
     assert len(done.stderr.splitlines()) == 2, done.stderr  # what is copied, and what went wrong
 
 
-def test_a_start_that_is_stopped_while_it_copies_ends_and_says_how_far_it_came(tmp_path: Path) -> None:
+def test_start_stopped_while_copying_reports_its_progress(tmp_path: Path) -> None:
     with FaultyRegistry({f"m/1/part{number}.bin": bytes([number]) * 500_000 for number in range(9)}) as registry:
         registry.fault = "hang half way"
         command = [*COMMAND, *serve(registry.address, tmp_path)]

@@ -1,4 +1,4 @@
-"""An instance of the real server whose weights change in memory: golden samples find it, before a person does."""
+"""Weights that change in the memory of an instance of the real server are detected by the golden samples."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ def stubs(server: Server) -> list[int]:
 
 
 def total(server: Server, name: str) -> float:
-    """The sum of a metric over all instances."""
+    """Sum of a metric over all instances."""
     return sum(value for metric, value in server.metrics().items() if metric.startswith(name))
 
 
 def ask(client: Client) -> str:
-    """What a client gets for a sample."""
+    """Send a sample; return the client's result."""
     try:
         return str(client.model("digits").infer({"INPUT_0": IMAGE}))
     except ClientError:
@@ -40,7 +40,7 @@ def ask(client: Client) -> str:
 
 
 @pytest.mark.parametrize("config", ["", STAGES], ids=["whole", "stages"])
-def test_weights_that_change_in_memory_are_found(
+def test_changed_weights_in_memory_are_detected(
     start_server: StartServer, digits: Path, tmp_path: Path, config: str
 ) -> None:
     """Of the whole graph, and of one that is cut into stages."""

@@ -1,4 +1,4 @@
-"""Reports in a real browser: nothing is wider than the window, no text leaves its chart, letters can be read."""
+"""Reports in a real browser: no overflow, no text outside of its chart, legible letters."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def search(repository: Path, folder: Path) -> str:
 
 @pytest.mark.parametrize("width", [335, 1280])
 @pytest.mark.parametrize("make", [story, search], ids=lambda make: make.__name__)
-def test_a_report_is_legible_on_a_phone_and_a_screen(
+def test_report_is_legible_on_phone_and_screen(
     make: Callable[[Path, Path], str], width: int, repository: Path, tmp_path: Path
 ) -> None:
     shown = browse(make(repository, tmp_path), tmp_path, width, COUNTED)
@@ -52,7 +52,7 @@ def test_a_report_is_legible_on_a_phone_and_a_screen(
 
 @pytest.mark.parametrize("look", [("light", 1280), ("dark", 335)], ids=str)
 @pytest.mark.parametrize("make", [story, search], ids=lambda make: make.__name__)
-def test_axe_finds_nothing(
+def test_axe_finds_no_violation(
     make: Callable[[Path, Path], str], look: tuple[str, int], browser: Browser, repository: Path, tmp_path: Path
 ) -> None:
     scheme, width = look

@@ -1,4 +1,4 @@
-"""No response depends on what a request was batched with, whatever the configuration of a bare graph says."""
+"""No response depends on the other requests of its batch, whatever the configuration of a bare graph."""
 
 from __future__ import annotations
 
@@ -93,21 +93,21 @@ class TestExecutor:
                 np.testing.assert_array_equal(served.ask(feeds)[0]["y"], outputs["y"])
 
     @pytest.mark.parametrize("model", SINGLE.values(), ids=SINGLE)
-    def test_rows_of_their_own_share_a_batch(self, model: onnx.ModelProto, tmp_path: Path) -> None:
+    def test_independent_rows_share_a_batch(self, model: onnx.ModelProto, tmp_path: Path) -> None:
         with drop_in(tmp_path, model) as served:
             assert (served.config.max_batch_size, served.proven.separate) == (4, False)
             served.executor.batch_sizes.clear()
             served.ask(*requests(model, (1, 2, 1)))
             assert list(served.executor.batch_sizes) == [4]
 
-    def test_statistics_that_each_request_changes_are_refused(self, tmp_path: Path) -> None:
+    def test_running_statistics_are_refused(self, tmp_path: Path) -> None:
         with (
             pytest.raises(LoweringError, match=r"different response.*evaluation mode"),
             drop_in(tmp_path, TRAINING),
         ):
             pass
 
-    def test_random_numbers_are_no_reason_to_refuse(self, tmp_path: Path) -> None:
+    def test_random_numbers_are_accepted(self, tmp_path: Path) -> None:
         model = graph("r = RandomUniformLike(x) y = Add(x, r)")
         with drop_in(tmp_path, model) as served:
             assert served.proven.separate
@@ -119,14 +119,14 @@ class TestExecutor:
             "t = Constant<value = bool {1}>() r = Constant<value = float {0.5}>() y = Dropout(x, r, t)",
         ],
     )
-    def test_a_graph_in_training_mode_is_served_with_the_way_out(self, body: str, tmp_path: Path) -> None:
+    def test_graph_in_training_mode_is_served_with_a_hint(self, body: str, tmp_path: Path) -> None:
         weights = "a:4 b:4 c:4 d:4" if "(x, a" in body else ""
         with drop_in(tmp_path, graph(body, weights=weights)) as served:
             (note,) = [note for note in served.proven.notes if "in training mode" in note]
             assert "requests are computed one by one" in note
             assert "model.eval()" in note
 
-    def test_a_sequence_of_any_length_is_one_request(self, tmp_path: Path) -> None:
+    def test_sequence_of_any_length_is_one_request(self, tmp_path: Path) -> None:
         with drop_in(tmp_path, MIXING["time first"]) as served:
             assert served.config.max_batch_size == 0
             assert [list(tensor.dims) for tensor in served.config.input] == [[-1, -1, 4]]
@@ -135,8 +135,8 @@ class TestExecutor:
 
 @pytest.mark.server
 @pytest.mark.slow
-def test_on_the_server(tmp_path: Path) -> None:
-    """Forty requests at once of each graph, also where its configuration asks for batches."""
+def test_forty_requests_at_once(tmp_path: Path) -> None:
+    """Also where the configuration of a graph asks for batches."""
     store = tmp_path / "store"
     names = ["softmax over the first axis", "time first"]
     for index, name in enumerate(names):

@@ -1,4 +1,4 @@
-"""The committed detector on a real server: the same answers by every way, in pixels of the image."""
+"""The committed detector on a real server: equal results over every transport, in pixels of the image."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ NAME = "scenes-detector"
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory, repository: Path) -> Iterator[Server]:
-    """A server of the example detector, which accepts images."""
+    """Server of the example detector, which accepts images."""
     folder = tmp_path_factory.mktemp("detector")
     shutil.copytree(repository / "model_repository" / NAME, folder / "store" / NAME)
     with (folder / "store" / NAME / "config.pbtxt").open("a") as config:
@@ -60,7 +60,7 @@ def overlap(found: Detection, box: Any) -> float:
 
 
 def count_right(found: tuple[Detection, ...], scene: Scene, scale: float = 1) -> int:
-    """How many digits of a scene were found, with their values."""
+    """Number of digits of a scene that were found with the right value."""
     pairs = zip(scene.boxes * scale, scene.classes, strict=True)
     return sum(any(each.index == value and overlap(each, box) > 0.5 for each in found) for box, value in pairs)
 
@@ -75,7 +75,7 @@ def test_finds_the_digits_in_pixels_of_the_image(server: Server, scenes: list[Sc
 
 
 @pytest.mark.parametrize("url", ["url", "grpc_url"])
-def test_images_as_they_are_give_the_same_bit_for_bit(server: Server, scenes: list[Scene], url: str) -> None:
+def test_encoded_images_give_the_same_bits(server: Server, scenes: list[Scene], url: str) -> None:
     files = [encoded(scene.pixels) for scene in scenes]
     with Client(getattr(server, url)) as client, client.shared_memory() as shared:
         for source in (client, shared):
@@ -109,7 +109,7 @@ def _boxes(found: Any) -> Any:
     return [(each.box.x1, each.box.y1, each.box.x2, each.box.y2) for each in found]
 
 
-def test_the_command_of_the_guide(server: Server, repository: Path, tmp_path: Path) -> None:
+def test_command_of_the_guide(server: Server, repository: Path, tmp_path: Path) -> None:
     guide = (repository / "docs" / "how-to" / "requests.md").read_text()
     (line,) = re.findall(r"^graphkiln (detect .*)", guide, re.MULTILINE)
     verb, images, *options = shlex.split(line.replace("--draw found", f"--draw {tmp_path / 'found'}"))
@@ -120,7 +120,7 @@ def test_the_command_of_the_guide(server: Server, repository: Path, tmp_path: Pa
     assert sorted(path.name for path in (tmp_path / "found").iterdir()) == ["1.png", "2.png", "3.png"]
 
 
-def test_the_command_line(server: Server, repository: Path) -> None:
+def test_command_line(server: Server, repository: Path) -> None:
     shown = [
         run_command("detect", repository / "docs" / "scenes", "--model", NAME, "--url", server.url, "--json", flag)
         for flag in ("--encoded", "--tensor")
@@ -132,8 +132,8 @@ def test_the_command_line(server: Server, repository: Path) -> None:
     assert [len(row["detections"]) for row in json.loads(shown[1].stdout)] == [4, 3, 4]
 
 
-def test_more_digits_than_rows_are_the_best_of_them(server: Server) -> None:
-    """36 digits of 16 pixels: the graph returns 16 rows, whoever decodes the image."""
+def test_best_detections_if_there_are_more_than_rows(server: Server) -> None:
+    """36 digits of 16 pixels: the graph returns 16 rows."""
     crowd = np.full((96, 96), 30, np.uint8)
     digits = [np.asarray(digit_image(digit, 16)) for digit in digit_rows(held_out=True)[0][:36]]
     for place, ink in enumerate(digits):

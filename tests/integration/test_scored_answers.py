@@ -1,4 +1,4 @@
-"""What is scored is what a client of the real server is answered: the same classes, the same bits of their scores."""
+"""`score` gives what a client of the real server gets: the same classes and bits of their scores."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.server
 
 
 @pytest.mark.parametrize("softmax", [False, True])
-def test_the_answers_are_the_servers(
+def test_results_equal_the_servers(
     softmax: bool, server: Server, repository: Path, digits: Path, cache: ArtifactCache
 ) -> None:
     images = sorted((repository / "docs" / "digits").glob("*.png"))

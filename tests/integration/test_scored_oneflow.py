@@ -1,4 +1,4 @@
-"""A graph as OneFlow saved it is scored with the preprocessing and labels that its model's configuration gives."""
+"""Scoring a graph saved by OneFlow, with preprocessing and labels of its model's configuration."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def unpack_model(folder: Path) -> Path:
     return model
 
 
-def test_the_driver_converts_what_the_run_takes(tmp_path: Path) -> None:
+def test_driver_converts_the_graph(tmp_path: Path) -> None:
     request = ScoreRequest(
         source="in",
         model=unpack_model(tmp_path),
@@ -64,7 +64,7 @@ def test_the_driver_converts_what_the_run_takes(tmp_path: Path) -> None:
         assert [entry.entry.kind for entry in cache.entries()] == kept, "nothing is converted again"
 
 
-def test_its_classes_are_named_and_its_saved_files_are_its_digest(tmp_path: Path, cache: ArtifactCache) -> None:
+def test_labels_and_digest_of_saved_files(tmp_path: Path, cache: ArtifactCache) -> None:
     model = unpack_model(tmp_path)
     request = ScoreRequest(
         source="in", model=model, destination="out", backends=frozenset({"graphkiln", "oneflow"}), top_k=10

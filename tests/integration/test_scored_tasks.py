@@ -1,4 +1,4 @@
-"""`graphkiln score` on Ray with a detector, a segmenter and an embedding: what clients of a server get."""
+"""`graphkiln score` on Ray with a detector, a segmenter and an embedding: results equal those of a server's clients."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def photos(tmp_path: Path) -> Path:
-    """Images of mixed sizes, and a file that is none."""
+    """Images of mixed sizes, and a file that is no image."""
     (tmp_path / "photos").mkdir()
     noise = np.random.default_rng(5).integers(0, 256, (90, 50, 3), np.uint8)
     for number, pixels in enumerate([*IMAGES, noise]):
@@ -67,9 +67,7 @@ def check_detections(rows: dict[str, dict[str, Any]], model: Any, photos: Path) 
     return count
 
 
-def test_what_a_run_writes_is_what_clients_get(
-    store: Path, photos: Path, tmp_path: Path, start_server: StartServer
-) -> None:
+def test_results_equal_those_of_clients(store: Path, photos: Path, tmp_path: Path, start_server: StartServer) -> None:
     scored = {}
     with ray_nodes(1) as nodes:
         for name in MODELS:
@@ -101,7 +99,7 @@ def test_what_a_run_writes_is_what_clients_get(
             np.testing.assert_allclose(row["vector"], client.model("embedder").embed(photos / name), rtol=1e-6)
 
 
-def test_odd_images_are_scored_as_clients_get_them(store: Path, tmp_path: Path, start_server: StartServer) -> None:
+def test_unusual_images_equal_those_of_clients(store: Path, tmp_path: Path, start_server: StartServer) -> None:
     photos, out = tmp_path / "odd", tmp_path / "scored"
     photos.mkdir()
     for number, content in enumerate((*odd_files().values(), *damaged_files().values())):

@@ -1,4 +1,4 @@
-"""`graphkiln score` as people use it: real Ray, the digits model, a folder of images."""
+"""`graphkiln score` with real Ray, the digits model and a folder of images."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def read_answers(folder: Path) -> dict[str, dict[str, Any]]:
     return {row["id"]: row for row in parquet.read_table(folder / "answers").to_pylist()}
 
 
-def test_a_folder_is_scored_resumed_verified_damaged_and_mended(folder: Path) -> None:
+def test_folder_is_scored_resumed_verified_damaged_and_repaired(folder: Path) -> None:
     dry = score(folder, "--dry-run")
     assert dry.returncode == 0, dry.stderr
     assert "41 rows in" in dry.stdout
@@ -89,7 +89,7 @@ def test_a_folder_is_scored_resumed_verified_damaged_and_mended(folder: Path) ->
     assert note["workers"][0]["self_test"]["verdict"].endswith("PASS")
 
 
-def test_what_is_not_of_this_input_or_configuration_is_refused(folder: Path) -> None:
+def test_destination_of_another_input_or_configuration_is_refused(folder: Path) -> None:
     assert score(folder).returncode == 0
     other = score(folder, "--top-k", "2")
     assert other.returncode == 2
@@ -105,7 +105,7 @@ def test_what_is_not_of_this_input_or_configuration_is_refused(folder: Path) -> 
     assert run_command("score", "--verify", "answers", cwd=folder).returncode == 0
 
 
-def test_every_command_and_program_of_the_manual(folder: Path, repository: Path) -> None:
+def test_commands_and_programs_of_the_manual(folder: Path, repository: Path) -> None:
     manual = (repository / "docs" / "scoring.md").read_text()
     (commands,) = re.findall(r"^```bash\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
     for line in commands.splitlines():
@@ -150,8 +150,8 @@ finally:
 """
 
 
-def test_the_metrics_stand_at_ray_s_endpoint(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """Those of what happens in every run: nothing is retried, lost or replaced here."""
+def test_metrics_at_rays_endpoint(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Metrics of every run: nothing is retried, lost or replaced here."""
     rare = {"graphkiln_score_workers_ended_total", "graphkiln_score_nodes_lost_total"}
     names = {*COUNTERS, *GAUGES, f"{UNIT_SECONDS}_count"} - rare
     temporary = tmp_path_factory.mktemp("r")

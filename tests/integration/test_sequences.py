@@ -1,4 +1,4 @@
-"""Sequences on the real server: control inputs, both strategies, implicit states, and no state of another sequence."""
+"""Sequences on the real server: control inputs, both strategies, implicit states, isolation."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ IDS = ("UINT64", "INT32", "STRING")
 
 
 def sums(*, batched: bool = True) -> ModelProto:
-    """`OUTPUT` and the state are the sum of all inputs of a sequence; a table of 1000 makes some of them fail."""
+    """Graph whose `OUTPUT` and state are the sum of all inputs; a table of 1000 rows makes some requests fail."""
     shape = ("batch", 1) if batched else (1,)
     nodes = [
         helper.make_node("Add", ["INPUT", "STATE_IN"], ["STATE_OUT"]),
@@ -51,7 +51,7 @@ def sums(*, batched: bool = True) -> ModelProto:
 
 
 def echo(*controls: tuple[str, str]) -> ModelProto:
-    """Each input as the output of its name in lower case."""
+    """Graph that returns each input under its name in lower case."""
     types = {"INPUT": TensorProto.INT32, **{name: getattr(TensorProto, kind) for name, kind in controls}}
     nodes = [helper.make_node("Identity", [name], [name.lower()]) for name in types]
     inputs = [zoo.value(name, ("batch", 1), kind) for name, kind in types.items()]
@@ -111,7 +111,7 @@ def total(client: Any, model: str, identity: int | str, value: int, flags: str =
 
 class TestStates:
     @pytest.mark.parametrize(("model", "initial"), [("direct", 0), ("oldest", 0), ("file", 100)])
-    def test_sum_up_and_begin_again(self, client: Any, model: str, initial: int) -> None:
+    def test_sums_and_restarts(self, client: Any, model: str, initial: int) -> None:
         for identity in (7, 7, "text"):
             values = [total(client, model, identity, *step) for step in ((1, "S"), (2,), (4, "E"))]
             assert values == [initial + 1, initial + 3, initial + 7]
@@ -119,19 +119,19 @@ class TestStates:
     def test_only_outputs_are_sent(self, client: Any) -> None:
         assert list(ask(client, "direct", 7, 1, "SE")) == ["OUTPUT"]
 
-    def test_an_id_that_starts_again_without_an_end_begins_again(self, client: Any) -> None:
+    def test_id_that_starts_again_without_an_end(self, client: Any) -> None:
         assert [total(client, "direct", 8, value, "S") for value in (5, 6)] == [5, 6]
         assert total(client, "direct", 8, 1, "E") == 7
 
-    def test_of_slots_that_stand_empty_stay_apart(self, client: Any) -> None:
-        """The direct strategy fills the slots of the other sequences, which send nothing."""
+    def test_empty_slots_of_the_direct_strategy(self, client: Any) -> None:
+        """The direct strategy fills the slots of other sequences, which send nothing."""
         for identity in (1, 2, 3):
             assert total(client, "direct", identity, identity * 10, "S") == identity * 10
         assert [total(client, "direct", 3, 1) for _ in range(3)] == [31, 32, 33]
         assert [total(client, "direct", identity, 1, "E") for identity in (2, 1, 3)] == [21, 11, 34]
 
     @pytest.mark.parametrize("model", ["direct", "oldest"])
-    def test_stay_apart_under_load(self, client: Any, model: str) -> None:
+    def test_isolation_under_load(self, client: Any, model: str) -> None:
         """More sequences than slots, all at once, on all instances."""
 
         def run(identity: int) -> list[int]:
@@ -143,14 +143,14 @@ class TestStates:
         expected = [np.cumsum([identity + step for step in range(5)]).tolist() for identity in range(100, 136)]
         assert found == expected
 
-    def test_a_request_that_fails_leaves_the_others_and_its_own_sequence(self, client: Any) -> None:
+    def test_failed_request_keeps_all_sequences(self, client: Any) -> None:
         total(client, "direct", 1, 1, "S")
         total(client, "direct", 2, 10, "S")
         with pytest.raises(triton_grpc.InferenceServerException, match="out of data bounds"):
             total(client, "direct", 1, 1000)
         assert [total(client, "direct", identity, 1, "E") for identity in (1, 2)] == [2, 11]
 
-    def test_a_sequence_whose_start_failed_is_not_continued_from_zeros(self, client: Any) -> None:
+    def test_sequence_with_failed_start_is_not_continued(self, client: Any) -> None:
         with pytest.raises(triton_grpc.InferenceServerException, match="out of data bounds"):
             total(client, "direct", 9, 1000, "S")
         with pytest.raises(triton_grpc.InferenceServerException, match="restart the sequence"):
@@ -158,13 +158,13 @@ class TestStates:
         assert total(client, "direct", 9, 3, "SE") == 3
 
     @pytest.mark.parametrize("model", ["direct", "oldest", "file"])
-    def test_a_sequence_that_never_started_is_an_error(self, client: Any, model: str) -> None:
+    def test_sequence_without_start_is_an_error(self, client: Any, model: str) -> None:
         with pytest.raises(triton_grpc.InferenceServerException, match="START flag"):
             total(client, model, 4711, 1)
 
 
 class TestControls:
-    def test_tell_start_end_and_ready_each_in_its_type(self, client: Any) -> None:
+    def test_start_end_and_ready_controls_of_each_type(self, client: Any) -> None:
         def seen(flags: str) -> list[float]:
             outputs = ask(client, "controls", 7, 1, flags)
             return [outputs[key] for key in ("start", "end", "ready")]
@@ -174,20 +174,20 @@ class TestControls:
         ]  # fmt: skip
 
     @pytest.mark.parametrize("kind", IDS)
-    def test_tell_the_id(self, client: Any, kind: str) -> None:
+    def test_numeric_id(self, client: Any, kind: str) -> None:
         assert ask(client, f"id_{kind.lower()}", 7, 1, "SE")["id"] == (b"7" if kind == "STRING" else 7)
 
-    def test_tell_an_id_of_letters(self, client: Any) -> None:
+    def test_text_id(self, client: Any) -> None:
         assert ask(client, "id_string", "abc", 1, "SE")["id"] == b"abc"
 
     @pytest.mark.parametrize(("kind", "identity"), [("UINT64", "abc"), ("INT32", 1 << 33)])
-    def test_an_id_that_does_not_fit_is_an_error(self, client: Any, kind: str, identity: int | str) -> None:
+    def test_id_out_of_range_is_an_error(self, client: Any, kind: str, identity: int | str) -> None:
         with pytest.raises(triton_grpc.InferenceServerException, match=f"expected {kind}"):
             ask(client, f"id_{kind.lower()}", identity, 1, "SE")
 
 
-def test_streams_and_http_do_as_well(client: Any, server: Server) -> None:
-    """As Triton's own examples: two sequences over one stream, answered in the order of each."""
+def test_streams_and_http(client: Any, server: Server) -> None:
+    """As Triton's examples: two sequences over one stream, answered in the order of each."""
     done: queue.Queue[Any] = queue.Queue()
     client.start_stream(lambda result, error: done.put((result, error)))
     values = (11, 7, 5, 3, 2, 0, 1)
@@ -215,21 +215,21 @@ def test_streams_and_http_do_as_well(client: Any, server: Server) -> None:
 
 
 def kill_instance(server: Server) -> None:
-    """Kills the only instance's process, as the kernel does when memory is short."""
+    """Kill the process of the only instance, as the kernel does when memory is short."""
     (stub,) = [child for child in Process(server.process.pid).children(recursive=True) if "stub" in child.name()]
     stub.kill()
 
 
 def serves(client: Any) -> bool:
-    """Whether a sequence of one request is computed."""
+    """Return true if a sequence of one request is computed."""
     try:
         return total(client, "direct", 8, 3, "SE") == 3
     except triton_grpc.InferenceServerException:
         return False
 
 
-def test_a_sequence_that_an_instance_took_with_it_is_an_error(tmp_path: Path) -> None:
-    """After a restart the state is gone: continuing from zeros would be a wrong output that nobody sees."""
+def test_sequence_of_a_killed_instance_is_an_error(tmp_path: Path) -> None:
+    """After a restart the state is lost: continuing from zeros would be a wrong output."""
     store = tmp_path / "store"
     zoo.add(store, "direct", sums(), f"{ONE} sequence_batching {{ direct {{}} {STATE} }} }}")
     with Serving(tmp_path, "--model-store", store) as server:

@@ -25,7 +25,7 @@ SHARED_MEMORY = Path("/dev/shm")
 
 
 def slow_rounds(server: Server, seconds: float) -> int:
-    """How many rounds of the `slow` model take about that long on this machine."""
+    """Number of rounds of the `slow` model that take about that long on this machine."""
     with Client(server.url) as client:
         model = client.model("slow")
         model.infer({"ROUNDS": np.array([[200]])})
@@ -35,7 +35,7 @@ def slow_rounds(server: Server, seconds: float) -> int:
 
 
 class Asker(threading.Thread):
-    """Asks the slow model once, in the background."""
+    """Ask the slow model once, in the background."""
 
     def __init__(self, url: str, rounds: int) -> None:
         super().__init__(daemon=True)
@@ -50,7 +50,7 @@ class Asker(threading.Thread):
             self.answer = error
 
 
-def test_prints_one_table_of_what_is_served(server: Server) -> None:
+def test_prints_a_table_of_models(server: Server) -> None:
     server.wait_until(lambda: "serving HTTP" in server.log)
     row = next(line for line in server.log.splitlines() if "digits" in line and "│" in line)
     assert "onnxruntime on cpu" in row
@@ -60,10 +60,10 @@ def test_prints_one_table_of_what_is_served(server: Server) -> None:
     assert max(len(line) for line in server.log.splitlines() if "│" in line) <= 80
 
 
-def test_sigterm_with_idle_keep_alive_clients_ends_at_once_and_leaves_nothing_behind(
+def test_sigterm_with_idle_clients_leaves_nothing_behind(
     start_server: StartServer, digits: Path, tmp_path: Path
 ) -> None:
-    """Of the working directory's `model_repository`. In five seconds on an idle machine: `tests/image`."""
+    """Serves the working directory's `model_repository`. `tests/image` checks the duration on an idle machine."""
     shutil.copytree(digits, tmp_path / "model_repository" / "digits")
     server = start_server("--drain=60", cwd=tmp_path)
     server.wait_ready()
@@ -88,7 +88,7 @@ def test_sigterm_with_idle_keep_alive_clients_ends_at_once_and_leaves_nothing_be
     assert not [region for region in regions if region.exists()]
 
 
-def test_requests_in_flight_are_answered_before_the_server_ends(start_server: StartServer, slow_store: Path) -> None:
+def test_requests_in_flight_are_answered_before_the_end(start_server: StartServer, slow_store: Path) -> None:
     server = start_server("--model-store", slow_store, "--drain=60")
     server.wait_ready()
     rounds = slow_rounds(server, seconds=1.5)
@@ -105,7 +105,7 @@ def test_requests_in_flight_are_answered_before_the_server_ends(start_server: St
     assert seconds > 1
 
 
-def test_a_second_signal_ends_at_once(start_server: StartServer, slow_store: Path) -> None:
+def test_second_signal_ends_at_once(start_server: StartServer, slow_store: Path) -> None:
     server = start_server("--model-store", slow_store)
     server.wait_ready()
     asker = Asker(server.url, slow_rounds(server, seconds=30))
@@ -121,9 +121,7 @@ def test_a_second_signal_ends_at_once(start_server: StartServer, slow_store: Pat
     assert isinstance(asker.answer, Exception)
 
 
-def test_a_model_that_cannot_load_ends_the_server_where_that_is_asked_for(
-    start_server: StartServer, digits: Path, tmp_path: Path
-) -> None:
+def test_exit_on_error(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
     shutil.copytree(digits, tmp_path / "store" / "digits")
     manifest = tmp_path / "store" / "digits" / "1" / "manifest.json"
     document = json.loads(manifest.read_text())
@@ -134,7 +132,7 @@ def test_a_model_that_cannot_load_ends_the_server_where_that_is_asked_for(
     assert "unknown key 'signatur' (did you mean 'signature'?)" in server.log
 
 
-def test_several_stores_a_path_with_spaces_no_http_and_flags_of_triton(
+def test_several_stores_spaces_no_http_and_triton_flags(
     start_server: StartServer, slow_store: Path, digits: Path
 ) -> None:
     assert " " in str(slow_store)
@@ -151,7 +149,7 @@ def test_several_stores_a_path_with_spaces_no_http_and_flags_of_triton(
 
 
 class TestMistakes:
-    """Each is one line with the fix, and exit code 2."""
+    """Each is one line with a hint, and exit code 2."""
 
     def test_unknown_flag(self) -> None:
         self.check(("--http-prt=9",), "'--http-prt'", "did you mean '--http-port'?")
@@ -165,7 +163,7 @@ class TestMistakes:
     def test_missing_folder(self) -> None:
         self.check(("--model-store", "nowhere"), "'nowhere' is missing", "--model-store DIR")
 
-    def test_port_that_is_no_number(self) -> None:
+    def test_invalid_port(self) -> None:
         self.check(("--http-port=web",), "--http-port must be a port number", "'web'")
 
     def test_busy_port(self) -> None:

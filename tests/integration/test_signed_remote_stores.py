@@ -1,4 +1,4 @@
-"""Signed versions travel: to S3 and, as OCI artifacts, to a real registry; what was altered there does not go live."""
+"""Signatures survive S3 and, as OCI artifacts, a real registry; altered versions do not go live."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def copy(store: Path, objects: ObjectStore) -> str:
     return f"s3://{objects.address}/models/signed"
 
 
-def test_a_signature_goes_with_its_version(upload: Upload, start_server: StartServer, tmp_path: Path) -> None:
+def test_signature_is_uploaded_with_its_version(upload: Upload, start_server: StartServer, tmp_path: Path) -> None:
     _, public = make_key(tmp_path / "release")
     store = tmp_path / "store"
     zoo.add(store, "swap", zoo.scale(("batch", 3), 2))

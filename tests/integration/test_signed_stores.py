@@ -1,4 +1,4 @@
-"""A server with trusted keys: what is not signed, or not as it was signed, does not go live."""
+"""A server with trusted keys: unsigned and altered versions do not go live."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ ensemble_scheduling { step { model_name: "swap" model_version: -1
 
 
 def publish(store: Path, version: int, proto: onnx.ModelProto, key: SigningKey | None) -> None:
-    """Adds a version of `swap`, whole from the first moment, signed or not."""
+    """Add a complete version of `swap`, signed or not, by one rename."""
     zoo.add(store / ".new", "swap", proto, version=version)
     if key:
         sign_version(store / ".new" / "swap", version, key)
@@ -53,7 +53,7 @@ def write_model(folder: Path, config: str, files: dict[str, str]) -> None:
         (folder / "1" / name).write_text(text)
 
 
-def test_poll_mode_models_of_others_and_a_restart(start_server: StartServer, tmp_path: Path) -> None:
+def test_poll_mode_untrusted_models_and_a_restart(start_server: StartServer, tmp_path: Path) -> None:
     key, public = make_key(tmp_path / "release")
     store = tmp_path / "store"
     zoo.add(store, "swap", zoo.scale(("batch", 3), 1))
@@ -89,7 +89,7 @@ def test_poll_mode_models_of_others_and_a_restart(start_server: StartServer, tmp
 
 
 def restart(server: Server) -> None:
-    """Kills tritonserver, and waits until the supervisor has brought it back."""
+    """Kill tritonserver and wait until the supervisor has restarted it."""
     import psutil
 
     def tritonservers() -> list[psutil.Process]:

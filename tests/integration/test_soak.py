@@ -1,4 +1,4 @@
-"""The soak and the fuzzer themselves, for some seconds: every answer right, nothing lost, nothing left behind."""
+"""The soak and the fuzzer for some seconds: every answer right, nothing lost, nothing left behind."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def processes_of_soaks() -> list[psutil.Process]:
     return found
 
 
-def test_some_seconds_of_soak_without_the_heavy_faults() -> None:
+def test_soak_without_the_heavy_faults() -> None:
     results = soak(0.6, 7, heavy=False)
     assert failures(results) == [], to_text(results)
     for result in results:
@@ -40,7 +40,7 @@ def test_some_seconds_of_soak_without_the_heavy_faults() -> None:
         assert len(result.counts) >= 14, "not every kind of client has sent"
 
 
-def test_three_hundred_cases_of_the_fuzzer() -> None:
+def test_fuzzer() -> None:
     result = fuzz(300, 7)
     assert fuzz_failures(result) == [], fuzz_to_text(result)
     assert result.sent.total() >= 200
@@ -69,7 +69,7 @@ def test_a_killed_soak_leaves_no_process_and_no_file(tmp_path: Path) -> None:
 
 
 def _of(folder: str) -> list[psutil.Process]:
-    """The processes of the soaks in a folder."""
+    """Find the processes of the soaks in a folder."""
     found = []
     for process in processes_of_soaks():
         try:

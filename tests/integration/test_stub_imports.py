@@ -1,4 +1,4 @@
-"""What an instance imports until it serves: forty of them start side by side, and each is a process of its own."""
+"""Modules that an instance imports until it serves; each instance is a process that imports them again."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def bare(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["with a manifest", "bare"])
-def test_a_stub_with_a_warm_cache_imports_what_serving_needs(
+def test_instance_with_a_warm_cache_imports_only_what_serving_needs(
     bare: Path, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(CACHE_FOLDER_VARIABLE, str(tmp_path / "cache"))
@@ -91,7 +91,7 @@ def test_a_stub_with_a_warm_cache_imports_what_serving_needs(
 
 
 def _imported(folder: Path, config: str, scratch: Path) -> set[str]:
-    """The modules that an instance has imported when it is ready."""
+    """List the modules that an instance has imported when it is ready."""
     arguments = {
         "model_config": config,
         "model_name": folder.name,

@@ -1,4 +1,4 @@
-"""Detection, segmentation and embedding by a real server: both clients, both protocols, the command line."""
+"""Detection, segmentation and embedding on a real server: both clients, both protocols, the command line."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def encoded(pixels: Any) -> bytes:
 
 
 def check_scored(store: Path, url: str, cache: ArtifactCache) -> None:
-    """`score` writes what clients get, of images of mixed sizes in one batch."""
+    """Check that `score` writes what clients get, for images of mixed sizes in one batch."""
     rows = [Row(id=str(number), load=partial(encoded, pixels)) for number, pixels in enumerate(IMAGES)]
     tables = {}
     for name in TASKS:
@@ -77,7 +77,7 @@ def check_scored(store: Path, url: str, cache: ArtifactCache) -> None:
             np.testing.assert_allclose(row["vector"], vector, rtol=1e-6)
 
 
-def test_every_client_gets_answers_in_pixels_of_the_image(
+def test_results_are_in_pixels_of_the_image_for_every_client(
     store: Path, start_server: StartServer, tmp_path: Path, cache: ArtifactCache
 ) -> None:
     Image.fromarray(IMAGES[0]).save(tmp_path / "a.png")
@@ -103,7 +103,7 @@ def test_every_client_gets_answers_in_pixels_of_the_image(
 
 
 def test_vectors_are_written(store: Path, start_server: StartServer, tmp_path: Path) -> None:
-    """Of plain colors the vector is the color, divided by its length."""
+    """The vector of a plain color is the color, divided by its length."""
     colors = {"red": (255, 0, 0), "rose": (255, 64, 64), "gray": (90, 90, 90), "blue": (0, 0, 255), "dim": (128, 0, 0)}
     photos = tmp_path / "photos"
     photos.mkdir()

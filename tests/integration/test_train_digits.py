@@ -15,7 +15,7 @@ from graphkiln_backend.graph.manifest import Manifest
 @pytest.mark.slow
 @pytest.mark.train
 def test_repeats_the_committed_model(repository: Path, digits: Path, tmp_path: Path) -> None:
-    """Accuracy and, on the committed golden inputs, decisions; bits differ between processors."""
+    """Accuracy and decisions on the committed golden inputs; bits differ between processors."""
     script = repository / "scripts" / "train-digits"
     finished = subprocess.run(
         [script, "--model-store", tmp_path, "--samples", tmp_path / "samples"],
@@ -43,7 +43,7 @@ def test_repeats_the_committed_model(repository: Path, digits: Path, tmp_path: P
 
 @pytest.mark.slow
 @pytest.mark.train
-def test_an_untrained_model_is_not_written(repository: Path, tmp_path: Path) -> None:
+def test_untrained_model_is_not_written(repository: Path, tmp_path: Path) -> None:
     script = repository / "scripts" / "train-digits"
     finished = subprocess.run(
         [script, "--model-store", tmp_path, "--epochs", "1"],

@@ -1,4 +1,4 @@
-"""What Triton itself offers works with models of ours: scheduling, caching, limits, warm-up, versions, bad bodies."""
+"""Triton's own features with graphkiln's models: scheduling, caching, limits, warm-up, versions, malformed bodies."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def statistics(server: Server, model: str) -> dict[str, Any]:
 
 
 def runs(server: Server, model: str) -> float:
-    """How often the backend has run the model's session for a request. Triton counts dropped requests, too."""
+    """Number of runs of the model's session for requests. Triton also counts dropped requests."""
     seen = -1.0
     while seen != (now := _published_runs(server, model)):
         seen = now
@@ -94,13 +94,13 @@ def _published_runs(server: Server, model: str) -> float:
 
 
 def failures(server: Server, model: str) -> dict[str, float]:
-    """The requests that failed, as Triton counts them, by its reason."""
+    """Failed requests by Triton's reason."""
     reasons = ("OTHER", "BACKEND", "CANCELED", "REJECTED")
     return {each: triton_metric(server, "nv_inference_request_failure", model, f'reason="{each}"') for each in reasons}
 
 
 def triton_metric(server: Server, name: str, model: str, label: str = "") -> float:
-    """A metric of Triton's, of a model that has one version."""
+    """One of Triton's metrics for a model with one version."""
     with urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
         lines = answer.read().decode().splitlines()
     (found,) = (each for each in lines if each.startswith(f'{name}{{model="{model}",') and label in each)
@@ -111,20 +111,20 @@ def ones(rows: int = 1) -> dict[str, np.ndarray]:
     return {"x": np.ones((rows, 3), np.float32)}
 
 
-def test_the_response_cache_answers_the_second_time(client: Client, features: Server) -> None:
+def test_response_cache_answers_the_second_request(client: Client, features: Server) -> None:
     for _ in range(2):
         np.testing.assert_array_equal(client.model("cached").infer(ones())["y"], [[2, 2, 2]])
     stats = "inference_stats"
     features.wait_until(lambda: statistics(features, "cached")[stats]["cache_hit"]["count"] == 1)
 
 
-def test_the_rate_limiter_lets_one_instance_run_at_a_time(client: Client) -> None:
+def test_rate_limiter_runs_one_instance_at_a_time(client: Client) -> None:
     with ThreadPoolExecutor(8) as pool:
         answers = list(pool.map(lambda _: client.model("limited").infer(ones())["y"][0, 0], range(40)))
     assert answers == [2.0] * 40
 
 
-def test_requests_of_ragged_lengths_share_a_batch_and_are_not_mixed_up(client: Client, features: Server) -> None:
+def test_ragged_requests_share_a_batch(client: Client, features: Server) -> None:
     sent = [np.arange(length, dtype=np.float32)[np.newaxis] for length in (3, 5, 3, 1)]
     with ThreadPoolExecutor(4) as pool:
         answers = list(pool.map(lambda x: client.model("ragged").infer({"x": x})["y"], sent))
@@ -133,8 +133,8 @@ def test_requests_of_ragged_lengths_share_a_batch_and_are_not_mixed_up(client: C
     features.wait_until(lambda: statistics(features, "ragged")["execution_count"] == 1)
 
 
-def test_ragged_requests_are_one_row_and_are_told_apart(client: Client, features: Server) -> None:
-    """As in Triton's C++ backend: `total` is the batch's, `ends` where each request ends, `y` its own elements."""
+def test_ragged_requests_are_one_row_each(client: Client, features: Server) -> None:
+    """As in Triton's C++ backend: `total` is of the batch, `ends` the end of each request, `y` its own elements."""
     lengths = (3, 5, 1)
     sent = [np.arange(length, dtype=np.float32)[np.newaxis] for length in lengths]
     with ThreadPoolExecutor(3) as pool:
@@ -148,7 +148,7 @@ def test_ragged_requests_are_one_row_and_are_told_apart(client: Client, features
         assert sorted(np.diff([0, *ends])) == sorted(lengths)
 
 
-def test_the_users_own_warm_up_is_run(client: Client, features: Server) -> None:
+def test_users_warm_up_is_run(client: Client, features: Server) -> None:
     before = statistics(features, "warmed")["execution_count"]
     client.model("warmed").infer(ones())
     # Triton counts after it has answered.
@@ -156,18 +156,18 @@ def test_the_users_own_warm_up_is_run(client: Client, features: Server) -> None:
     assert "failed to run warmup" not in features.log
 
 
-def test_the_version_policy_decides(client: Client, features: Server) -> None:
+def test_version_policy(client: Client, features: Server) -> None:
     np.testing.assert_array_equal(client.model("old").infer(ones())["y"], [[1, 1, 1]])
     assert features.status("/v2/models/old/versions/2/ready") != 200
 
 
 class TestQueue:
-    """The model takes 0.3 s a request or more; its queue holds 3 and gives up after 0.3 s."""
+    """The model takes 0.3 s a request or more; its queue holds 3 requests, for at most 0.3 s."""
 
     def outcomes(
         self, server: Server, model: str, priorities: list[int], *, rounds: int, head_start_s: float = 0.03
     ) -> list[tuple[float, str]]:
-        """Sends all in order, the first with a head start; when and how each ended."""
+        """Send all in order, the first with a head start; return when and how each ended."""
         url = server.grpc_url.removeprefix("grpc://")
         with triton_grpc.InferenceServerClient(url) as client:
 
@@ -199,7 +199,7 @@ class TestQueue:
                 TestQueue._rounds = int(1000 * 0.4 / min(seconds))  # type: ignore[attr-defined]
         return TestQueue._rounds  # type: ignore[attr-defined,no-any-return]
 
-    def test_a_full_queue_and_an_old_request_are_refused(self, features: Server) -> None:
+    def test_full_queue_and_timeout(self, features: Server) -> None:
         before = failures(features, "queued")
         outcomes = self.outcomes(features, "queued", [0] * 8, rounds=self.rounds(features))
         ends = [how for _, how in outcomes]
@@ -210,7 +210,7 @@ class TestQueue:
         counted = {**before, "REJECTED": before["REJECTED"] + too_old}
         features.wait_until(lambda: failures(features, "queued") == counted)  # a full queue refuses without counting
 
-    def test_the_higher_priority_goes_first(self, features: Server) -> None:
+    def test_higher_priority_goes_first(self, features: Server) -> None:
         rounds = 4 * self.rounds(features)
         first, low, high = self.outcomes(features, "ranked", [2, 2, 1], rounds=rounds, head_start_s=0.4)
         assert {how for _, how in (first, low, high)} == {"answered"}
@@ -229,14 +229,14 @@ def post(server: Server, model: str, body: bytes, **headers: str) -> tuple[int, 
 
 
 def binary(size: int, claimed: int) -> tuple[bytes, str]:
-    """A body whose header claims `claimed` bytes of tensor and that holds `size`."""
+    """Make a body of `size` bytes of tensor whose header claims `claimed`."""
     tensor = {"name": "x", "shape": [1, 3], "datatype": "FP32", "parameters": {"binary_data_size": claimed}}
     header = json.dumps({"inputs": [tensor]}).encode()
     return header + b"\0" * size, str(len(header))
 
 
 class TestBadBodies:
-    """Each gets an error with a reason, and the next good request an answer.
+    """Each gets an error with a reason, and the next good request a response.
 
     The bodies are read by Triton's own front end, which (24.10) says 500 for JSON that it cannot use.
     """
@@ -261,12 +261,12 @@ class TestBadBodies:
         assert len(json.loads(text)["error"]) > 20
 
     @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"inputs": 3}', b"\xff\xfe"])
-    def test_bodies_that_are_no_request(self, features: Server, body: bytes) -> None:
+    def test_bodies_without_a_request(self, features: Server, body: bytes) -> None:
         status, text = post(features, "plain", body)
         assert status in (400, 500)
         assert json.loads(text)["error"]
 
-    def test_a_missing_input(self, features: Server) -> None:
+    def test_missing_input(self, features: Server) -> None:
         status, text = post(features, "plain", b'{"inputs": []}')
         assert status == 400
         assert "expected 1 inputs but got 0" in text.replace("  ", " "), text
@@ -276,7 +276,7 @@ class TestBadBodies:
         np.testing.assert_array_equal(client.model("numbers").infer({"x": sent})["y"], sent)
 
 
-def test_a_cancelled_request_is_not_computed(features: Server) -> None:
+def test_cancelled_request_is_not_computed(features: Server) -> None:
     """It waits behind a long one, and the client hangs up before its turn."""
     url = features.grpc_url.removeprefix("grpc://")
     rounds = 10 * TestQueue().rounds(features)

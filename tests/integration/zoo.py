@@ -1,4 +1,4 @@
-"""Small ONNX models, each with one trait that a serving backend may get wrong."""
+"""Small ONNX models, each with one property that a serving backend may handle wrongly."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def identity(shape: Shape, dtype: int = TensorProto.FLOAT) -> onnx.ModelProto:
 
 
 def identities(names: Collection[str]) -> onnx.ModelProto:
-    """For each type an output of its name that is the input of that name."""
+    """Graph with an identity for each type; the output is named after it."""
     shape = ("batch", "n")
     nodes = [helper.make_node("Identity", [f"{name}_in"], [name]) for name in names]
     inputs = [value(f"{name}_in", shape, DTYPES[name]) for name in names]
@@ -68,7 +68,7 @@ def scale(shape: Shape, factor: float = 2.0, *, opset: int = 18) -> onnx.ModelPr
 
 
 def listed_twice() -> onnx.ModelProto:
-    """`y = x * 2`, listed twice among the outputs; of the batch, the file says -1, as older exporters do."""
+    """`y = x * 2`, listed twice among the outputs; the batch dimension is -1, as in older exports."""
     proto = scale((-1, 3))
     proto.graph.output.append(proto.graph.output[0])
     proto.graph.name = ""
@@ -82,7 +82,7 @@ def sum_and_difference() -> onnx.ModelProto:
 
 
 def good_and_fragile() -> onnx.ModelProto:
-    """`good` is `x + 1`; `fragile` picks the rows `x` of a table of 3, and fails where there is no such row."""
+    """`good` is `x + 1`; `fragile` picks the rows `x` of a table of 3, and fails for other rows."""
     nodes = [
         helper.make_node("Add", ["x", "one"], ["good"]),
         helper.make_node("Gather", ["table", "x"], ["fragile"]),
@@ -94,7 +94,7 @@ def good_and_fragile() -> onnx.ModelProto:
 
 
 def flat() -> onnx.ModelProto:
-    """Of a ragged batch: `y = x * 2` of all elements, `ends` of each request, and their `total`, to each request."""
+    """Ragged batch: `y = x * 2` of all elements, `ends` of each request, and their `total`, in every response."""
     nodes = [
         helper.make_node("Add", ["x", "x"], ["y"]),
         helper.make_node("Unsqueeze", ["ends_in", "one"], ["ends"]),
@@ -110,7 +110,7 @@ def flat() -> onnx.ModelProto:
 
 
 def unnamed() -> onnx.ModelProto:
-    """`y` is `x` and then `z`, joined; their dimensions vary without a name, each by itself."""
+    """`y` joins `x` and `z`, whose unnamed dimensions vary independently."""
     unknown: Any = [None]
     tensors = {name: helper.make_tensor_value_info(name, TensorProto.FLOAT, unknown) for name in ("x", "z", "y")}
     nodes = [helper.make_node("Concat", ["x", "z"], ["y"], axis=0)]
@@ -118,7 +118,7 @@ def unnamed() -> onnx.ModelProto:
 
 
 def with_optional_bias() -> onnx.ModelProto:
-    """`y = x + bias`, where the graph holds a default of 100 for `bias`."""
+    """`y = x + bias`, with a default of 100 for `bias` in the graph."""
     nodes = [helper.make_node("Add", ["x", "bias"], ["y"])]
     inputs = [value("x", (3,)), value("bias", (1,))]
     return model(nodes, inputs, [value("y", (3,))], {"bias": np.array([100], np.float32)})
@@ -134,7 +134,7 @@ WORDS = ("", "n\u00e9", "a\0b", "end\0", "x" * 70_000, "\u65e5\u672c")
 
 
 def words() -> onnx.ModelProto:
-    """`word` is the `x`-th of `WORDS`; a text that is none of them comes back as it was."""
+    """`word` is the `x`-th of `WORDS`; other texts are returned unchanged."""
     keys: dict[str, Any] = {"keys_int64s": range(len(WORDS)), "values_strings": WORDS, "default_string": "?"}
     nodes = [
         helper.make_node("LabelEncoder", ["x"], ["word"], domain="ai.onnx.ml", **keys),
@@ -147,7 +147,7 @@ def words() -> onnx.ModelProto:
 
 
 def zipped(labels: Sequence[str | int] = ("no", "n\u00e9", "yes"), *, text: bool = True) -> onnx.ModelProto:
-    """A linear classifier of two numbers as skl2onnx writes it: the probabilities end in one map for each row."""
+    """Linear classifier of two numbers as skl2onnx writes it: probabilities in one map per row."""
     linear: dict[str, Any] = {"classlabels_strings" if text else "classlabels_ints": labels}
     linear |= {"coefficients": [1.0, 0.0, 0.0, 1.0, -1.0, -1.0], "intercepts": [0.0, 0.0, 0.0]}
     keys: dict[str, Any] = {"classlabels_strings" if text else "classlabels_int64s": labels}
@@ -166,7 +166,7 @@ def zipped(labels: Sequence[str | int] = ("no", "n\u00e9", "yes"), *, text: bool
 
 
 def with_ml(proto: onnx.ModelProto, *, only: bool = False) -> onnx.ModelProto:
-    """The operators of classic machine learning, too; some exports import no others."""
+    """Add the import of classic machine learning operators; some exports import no others."""
     if only:
         del proto.opset_import[:]
     proto.opset_import.append(helper.make_opsetid("ai.onnx.ml", 3))
@@ -182,7 +182,7 @@ def with_tensor_and_sequence() -> onnx.ModelProto:
 
 
 def add(store: Path, name: str, proto: onnx.ModelProto, config: str | None = None, *, version: int = 1) -> Path:
-    """Writes a model; returns its version folder."""
+    """Write a model; return its version folder."""
     folder = store / name / str(version)
     folder.mkdir(parents=True)
     (folder / "model.onnx").write_bytes(proto.SerializeToString())  # unchecked: some are meant to be broken
@@ -192,7 +192,7 @@ def add(store: Path, name: str, proto: onnx.ModelProto, config: str | None = Non
 
 
 def add_external(store: Path, name: str, location: str = "weights.bin") -> Path:
-    """A model whose weight lies in another file; returns its version folder."""
+    """Write a model with weights in another file; return its version folder."""
     proto = model(
         [helper.make_node("Add", ["x", "w"], ["y"])],
         [value("x", ("batch", 4))],
@@ -210,7 +210,7 @@ def add_external(store: Path, name: str, location: str = "weights.bin") -> Path:
 
 
 def build(store: Path) -> Path:
-    """The models that must work, most of them without any configuration."""
+    """Models that must work, most of them without any configuration."""
     add(store, "types", identities(DTYPES))
     for name in ("BF16", "BYTES", "FP32"):
         add(store, f"identity_{name.lower()}", identity(("batch", "n"), DTYPES[name]))
@@ -253,7 +253,7 @@ def build(store: Path) -> Path:
 
 
 def slow() -> onnx.ModelProto:
-    """`SUM`: of as many products of 256x256 matrices as `ROUNDS` says; batches of one row."""
+    """`SUM` of as many products of 256x256 matrices as `ROUNDS` says; batches of one row."""
     body = helper.make_graph(
         [
             helper.make_node("MatMul", ["state_in", "weight"], ["state_out"]),
@@ -287,7 +287,7 @@ def endless() -> onnx.ModelProto:
 
 
 def integer_product() -> tuple[onnx.ModelProto, dict[str, np.ndarray]]:
-    """A product of int8 at the ends of its range, and a feed whose sums do not fit into 16 bits."""
+    """A product of int8 at the ends of its range, and a feed whose sums exceed 16 bits."""
     generator = np.random.default_rng(0)
     constants = {
         "scale": np.array(1 / 127, np.float32),
@@ -309,7 +309,7 @@ DELAY = "dynamic_batching { max_queue_delay_microseconds: 200000 preferred_batch
 
 
 def add_lookup(store: Path) -> None:
-    """`lookup`: batches of indices into ten numbers; an index of 10 fails while it runs."""
+    """Add `lookup`: batches of indices into ten numbers; an index of 10 fails at run time."""
     shape = ("batch", "length")
     nodes = [helper.make_node("Gather", ["table", "INDEX"], ["VALUE"])]
     inputs, outputs = [value("INDEX", shape, TensorProto.INT64)], [value("VALUE", shape)]

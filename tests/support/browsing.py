@@ -1,4 +1,4 @@
-"""What a page looks like in a real browser, at a width."""
+"""Measure a page in a real browser, at a given width."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ frame.srcdoc = %s;
 
 
 def browse(page: str, folder: Path, width: int, counted: Mapping[str, str]) -> dict[str, Any]:
-    """Opens a page in a headless browser, in a frame of that width; leaves an image of it at `shot.png`.
+    """Open a page in a headless browser, in a frame of that width; save an image of it as `shot.png`.
 
     Args:
         page: HTML.

@@ -1,4 +1,4 @@
-"""Servers that answer what a test tells them, however wrong."""
+"""Servers with canned responses, right or wrong."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Answer = bytes | Callable[[socket.socket], None]
 
 
 def http(body: bytes, status: str = "200 OK", *headers: str, length: int | None = None) -> bytes:
-    """An HTTP response; `length` in place of the true Content-Length."""
+    """Make an HTTP response; `length` replaces the true Content-Length."""
     lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body) if length is None else length}", *headers]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
@@ -38,7 +38,7 @@ GRPC_INFERRED: bytes = pb.ModelInferResponse(
 
 
 def trickle(head: bytes, pause_s: float) -> Answer:
-    """Sends a byte at a time."""
+    """Send one byte at a time."""
 
     def send(connection: socket.socket) -> None:
         for byte in head:
@@ -49,16 +49,16 @@ def trickle(head: bytes, pause_s: float) -> Answer:
 
 
 def silence(connection: socket.socket) -> None:
-    """Says nothing until the other side hangs up."""
+    """Send nothing until the peer hangs up."""
     connection.recv(1)
 
 
 def hang_up(_: socket.socket) -> None:
-    """Says nothing at all."""
+    """Close the connection without a response."""
 
 
 class CannedHttp:
-    """Answers GET /v2 as a server should, every other request with the next of the answers, the last one for ever.
+    """Answer GET /v2 correctly, and each other request with the next response; the last one repeats.
 
     Attributes:
         requests: Every request but GET /v2, as bytes.
@@ -147,7 +147,7 @@ def _read_request(connection: socket.socket) -> bytes:
 
 
 class CannedGrpc:
-    """Answers every method with the next of the answers: bytes, or a status with details, or seconds to wait."""
+    """Answer each call with the next response: bytes, a status with details, or seconds to wait."""
 
     def __init__(
         self,
@@ -174,7 +174,7 @@ class CannedGrpc:
         return f"{'grpcs' if self._credentials else 'grpc'}://127.0.0.1:{self.port}"
 
     def service(self, details: Any) -> Any:
-        """Grpcio's hook for every call."""
+        """Implement grpcio's hook for every call."""
         return grpc.unary_unary_rpc_method_handler(lambda message, context: self._answer(details, message, context))
 
     def __enter__(self) -> Self:

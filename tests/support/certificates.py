@@ -1,4 +1,4 @@
-"""Certificates in files, for servers that tests start."""
+"""Certificate files for servers of tests."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from graphkiln_backend.server.tls import TlsFiles
 
 
 def write(pair: trustme.LeafCert, folder: Path, authorities: trustme.CA | None = None) -> TlsFiles:
-    """Writes a certificate, its key, and the authority of clients."""
+    """Write a certificate, its key, and the client authority."""
     pair.private_key_pem.write_to_path(str(folder / "key.pem"))
     pair.cert_chain_pems[0].write_to_path(str(folder / "cert.pem"))
     if authorities:

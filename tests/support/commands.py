@@ -1,4 +1,4 @@
-"""What the tests of the command line share: how a command ended, and a server that is not there."""
+"""Results of commands, and a fake client for tests of the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from graphkiln_client import Classification, Health, Result, ServedModel
 
 @dataclass(frozen=True)
 class Finished:
-    """What a command left: exit code, standard output, standard error."""
+    """Result of a command: exit code, standard output, standard error."""
 
     code: int
     out: str
@@ -28,18 +28,18 @@ RunVerb = Callable[..., Finished]
 
 
 def table_rows(out: str) -> list[list[str]]:
-    """Cells of the rows of all printed tables, without their titles."""
+    """Cells of the rows of all printed tables, without titles."""
     return [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines() if "│" in line]
 
 
 def words(out: str) -> str:
-    """Printed text without frames of tables and line breaks."""
+    """Printed text without table frames and line breaks."""
     return " ".join(out.replace("│", " ").split())
 
 
 @dataclass
 class FakeModel:
-    """A model that a test describes."""
+    """Model with given responses."""
 
     name: str = "digits"
     inputs: list[dict[str, Any]] = field(
@@ -79,7 +79,7 @@ class FakeModel:
                 options["progress"](number + 1)
 
     def answer_many(self, images: list[Path], **options: Any) -> Iterator[Any]:
-        """What `answers` holds for each file name, or the error."""
+        """Return the entry of `answers` for each file name, or the error."""
         self.options = options
         for image in images:
             yield self.error if self.error and image.name not in self.answers else self.answers[image.name]
@@ -107,7 +107,7 @@ class FakeModel:
         )  # fmt: skip
 
     def statistics(self) -> dict[str, Any]:
-        """Every reading is ten requests later: 2 executions; queue 10 us, input 20, infer 300, output 40 for each."""
+        """Return statistics of ten more requests at each call, in two executions."""
         self.counted += 10
         times_us = {"queue": 10, "compute_input": 20, "compute_infer": 300, "compute_output": 40}
         stages = {name: {"count": self.counted, "ns": us * 1000 * self.counted} for name, us in times_us.items()}
@@ -120,7 +120,7 @@ class FakeModel:
 
 @dataclass
 class FakeClient:
-    """A server's client that a test describes.
+    """Client with given responses.
 
     Attributes:
         connected: Options of the connections that were opened.

@@ -1,4 +1,4 @@
-"""The container images under test and their engine, as `scripts/test-image` names them in the environment."""
+"""The container images under test and the engine, from the environment that `scripts/test-image` sets."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def engine(*arguments: str) -> list[str]:
 def run_in_image(
     options: tuple[str, ...], *command: str, timeout_s: float = 60, image: str = IMAGE
 ) -> subprocess.CompletedProcess[str]:
-    """Runs a command in a new container of the image, or its own; one that takes too long is ended."""
+    """Run a command, or the default one, in a new container of the image, with a time limit."""
     name = f"graphkiln-test-{uuid.uuid4().hex}"
     line = engine("run", "--rm", "--name", name, *LIMITS, *options, image, *command)
     try:
@@ -44,7 +44,7 @@ def run_in_image(
 
 @dataclass
 class Container:
-    """One that serves, in the network of this machine."""
+    """A serving container in this machine's network."""
 
     process: subprocess.Popen[str]
     name: str
@@ -66,7 +66,7 @@ class Container:
 
 @contextmanager
 def serving(options: tuple[str, ...], *arguments: str, image: str = IMAGE) -> Iterator[Container]:
-    """A container of an image that serves on free ports, until it is ready; what is left of it is ended."""
+    """Run a container that serves on free ports, ready, until the end of the block."""
     http_port, grpc_port, metrics_port = free_ports(3)
     name = f"graphkiln-test-{http_port}"
     ports = (f"--http-port={http_port}", f"--grpc-port={grpc_port}", f"--metrics-port={metrics_port}")
@@ -85,7 +85,7 @@ def serving(options: tuple[str, ...], *arguments: str, image: str = IMAGE) -> It
 
 @contextmanager
 def pods_volume() -> Iterator[str]:
-    """A volume as Kubernetes gives one to a pod with an fsGroup: of root, and everybody may write it."""
+    """A volume as Kubernetes gives it to a pod with an fsGroup: owned by root, writable by everyone."""
     name = f"graphkiln-test-{uuid.uuid4().hex}"
     subprocess.run(engine("volume", "create", name), capture_output=True, check=True)
     try:

@@ -1,4 +1,4 @@
-"""Boxes with scores for the tests of detectors, and what a plain search makes of them."""
+"""Boxes with scores, and a reference for non-maximum suppression."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Floats = npt.NDArray[np.float32]
 
 
 def made_boxes(*, seed: int, count: int, size: float = 100.0) -> tuple[Floats, Floats]:
-    """Boxes `[count, 4]` that overlap a lot, and scores `[count]` of which no two are equal."""
+    """Boxes `[count, 4]` that overlap much, and `[count]` distinct scores."""
     generator = np.random.default_rng(seed)
     corners = generator.random((count, 2)) * size
     boxes = np.concatenate([corners, corners + generator.random((count, 2)) * size], axis=1)
@@ -24,7 +24,7 @@ def made_boxes(*, seed: int, count: int, size: float = 100.0) -> tuple[Floats, F
 
 
 def run_graph(model: onnx_ir.Model, folder: Path, **feeds: AnyArray) -> dict[str, AnyArray]:
-    """Outputs by name, of ONNX Runtime."""
+    """Run a graph with ONNX Runtime; return outputs by name."""
     path = folder / "model.onnx"
     onnx_ir.save(model, path)
     with OnnxRuntimeEngine().build_reference(path) as session:
@@ -32,7 +32,7 @@ def run_graph(model: onnx_ir.Model, folder: Path, **feeds: AnyArray) -> dict[str
 
 
 def found_by_search(boxes: Floats, scores: Floats, threshold: float) -> list[int]:
-    """Indices of the boxes that no better one overlaps, best first: greedy, pair by pair, in fp64."""
+    """Indices of boxes that overlap no better one, best first: greedy, pairwise, in fp64."""
     kept: list[int] = []
     for index in sorted(range(len(boxes)), key=lambda each: -float(scores[each])):
         if all(_overlap(boxes[index], boxes[other]) <= threshold for other in kept):

@@ -16,5 +16,5 @@ def digits_subject(repository: Path) -> Subject:
 
 
 def changed(subject: Subject, **config: Any) -> Subject:
-    """The subject with another configuration."""
+    """Replace configuration values of the subject."""
     return replace(subject, config=replace(subject.config, **config))

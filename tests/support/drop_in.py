@@ -1,4 +1,4 @@
-"""Serves a bare graph as a repository of Triton's C++ backend would have it, without a server."""
+"""Serve a bare graph like a repository of Triton's C++ backend, without a server."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DropIn:
     executor: Executor
 
     def ask(self, *requests: dict[str, np.ndarray]) -> list[Outputs]:
-        """The outputs of requests that come at the same time."""
+        """Outputs of concurrent requests."""
         names = [spec.name for spec in self.proven.session.signature.outputs]
         results = self.executor.execute_batch([InferenceRequest(feeds, names) for feeds in requests])
         for result in results:
@@ -40,7 +40,7 @@ class DropIn:
 
 @contextmanager
 def drop_in(folder: Path, model: onnx.ModelProto, config_text: str = "") -> Iterator[DropIn]:
-    """Serves a graph, with a config.pbtxt or with none."""
+    """Serve a graph with or without a config.pbtxt."""
     version = folder / "store" / "m" / "1"
     version.mkdir(parents=True)
     onnx.save(model, version / "model.onnx")

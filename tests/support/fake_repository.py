@@ -16,7 +16,7 @@ from graphkiln_backend.server.repository_control import LoadOverride, VersionSta
 
 
 class FakeTriton:
-    """Loads what lies in a mirror.
+    """Load models of a mirror.
 
     Attributes:
         loads: The models that were loaded, in order.
@@ -91,14 +91,14 @@ class FakeTriton:
 
 
 class StoreOfFakes:
-    """A model store for `FakeTriton`: graphs are words."""
+    """Model store for `FakeTriton`: graphs are words."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         folder.mkdir()
 
     def add(self, model: str, version: int, graph: str = "good", config: str | None = None) -> Path:
-        """A version; `config` is written where it is given."""
+        """Add a version, and `config` if given."""
         folder = self.folder / model / str(version)
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "model.onnx").write_text(graph)

@@ -1,4 +1,4 @@
-"""A transport without a server: every call is answered from a table, and recorded."""
+"""A transport without a server: every call is recorded and answered from a table."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ class Request:
 
 
 class FakeWire:
-    """Builds a `Request` of whatever is called; its response is the call's value."""
+    """Build a `Request` of any call; its response is the value of the call."""
 
     def __getattr__(self, name: str) -> Callable[..., Call[Any]]:
         return lambda *arguments, **options: Call(Request(name, arguments, options), lambda response: response)
 
 
 class FakeTransport:
-    """Answers from a table: by the call's name a value, an error, a function of its arguments, or a list of these.
+    """Answer from a table: by name a value, an error, a function of the arguments, or a list of these.
 
     Of a list, each call takes the next; the last one stays.
 
@@ -82,7 +82,7 @@ class FakeTransport:
 
 
 def echo(request: InferRequest, timeout_s: float) -> InferResponse:
-    """A model that returns its inputs."""
+    """Return the inputs as outputs."""
     del timeout_s
     outputs = {name: np.asarray(array) for name, array in request.inputs.items()}
     return InferResponse(model=request.model, version=request.version or "1", outputs=outputs)

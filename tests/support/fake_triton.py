@@ -1,4 +1,4 @@
-"""What the backend uses of `triton_python_backend_utils` (of Triton's stub process), as plain Python."""
+"""The part of `triton_python_backend_utils` (of Triton's stub process) that the backend uses, in plain Python."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UINT, _BFLOAT = 1, 4
 
 
 def set_type_code(capsule: object, code: int) -> int:
-    """Overwrites the type code of a DLPack capsule, and returns the old one: numpy reads uint16, but not bf16."""
+    """Overwrite the type code of a DLPack capsule and return the old one: numpy reads uint16, but not bf16."""
     get_pointer = ctypes.pythonapi.PyCapsule_GetPointer
     get_pointer.restype, get_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
     place = ctypes.c_uint8.from_address(get_pointer(capsule, b"dltensor") + _TYPE_CODE_OFFSET)
@@ -26,7 +26,7 @@ def set_type_code(capsule: object, code: int) -> int:
 
 
 class _Exporter:
-    """An object that numpy can import a capsule from."""
+    """Object that numpy can import a capsule from."""
 
     def __init__(self, capsule: object) -> None:
         self._capsule = capsule
@@ -39,20 +39,20 @@ class _Exporter:
 
 
 def read_bf16(capsule: object) -> np.ndarray:
-    """What another library reads from a bf16 capsule: numpy, told that it holds uint16."""
+    """Read a bf16 capsule as uint16."""
     assert set_type_code(capsule, _UINT) == _BFLOAT
     return np.from_dlpack(_Exporter(capsule)).view(_BF16)
 
 
 def write_bf16(array: np.ndarray) -> object:
-    """The capsule that another library makes of a bf16 array: numpy's of uint16, with the other type code."""
+    """Make a bf16 capsule: that of a uint16 array with another type code."""
     capsule = array.view(np.uint16).__dlpack__()
     assert set_type_code(capsule, _BFLOAT) == _UINT
     return capsule
 
 
 class Tensor:
-    """Holds anything but bf16 as numpy, and bf16 as DLPack alone."""
+    """Hold any type but bf16 as numpy, and bf16 only as DLPack."""
 
     def __init__(self, name: str, array: np.ndarray) -> None:
         assert array.dtype != _BF16, "pb_utils knows no bf16 in numpy"
@@ -77,19 +77,19 @@ class Tensor:
 
     @property
     def content(self) -> np.ndarray:
-        """For tests: the array, of any type."""
+        """Array of a tensor of any type."""
         return self._array
 
 
 def input_tensor(name: str, array: np.ndarray) -> Tensor:
-    """A tensor as a request holds it, bf16 among them."""
+    """Make a tensor as a request holds it, of any type."""
     tensor = Tensor(name, np.zeros(1))
     tensor._array = array
     return tensor
 
 
 class InferenceRequest:
-    """A request with these inputs for some outputs."""
+    """Request with inputs and names of outputs."""
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ Labels = frozenset[tuple[str, str]]
 
 
 class MetricFamily:
-    """Knows all metrics that Python still holds, by name and labels: Triton forgets a metric when Python does."""
+    """Record all metrics that Python still holds, by name and labels: Triton forgets a metric that Python drops."""
 
     COUNTER, GAUGE = "counter", "gauge"
     published: WeakValueDictionary[tuple[str, Labels], _Metric] = WeakValueDictionary()  # noqa: RUF012
@@ -175,7 +175,7 @@ class MetricFamily:
 
     @classmethod
     def names(cls) -> set[str]:
-        """For tests: of all metrics."""
+        """Names of all metrics."""
         with cls.lock:
             return {name for name, _ in cls.published}
 
@@ -201,7 +201,7 @@ def get_model_dir() -> str:
 
 
 def metric(name: str, **labels: str) -> float:
-    """For tests: the value of the only metric of a name whose labels include these."""
+    """Value of the only metric of a name whose labels include these."""
     with MetricFamily.lock:
         values = [
             metric.value
@@ -213,7 +213,7 @@ def metric(name: str, **labels: str) -> float:
 
 
 def reset() -> None:
-    """Forgets what was published and logged."""
+    """Forget all metrics and log lines."""
     MetricFamily.published.clear()
     MetricFamily.kinds.clear()
     Logger.lines.clear()

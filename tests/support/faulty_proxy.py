@@ -1,4 +1,4 @@
-"""A proxy before an object store, which loses answers, refuses, lies and cuts on command."""
+"""A proxy for an object store that loses responses, refuses, or cuts them on command."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ cut."""
 
 
 class FaultyProxy:
-    """The proxy; use it as a context manager.
+    """The proxy, a context manager.
 
     Args:
         target: `HOST:PORT` of the store.
@@ -34,7 +34,7 @@ class FaultyProxy:
         return f"127.0.0.1:{self._server.server_address[1]}"
 
     def times(self, count: int, fault: str, method: str = "PUT") -> None:
-        """Has a fault befall the next requests of a method."""
+        """Apply a fault to the next requests of a method."""
         left = [count]
 
         def choose(used: str, _path: str) -> str | None:

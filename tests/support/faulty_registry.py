@@ -1,4 +1,4 @@
-"""A registry over HTTP that holds one artifact, and fails as it is told: it hangs, loses a layer, alters one."""
+"""A registry over HTTP with one artifact and selectable faults: it hangs, loses or alters a layer."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def digest_of(content: bytes) -> str:
 
 class _Server(http.server.ThreadingHTTPServer):
     def handle_error(self, *_: object) -> None:
-        """Of handshakes and of clients that go away: they are what is tested."""
+        """Ignore failed handshakes and clients that disconnect, which are tested."""
 
 
 class FaultyRegistry(Closeable):
-    """Serves `models:1` until it is closed.
+    """Serve `models:1` until it is closed.
 
     Args:
         files: The artifact's files, by their paths in the store.
@@ -52,11 +52,11 @@ class FaultyRegistry(Closeable):
 
     @property
     def address(self) -> str:
-        """Of the artifact."""
+        """Address of the artifact."""
         return f"oci://127.0.0.1:{self._server.server_address[1]}/models:1"
 
     def hang(self) -> None:
-        """Keeps whoever asks waiting, until the registry is closed."""
+        """Let the client wait until the registry is closed."""
         self.hanging.set()
         self.released.wait()
 

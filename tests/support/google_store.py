@@ -1,4 +1,4 @@
-"""What of Google Cloud Storage's JSON protocol reading needs, over HTTP: listing in pages, metadata, conditional reads.
+"""Part of Google Cloud Storage's JSON API over HTTP: listing in pages, metadata, conditional reads.
 
 Source: "Cloud Storage JSON API", Objects: list and get.
 """
@@ -17,7 +17,7 @@ _PATH = re.compile(r"/(?:download/)?storage/v1/b/(?P<bucket>[^/]+)/o(?:/(?P<key>
 
 
 class GoogleStore:
-    """The server; use it as a context manager."""
+    """The server, a context manager."""
 
     def __init__(self) -> None:
         self.buckets: dict[str, dict[str, tuple[bytes, int]]] = defaultdict(dict)
@@ -36,11 +36,11 @@ class GoogleStore:
 
     @property
     def address(self) -> str:
-        """For `STORAGE_EMULATOR_HOST`."""
+        """Value of `STORAGE_EMULATOR_HOST`."""
         return f"http://127.0.0.1:{self._server.server_port}"
 
     def put(self, bucket: str, key: str, content: bytes) -> None:
-        """Writes an object, or replaces it."""
+        """Write or replace an object."""
         self._generation += 1
         self.buckets[bucket][key] = (content, self._generation)
 

@@ -1,4 +1,4 @@
-"""Small graphs from ONNX's own text form, and what ONNX's reference implementation computes from them."""
+"""Small graphs from ONNX's text format, and their outputs by ONNX's reference implementation."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 
 
 def graph(text: str, *, opset: int = 18, **weights: Any) -> onnx_ir.Model:
-    """A graph, its shapes inferred; every weight becomes an initializer, every node gets a name."""
+    """Parse a graph and infer its shapes; weights become initializers, nodes get names."""
     model = onnx.parser.parse_model(f'<ir_version: 9, opset_import: ["": {opset}]> g {text}')
     for name, array in weights.items():
         model.graph.initializer.append(onnx.numpy_helper.from_array(np.asarray(array), name))
@@ -23,7 +23,7 @@ def graph(text: str, *, opset: int = 18, **weights: Any) -> onnx_ir.Model:
 
 
 def compute(model: onnx_ir.Model, **feeds: AnyArray) -> dict[str, AnyArray]:
-    """Outputs by name, of an implementation that no runtime of the project shares."""
+    """Outputs by name, from ONNX's reference implementation."""
     names = [str(value.name) for value in model.graph.outputs]
     return dict(zip(names, ReferenceEvaluator(onnx_ir.to_proto(model)).run(None, feeds), strict=True))
 

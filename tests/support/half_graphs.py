@@ -1,4 +1,4 @@
-"""Small image classifiers in any floating-point type, made without an exporter."""
+"""Small image classifiers of any floating-point type, made without an exporter."""
 
 from __future__ import annotations
 
@@ -58,6 +58,6 @@ def classifier(inside: int, border: int, *, depth: int = 3, opset: int = 18) -> 
 
 
 def write_classifier(path: Path, inside: int, border: int, *, depth: int = 3, opset: int = 18) -> Path:
-    """Writes one."""
+    """Write such a classifier."""
     onnx.save(classifier(inside, border, depth=depth, opset=opset), path)
     return path

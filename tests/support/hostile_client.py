@@ -1,4 +1,4 @@
-"""A process that asks hostile servers, and tells what became of it: one line of JSON for each URL.
+"""A process that asks hostile servers and prints one line of JSON per URL.
 
     python hostile_client.py URL...
 

@@ -1,4 +1,4 @@
-"""The six journeys of new users: scripts of at most five commands, all of them from the documentation."""
+"""The six journeys of new users: scripts of at most five commands, all from the documentation."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FACT = re.compile(r"^# (title|page|given): (.+)$", re.MULTILINE)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Journey:
-    """What somebody wants, and how they get it.
+    """Goal of a new user, and the commands that reach it.
 
     Attributes:
         name: Of its script.
@@ -41,7 +41,7 @@ class Journey:
 
     @classmethod
     def read(cls, name: str) -> Journey:
-        """Reads a script."""
+        """Read a script."""
         text = (FOLDER / f"{name}.sh").read_text()
         facts: dict[str, str] = dict(_FACT.findall(text))
         commands = tuple(line for line in text.splitlines() if line and not line.startswith("#"))
@@ -49,7 +49,7 @@ class Journey:
 
 
 def record(file: Path, journey: Journey, steps: list[Step], seconds: float, facts: dict[str, Any]) -> None:
-    """Puts what a journey took into a file of all of them.
+    """Add the measured steps of a journey to a JSON file.
 
     Args:
         file: JSON; made where it is missing.
@@ -70,7 +70,7 @@ def record(file: Path, journey: Journey, steps: list[Step], seconds: float, fact
 
 
 def record_tutorial(file: Path, steps: list[Step], seconds: float, facts: dict[str, Any]) -> None:
-    """Puts what the commands of the tutorial took into the same file.
+    """Add the measured steps of the tutorial to the same file.
 
     Args:
         file: As above.

@@ -1,4 +1,4 @@
-"""The models of OneFlow's library of models: made by transformers' and timm's own classes, with random weights.
+"""Small models of OneFlow's library, made by transformers' and timm's classes with random weights.
 
 LiBai has BERT, GPT-2, T5, ViT, Swin, MoCo v3 and MAE. Each is made small, for tests, or of its usual size; its weights
 travel as a file, and its outputs are computed by its library: what a conversion is compared with has not passed through
@@ -33,7 +33,7 @@ Arrays = dict[str, AnyArray]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Made:
-    """A model that is ready to be converted.
+    """Model ready for conversion.
 
     Attributes:
         source: What `graphkiln convert` takes.
@@ -131,7 +131,7 @@ def _pair(past: Arrays, layer: int) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _moco(folder: Path, is_small: bool) -> Made:
-    """The backbone of MoCo v3: a ViT whose positions are sines and cosines, and whose patches nobody trains.
+    """Backbone of MoCo v3: a ViT with sine-cosine positions and a fixed patch projection.
 
     Source: X. Chen et al., "An Empirical Study of Training Self-Supervised Vision Transformers", 2021, section 4.
     """
@@ -168,7 +168,7 @@ def sine_positions(side: int, width: int) -> AnyArray:
 
 
 class MaskedAutoencoder(nn.Module):
-    """MAE as a whole: pixels and the noise by which patches are hidden, to the pixels of all patches.
+    """The whole of MAE: from pixels, and the noise that selects hidden patches, to the pixels of all patches.
 
     Args:
         config: Of `ViTMAEConfig`, what differs from the base.
@@ -193,12 +193,12 @@ _SMALL_MAE = {
 
 
 def make_mae() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """The module of its usual size, and an example."""
+    """Make the module of its usual size, and an example."""
     return MaskedAutoencoder({}), {"pixel_values": torch.zeros(2, 3, 224, 224), "noise": torch.zeros(2, 196)}
 
 
 def make_small_mae() -> tuple[nn.Module, dict[str, torch.Tensor]]:
-    """A small module, and an example."""
+    """Make a small module, and an example."""
     return MaskedAutoencoder(_SMALL_MAE), {"pixel_values": torch.zeros(2, 3, 32, 32), "noise": torch.zeros(2, 16)}
 
 
@@ -274,7 +274,7 @@ def _timm() -> Any:
 
 
 def vary(module: nn.Module) -> None:
-    """Lets everything that starts as a constant, such as biases of zero, take part in the outputs."""
+    """Randomize constants, such as zero biases, so that they affect the outputs."""
     with torch.no_grad():
         for tensor in module.parameters():
             if tensor.numel() > 1 and bool((tensor == tensor.flatten()[0]).all()):
@@ -292,7 +292,7 @@ def _texts(words: int) -> Arrays:
 
 
 def _mask() -> AnyArray:
-    """One text is shorter than the others."""
+    """Attention mask in which one text is shorter."""
     mask = np.ones((_ROWS, _TOKENS), np.int64)
     mask[1, -4:] = 0
     return mask
@@ -303,7 +303,7 @@ def _normal(*shape: int, seed: int = 3) -> AnyArray:
 
 
 def convert_made(made: Made, name: str, store: Path) -> ModelVersion:
-    """Convert a model under its own names of tensors.
+    """Convert a model with its own tensor names.
 
     Args:
         made: The model.
@@ -319,7 +319,7 @@ def convert_made(made: Made, name: str, store: Path) -> ModelVersion:
 
 
 def difference(found: Mapping[str, AnyArray], expected: Mapping[str, AnyArray]) -> float:
-    """The largest relative L2 of all expected outputs; 0 for the same bits.
+    """Largest relative L2 of all expected outputs; 0 for equal bits.
 
     Raises:
         ValueError: An output is missing, has another shape, or is expected to be all zeros.

@@ -1,4 +1,4 @@
-"""Random weights of torchvision's own architectures with which they find things: as built they score all alike."""
+"""Random weights with which torchvision's architectures find something; as built, all scores are alike."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _SPREAD: Mapping[str, float] = {
 
 
 def lively_weights(name: str, side: int) -> dict[str, torch.Tensor]:
-    """The state of an architecture whose last layers spread what they return.
+    """State of an architecture whose last layers have a spread output.
 
     Args:
         name: torchvision's name of a detector or a segmenter.
@@ -42,7 +42,7 @@ def lively_weights(name: str, side: int) -> dict[str, torch.Tensor]:
 
 
 def _images(transform: Any, side: int) -> torch.Tensor:
-    """Two images as `convert` makes them up, normalized as a detector normalizes them."""
+    """Two images as `convert` generates them, normalized as a detector normalizes them."""
     images = torch.tensor(synthetic_images((side, side, 3), 2)).permute(0, 3, 1, 2) / 255
     mean, std = (torch.tensor(values)[:, None, None] for values in (transform.image_mean, transform.image_std))
     return (images - mean) / std
@@ -50,7 +50,7 @@ def _images(transform: Any, side: int) -> torch.Tensor:
 
 @torch.inference_mode()
 def _let_through(model: Any, batch: torch.Tensor) -> None:
-    """Has normalizations normalize what they get: as built, what comes out of these does not depend on the image."""
+    """Set normalizations to the statistics of their inputs; as built, their outputs do not depend on the image."""
     for layer in model.modules():
         if hasattr(layer, "running_mean"):
             layer.register_forward_pre_hook(_normalizing)
@@ -77,7 +77,7 @@ def _spread(model: Any, batch: torch.Tensor) -> None:
 
 
 class _ScaledOnce:
-    """Scales a layer by what it returns first, which becomes what it returns now.
+    """Scale a layer by its first output.
 
     Heads are called for each size of features, the largest first; of those of one pixel a kernel sees one in nine.
     """

@@ -1,4 +1,4 @@
-"""Builds sessions of versions in tests without a server, with a cache of their own."""
+"""Build sessions of versions in tests without a server, with a separate cache."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ BF16 = replace(OV, precision=Precision.BF16)
 
 
 def has_bf16() -> bool:
-    """Whether this machine's CPU computes in bf16."""
+    """True if this machine's CPU computes in bf16."""
     facts = Path("/proc/cpuinfo").read_text()
     return "avx512_bf16" in facts or "amx_bf16" in facts
 
@@ -37,7 +37,7 @@ bf16_only = pytest.mark.skipif(not has_bf16(), reason="this CPU does not compute
 
 
 def cpu(cores: int = 2, instances: int = 1) -> Resources:
-    """This machine's CPU, as a plan sees it."""
+    """This machine's CPU as a device of a plan."""
     return Resources(device=CPU, cores=cores, probe=probe, instances=instances)
 
 
@@ -49,27 +49,27 @@ def lower_version(
     batch_sizes: tuple[int, ...] = (1,),
     self_test: bool = True,
 ) -> ProvenSession:
-    """The session of a version folder by a plan, or by one configuration."""
+    """Build the session of a version folder with a plan, or with one configuration."""
     configs = plan if isinstance(plan, LoweringPlan) else LoweringPlan(candidates=(plan,))
     requirements = Requirements(batch_sizes=batch_sizes, self_test=self_test)
     return select_session(artifacts_of(folder, cache), configs, requirements)
 
 
 def artifacts_of(folder: Path, cache: ArtifactCache) -> Artifacts:
-    """The artifacts of a version folder."""
+    """Artifacts of a version folder."""
     version = read_version(folder)
     return Artifacts(version, saved_precision(version), cache)
 
 
 def add_unrunnable(store: Path) -> Path:
-    """A version whose graph does not run on one zero."""
+    """Write a version whose graph fails on a zero."""
     nodes = [helper.make_node("Reshape", ["x", "shape"], ["y"])]
     inputs, outputs = [zoo.value("x", ("n",))], [zoo.value("y", (3, "m"))]
     return zoo.add(store, "unrunnable", zoo.model(nodes, inputs, outputs, {"shape": np.array([3, -1], np.int64)}))
 
 
 def write_graph(path: Path, *outputs: str) -> None:
-    """Writes a graph that doubles its input into each output."""
+    """Write a graph that doubles its input into each output."""
     nodes = [helper.make_node("Add", ["x", "x"], [name]) for name in outputs]
     proto = zoo.model(nodes, [zoo.value("x", ("batch", 3))], [zoo.value(name, ("batch", 3)) for name in outputs])
     path.write_bytes(proto.SerializeToString())

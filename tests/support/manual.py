@@ -1,4 +1,4 @@
-"""The documentation as data: its pages, fenced blocks, commands, links and anchors."""
+"""The documentation as data: pages, fenced blocks, commands, links and anchors."""
 
 from __future__ import annotations
 
@@ -48,14 +48,14 @@ class Block:
 
     @property
     def commands(self) -> list[str]:
-        """Its lines, continued ones joined, without comments and what is empty."""
+        """Lines of the block without comments and empty ones; continued lines are joined."""
         joined = re.sub(r"\\\n\s*", "", self.text)
         lines = (re.sub(r"(^|\s+)#( .*)?$", "", line).strip() for line in joined.splitlines())
         return [line for line in lines if line]
 
 
 def pages(repository: Path) -> list[Path]:
-    """Every page that people read."""
+    """All pages for users."""
     top = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
     return [*(repository / name for name in top), *sorted((repository / "docs").rglob("*.md"))]
 
@@ -76,12 +76,12 @@ def blocks(page: Path) -> list[Block]:
 
 
 def prose(page: Path) -> str:
-    """A page without its fenced blocks and comments."""
+    """A page without fenced blocks and comments."""
     return re.sub(r"<!--.*?-->", "", _FENCE.sub("", page.read_text()), flags=re.DOTALL)
 
 
 def graphkiln_commands(page: Path) -> Iterator[tuple[str, list[str]]]:
-    """Where each command of graphkiln stands in a block, and its words after `graphkiln`."""
+    """Position of each graphkiln command in a block, and its words after `graphkiln`."""
     shown = [(block.place, line) for block in blocks(page) for line in block.commands]
     joined = re.sub(r"\\\n\s*", "", prose(page))
     shown += [(page.name, line.strip()) for line in joined.splitlines() if line.startswith("    ")]
@@ -91,13 +91,13 @@ def graphkiln_commands(page: Path) -> Iterator[tuple[str, list[str]]]:
 
 
 def mentioned_commands(page: Path) -> Iterator[list[str]]:
-    """The words of commands that stand in the text, as far as they are shown."""
+    """Words of commands mentioned in the text, as far as shown."""
     for found in _INLINE.finditer(" ".join(prose(page).split())):
         yield words_of(found[1])
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a command, up to where the shell takes over: a pipe, another command, a file, a comment."""
+    """Words of a command up to the shell's part: a pipe, another command, a file, a comment."""
     lexer = shlex.shlex(text, posix=True, punctuation_chars="|&;<>")
     lexer.whitespace_split = True
     words: list[str] = []
@@ -109,17 +109,17 @@ def words_of(text: str) -> list[str]:
 
 
 def links(page: Path) -> list[str]:
-    """What its links and pictures lead to."""
+    """Targets of links and pictures."""
     return _LINK.findall(re.sub(r"`[^`\n]*`", "", prose(page)))
 
 
 def pictures(page: Path) -> list[str]:
-    """What its pictures are."""
+    """Targets of pictures."""
     return re.findall(r"!\[[^\]]*\]\(([^()\s]+)\)", prose(page))
 
 
 def anchors(page: Path) -> set[str]:
-    """The anchors of its headings that GitHub and MkDocs make alike, and those that it sets by itself."""
+    """Anchors of headings that GitHub and MkDocs generate alike, and explicit ones."""
     text = _FENCE.sub("", page.read_text())
     slugs = [_slug(heading) for heading in _HEADING.findall(text)]
     return {one for one, other in slugs if one == other} | set(re.findall(r'<a id="([^"]+)">', text))

@@ -1,4 +1,4 @@
-"""Overwrites weights in the memory of a running process, as a fault of the memory would."""
+"""Overwrite weights in the memory of a running process, as a memory fault would."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from onnx import numpy_helper
 
 
 def weights_of(graph_path: Path) -> list[bytes]:
-    """The bytes of every weight of a graph that is too long to stand in memory by chance."""
+    """Bytes of every weight of a graph that is too long to occur in memory by chance."""
     arrays = [numpy_helper.to_array(tensor) for tensor in onnx.load(graph_path).graph.initializer]
     return [array.tobytes() for array in arrays if array.dtype == np.float32 and array.size > 4]
 
 
 def damage(pid: int, patterns: list[bytes]) -> int:
-    """Reverses weights wherever a process has them; returns how many were found."""
+    """Reverse weights wherever a process has them; return how many were found."""
     found = 0
     maps = Path(f"/proc/{pid}/maps").read_text().splitlines()
     with Path(f"/proc/{pid}/mem").open("r+b", buffering=0) as memory:

@@ -1,4 +1,4 @@
-"""A real S3 server in this process, moto's, which can go away and come back with what it held."""
+"""A real S3 server in this process (moto), which can stop and restart with its contents."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CREDENTIALS = {"AWS_ACCESS_KEY_ID": "key", "AWS_SECRET_ACCESS_KEY": "secret", "A
 
 
 class ObjectStore:
-    """The server; use it as a context manager."""
+    """The server, a context manager."""
 
     def __init__(self) -> None:
         (self._port,) = free_ports(1)
@@ -26,17 +26,17 @@ class ObjectStore:
         return f"127.0.0.1:{self._port}"
 
     def bucket(self, name: str) -> Any:
-        """A bucket, made when it is missing."""
+        """Create a bucket if it is missing."""
         keys = {"aws_access_key_id": "key", "aws_secret_access_key": "secret", "region_name": "us-east-1"}
         return boto3.resource("s3", endpoint_url=f"http://{self.address}", **keys).create_bucket(Bucket=name)
 
     def start(self) -> None:
-        """Comes, or comes back."""
+        """Start or restart."""
         self._server = ThreadedMotoServer(ip_address="127.0.0.1", port=self._port, verbose=False)
         self._server.start()
 
     def stop(self) -> None:
-        """Goes away."""
+        """Stop; the contents stay."""
         if self._server:
             self._server.stop()
             self._server = None

@@ -1,4 +1,4 @@
-"""A real registry, Debian's `docker-registry`, which can go away and come back with what it held."""
+"""A real registry (Debian's `docker-registry`), which can stop and restart with its contents."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _BASIC = """auth: {{htpasswd: {{realm: models, path: "{folder}/passwords"}}}}"""
 
 
 class OciServer:
-    """The registry; use it as a context manager.
+    """The registry, a context manager.
 
     Args:
         folder: For what it holds.
@@ -48,7 +48,7 @@ class OciServer:
         return f"127.0.0.1:{self._port}"
 
     def start(self) -> None:
-        """Comes, or comes back."""
+        """Start or restart."""
         with (self.folder / "log").open("ab") as log:
             command = ["docker-registry", "serve", self.folder / "config.yml"]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
@@ -59,14 +59,14 @@ class OciServer:
             time.sleep(0.05)
 
     def stop(self) -> None:
-        """Goes away."""
+        """Stop; the contents stay."""
         if self._process:
             self._process.terminate()
             self._process.wait(60)
             self._process = None
 
     def blob(self, digest: str) -> Path:
-        """Where it keeps a blob."""
+        """Path of a blob."""
         name = digest.removeprefix("sha256:")
         return self.folder / "data/docker/registry/v2/blobs/sha256" / name[:2] / name / "data"
 

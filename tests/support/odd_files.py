@@ -1,4 +1,4 @@
-"""Things in the place of a file that hang or flood whoever reads them."""
+"""Files and devices that hang or flood their readers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def looping_link(path: Path) -> None:
 
 
 def huge(path: Path) -> None:
-    """64 GiB that take no room on the disk."""
+    """Make a sparse file of 64 GiB."""
     with path.open("wb") as file:
         file.truncate(64 << 30)
 

@@ -1,4 +1,4 @@
-"""The page in a real browser: served on a free port, opened in Debian's Chromium, its faults collected."""
+"""The page in Debian's Chromium, served on a free port; faults are collected."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PATIENCE_MS = 60_000
 
 @contextmanager
 def serving(app: ASGIApp) -> Iterator[str]:
-    """The address of an application, served in a thread until the end of the block."""
+    """Serve an application in a thread until the end of the block; the value is its address."""
     (port,) = free_ports(1)
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=port, log_level="warning", ws="none"))
     thread = threading.Thread(target=server.run)
@@ -34,7 +34,7 @@ def serving(app: ASGIApp) -> Iterator[str]:
 
 @contextmanager
 def chromium() -> Iterator[Browser]:
-    """Debian's Chromium, without a window."""
+    """Run Debian's Chromium without a window."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox", "--disable-gpu"])
         try:
@@ -45,7 +45,7 @@ def chromium() -> Iterator[Browser]:
 
 @dataclass
 class Opened:
-    """A page that is open.
+    """An open page.
 
     Attributes:
         page: As Playwright drives it.
@@ -57,11 +57,11 @@ class Opened:
     faults: list[str] = field(default_factory=list)
 
     def ask(self, *files: str | dict[str, Any]) -> None:
-        """Chooses files, as a person does in the dialog."""
+        """Choose files, as in the file dialog."""
         self.page.set_input_files("#files", list(files))
 
     def wait_for(self, selector: str, text: str = "") -> Any:
-        """The first element that fits, once it is there with that text."""
+        """Wait for the first element that matches the selector and has the text."""
         found = self.page.locator(selector, has_text=text).first
         found.wait_for(state="visible")
         return found
@@ -69,7 +69,7 @@ class Opened:
 
 @contextmanager
 def opened(browser: Browser, url: str, *, width: int = 1280, scheme: str = "light", **options: Any) -> Iterator[Opened]:
-    """The page in a window of its own; at the end there must have been no fault.
+    """Open the page in a separate context; at the end there must have been no fault.
 
     Args:
         browser: Where.
@@ -96,6 +96,6 @@ def opened(browser: Browser, url: str, *, width: int = 1280, scheme: str = "ligh
 
 
 def _note(opened: Opened, kind: str, text: str) -> None:
-    """A response that is an error is none of the page; all else that the browser complains of is."""
+    """Record console errors other than failed responses."""
     if kind in ("error", "warning") and "Failed to load resource" not in text:
         opened.faults.append(text)

@@ -1,4 +1,4 @@
-"""Pictures of the documentation: each is made by a test of the running product, and says of what it was made.
+"""Pictures of the documentation, made by tests from the running product.
 
 A picture carries the hash of the style sheets and templates that it shows. Whoever changes these makes it anew:
 `GRAPHKILN_RECORD=1 scripts/test -m slow -n 0 tests/integration/test_pictures.py`.
@@ -27,13 +27,13 @@ _LOOKS = {".css", ".html", ".j2", ".svg"}
 
 
 def made_of(name: str) -> str:
-    """The hash of what decides how a picture looks now."""
+    """Hash of the files that determine the picture now."""
     files = sorted({LOOK, *(path for path in PICTURES[name].iterdir() if path.suffix in _LOOKS)})
     return hashlib.sha256(b"".join(path.read_bytes() for path in files)).hexdigest()[:16]
 
 
 def keep(name: str, shot: bytes, docs: Path) -> None:
-    """Writes a picture: a PNG of a browser, in fewer colors, with what it was made of."""
+    """Write a picture: a PNG with fewer colors and the hash of its sources."""
     told = PngInfo()
     told.add_text(_KEY, made_of(name))
     colors = Image.open(io.BytesIO(shot)).convert("RGB").quantize(_COLORS, dither=Image.Dither.NONE)
@@ -41,7 +41,7 @@ def keep(name: str, shot: bytes, docs: Path) -> None:
 
 
 def fault_of(path: Path) -> str:
-    """What is wrong with a picture of the documentation; empty for nothing."""
+    """Describe what is wrong with a picture of the documentation; empty if nothing is."""
     if not path.is_file():
         return f"{path.name} is missing"
     if path.stat().st_size > MOST_BYTES:

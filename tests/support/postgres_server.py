@@ -1,4 +1,4 @@
-"""A real PostgreSQL on a free port, in a folder of its own, which can go away and come back with what it held."""
+"""A real PostgreSQL on a free port in a temporary folder, which can stop and restart with its contents."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _UNPRIVILEGED = "nobody"
 
 
 def find_program(name: str) -> str | None:
-    """A program of PostgreSQL, which Debian keeps out of PATH; the newest version where there are several."""
+    """Find a program of PostgreSQL, which Debian keeps outside of PATH; the newest version if there are several."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda path: int(path.parent.name))
     folders = [str(path) for path in reversed(versions)]
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
@@ -32,7 +32,7 @@ POSTGRES_MISSING = None if find_program("initdb") else "no PostgreSQL on this ma
 
 
 class PostgresServer:
-    """The server; use it as a context manager. Databases and rows outlive `stop` and `start`."""
+    """The server, a context manager. Databases and rows survive `stop` and `start`."""
 
     def __init__(self) -> None:
         (self.port,) = free_ports(1)
@@ -46,11 +46,11 @@ class PostgresServer:
         return f"postgresql://{_USER}@127.0.0.1:{self.port}/postgres"
 
     def connect(self, **options: Any) -> psycopg.Connection[Any]:
-        """A connection; each statement is a transaction of its own unless `autocommit=False` is given."""
+        """Open a connection; each statement is a transaction unless `autocommit=False` is given."""
         return psycopg.connect(self.address, **{"autocommit": True, **options})
 
     def start(self) -> None:
-        """Comes, or comes back."""
+        """Start or restart."""
         assert self._folder is not None
         # No fsync: what a test wrote need not outlive the machine.
         options = [f"-p{self.port}", "-h127.0.0.1", f"-k{self._folder}", "-F"]
@@ -66,7 +66,7 @@ class PostgresServer:
         self._wait_ready()
 
     def stop(self) -> None:
-        """Goes away at once, as in a crash: connections break, what was committed stays."""
+        """Stop at once, as in a crash: connections break, committed rows stay."""
         if self._process:
             self._process.send_signal(signal.SIGQUIT)
             self._process.wait(START_TIMEOUT_S)

@@ -17,7 +17,7 @@ START_TIMEOUT_S = 30
 
 
 class RcloneServer:
-    """The server; use it as a context manager. It has one bucket, `models`.
+    """The server with one bucket, `models`; a context manager.
 
     Its credentials are those of `object_store.CREDENTIALS`.
     """

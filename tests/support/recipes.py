@@ -9,7 +9,7 @@ from graphkiln_converters.recipe import Recipe
 
 
 def recipe(source: str = "test", *, shapes: Mapping[str, tuple[int, ...]] | None = None, **fields: Any) -> Recipe:
-    """A recipe with the sizes of samples by input, empty for the only one."""
+    """Make a recipe with the sizes of samples by input; the name of the only input is empty."""
     sizes = {name: "x".join(map(str, shape)) for name, shape in (shapes or {}).items()}
     shape = tuple(f"{name}={text}" if name else text for name, text in sizes.items())
     return Recipe(source=source, name="test", shape=shape, **fields)

@@ -1,4 +1,4 @@
-"""Runs the `graphkiln` command and servers for tests, always on free ports and always stopped."""
+"""Run the `graphkiln` command and servers in tests, always on free ports and always stopped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ COMMAND = (sys.executable, "-m", "graphkiln.cli")
 def run_command(
     *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the `graphkiln` command to its end."""
+    """Run the `graphkiln` command to its end."""
     return subprocess.run(
         [*COMMAND, *map(str, arguments)],
         cwd=cwd,
@@ -48,7 +48,7 @@ def run_command(
 def run_here(
     *arguments: str | Path, cwd: Path | None = None, env: dict[str, str] | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the `graphkiln` command to its end in this process, where its libraries are imported already.
+    """Run the `graphkiln` command to its end in this process, where its libraries are already imported.
 
     A process of its own takes a second to import them. What only such a process shows (an exit code that a shell sees,
     standard input, signals) is tested with `run_command`.
@@ -67,7 +67,7 @@ def run_here(
 
 @contextmanager
 def _as_command(words: list[str], env: dict[str, str]) -> Iterator[None]:
-    """The command's arguments, environment and a terminal's width; afterwards the loggers are as they were."""
+    """Set arguments, environment and terminal width of a command; restore the loggers afterwards."""
     logger = logging.getLogger("graphkiln")
     level, handlers = logger.level, logger.handlers
     environment = {**env, "COLUMNS": "80"}
@@ -80,7 +80,7 @@ def _as_command(words: list[str], env: dict[str, str]) -> Iterator[None]:
 
 @dataclass
 class Server:
-    """A `graphkiln serve` that was started for a test."""
+    """A `graphkiln serve` process of a test."""
 
     process: subprocess.Popen[str]
     http_port: int
@@ -102,7 +102,7 @@ class Server:
         return self.log_path.read_text()
 
     def status(self, path: str) -> int | None:
-        """HTTP status of a GET, or None when nobody answers."""
+        """HTTP status of a GET; None if there is no response."""
         connection = http.client.HTTPConnection("127.0.0.1", self.http_port, timeout=5)
         try:
             connection.request("GET", path, headers={"Connection": "close"})
@@ -113,7 +113,7 @@ class Server:
             connection.close()
 
     def metrics(self) -> dict[str, float]:
-        """Every graphkiln metric with its labels -> value; empty until the metrics port answers."""
+        """Value of every graphkiln metric with its labels; empty until the metrics port responds."""
         try:
             with urlopen(f"http://127.0.0.1:{self.metrics_port}/metrics") as answer:
                 text = answer.read().decode()
@@ -129,7 +129,7 @@ class Server:
             time.sleep(0.05)
 
     def computed_s(self) -> float:
-        """Processor seconds of its model instances so far."""
+        """Processor seconds of all model instances."""
         times = [
             process.cpu_times()
             for process in psutil.Process(self.process.pid).children(recursive=True)
@@ -138,14 +138,14 @@ class Server:
         return sum(each.user + each.system for each in times)
 
     def wait_computing(self, before_s: float) -> None:
-        """Waits until an instance is in the middle of what takes long: it has computed since."""
+        """Wait until an instance computes: its processor time has grown."""
         self.wait_until(lambda: self.computed_s() > before_s + 0.2)
 
     def wait_ready(self) -> None:
         self.wait_until(lambda: self.status("/v2/health/ready") == 200)
 
     def stop(self, signum: int = signal.SIGTERM, timeout_s: float = 60) -> tuple[int, float]:
-        """Sends a signal; returns the exit code and the seconds that it took."""
+        """Send a signal; return the exit code and the seconds it took."""
         begun = time.monotonic()
         self.process.send_signal(signum)
         code = self.process.wait(timeout_s)
@@ -153,7 +153,7 @@ class Server:
 
 
 def is_stub(process: psutil.Process) -> bool:
-    """Whether a process is an instance of a model; one that has just ended is none."""
+    """True if a process is an instance of a model; false if it has just ended."""
     try:
         return any("triton_python_backend_stub" in word for word in process.cmdline())
     except (psutil.NoSuchProcess, psutil.ZombieProcess):
@@ -164,7 +164,7 @@ StartServer = Callable[..., Server]
 
 
 class Serving:
-    """Starts `graphkiln serve` and stops it at the end, when it must have left nothing behind."""
+    """Start `graphkiln serve`, and stop it at the end; it must leave nothing behind."""
 
     def __init__(self, folder: Path, *arguments: str | Path, cwd: Path | None = None) -> None:
         self._folder = folder
@@ -216,7 +216,7 @@ class Serving:
 
 
 def settled(model: Model) -> dict[str, Any]:
-    """The statistics when they no longer change: Triton counts a request after it has answered it."""
+    """Statistics once they no longer change: Triton counts a request after its response."""
     seen: dict[str, Any] = {}
     while seen != (now := model.statistics()):
         seen = now

@@ -1,4 +1,4 @@
-"""The events of a small run, and a clock that only the test moves."""
+"""The events of a small run, and a manual clock."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ FACTS = WorkerFacts(
 
 @dataclass
 class Clock:
-    """Stands still until it is moved."""
+    """A clock that stands still until it is moved."""
 
     now: float = 0.0
 

@@ -1,4 +1,4 @@
-"""Rows with images, and sessions that a test can look into."""
+"""Rows with images, and sessions that tests can inspect."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def grays(values: Iterable[int]) -> list[Row]:
 
 
 class FakeSession(Closeable):
-    """Returns the mean of each image, and its square.
+    """Return the mean of each image, and its square.
 
     Args:
         fails_on: Images of this gray value fail, and the batch that holds one.

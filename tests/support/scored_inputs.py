@@ -1,4 +1,4 @@
-"""Inputs to score, made for tests, and what a source says of them."""
+"""Inputs to score, and units and rows of a source."""
 
 from __future__ import annotations
 
@@ -29,34 +29,34 @@ class Answerable:
 
 
 def files_source(text: Path | str, **columns: Any) -> FileSource:
-    """A source of files."""
+    """Open a source of files."""
     return FileSource(str(text), Columns(**columns))
 
 
 def plan(source: Source, rows: int = 3) -> list[Unit]:
-    """The units of a source."""
+    """Units of a source."""
     return [found.unit(CONFIGURATION) for found in source.ranges(rows)]
 
 
 def read_unit(source: Source, unit: Unit) -> list[Answerable]:
-    """The rows of a unit, which are as many as it says."""
+    """Rows of a unit; their number must be the planned one."""
     rows = list(_read(source, unit))
     assert len(rows) == unit.rows
     return rows
 
 
 def read_all(source: Source, rows: int = 3) -> list[Answerable]:
-    """The rows of all units."""
+    """Rows of all units."""
     return [row for unit in plan(source, rows) for row in read_unit(source, unit)]
 
 
 def ids_of(source: Source, rows: int = 3) -> list[str]:
-    """The ids of all rows."""
+    """Ids of all rows."""
     return [row.id for row in read_all(source, rows)]
 
 
 def write_tar(path: Path, members: Mapping[str, bytes]) -> None:
-    """A tar of files, in their order."""
+    """Write a tar of files, in order."""
     with tarfile.open(path, "w") as archive:
         for name, content in members.items():
             member = tarfile.TarInfo(name)

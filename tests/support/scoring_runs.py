@@ -1,4 +1,4 @@
-"""Small data sets for tests of scoring: images that the model of the repository's own store classifies."""
+"""Small data sets for scoring with the repository's example model."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ PLANTED = REPOSITORY / "tests" / "planted"
 
 
 def make_images(folder: Path, count: int, planted: Mapping[int, bytes] | None = None) -> Path:
-    """A folder of numbered images, some of which hold something else."""
+    """Make a folder of numbered images, some of which are no images."""
     folder.mkdir(parents=True)
     for number in range(count):
         pixels = np.random.default_rng(number).integers(0, 255, (8, 8), np.uint8)
@@ -43,13 +43,13 @@ def make_request(folder: Path, destination: Path, rows_per_unit: int = 10, **opt
 
 
 def results(destination: Path) -> pa.Table:
-    """All rows of a destination, in the order of their ids."""
+    """All rows of a destination, ordered by id."""
     files = sorted(path for path in destination.glob("*.parquet") if not path.name.startswith("_"))
     return pa.concat_tables([pq.read_table(path) for path in files], promote_options="permissive").sort_by("id")
 
 
 def check_each_once(destination: Path, count: int) -> dict[str, str]:
-    """Checks that each image has exactly one row; the errors by the ids of their rows."""
+    """Check that each image has exactly one row; return the errors by row id."""
     table = results(destination)
     assert table.column("id").to_pylist() == [f"{number:05}.png" for number in range(count)]
     rows = zip(table.column("id").to_pylist(), table.column("error").to_pylist(), strict=True)

@@ -1,4 +1,4 @@
-"""A server for the page that is not there: a classifier of two brightnesses, whose calls are answered from a table."""
+"""A fake server for the page: a classifier of two brightnesses with a table of responses."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ METRICS = Path(__file__).parents[1] / "unit" / "page" / "metrics.txt"
 
 
 def encoded(width: int = 1, height: int = 1, brightness: int = 200) -> bytes:
-    """A gray image as PNG."""
+    """Encode a gray image as PNG."""
     content = io.BytesIO()
     Image.new("RGB", (width, height), (brightness,) * 3).save(content, "PNG")
     return content.getvalue()
 
 
 def brightness(request: InferRequest, timeout_s: float) -> InferResponse:
-    """Probabilities of two classes, in any shape of image."""
+    """Probabilities of two classes for an image of any shape."""
     del timeout_s
     mean = np.asarray(request.inputs["X"]).mean(axis=(1, 2, 3))
     scores = np.stack([255 - mean, mean], axis=1).astype(np.float32) / 255
@@ -40,7 +40,7 @@ def brightness(request: InferRequest, timeout_s: float) -> InferResponse:
 
 
 def counted(requests: int) -> dict[str, Any]:
-    """Statistics after so many requests: each has waited 2 ms and computed 1 + 3 + 1 ms."""
+    """Statistics after that many requests: each waited 2 ms and computed 1 + 3 + 1 ms."""
     each_ns = {"queue": 2_000_000, "compute_input": 1_000_000, "compute_infer": 3_000_000, "compute_output": 1_000_000}
     phases = {name: {"count": requests, "ns": requests * ns} for name, ns in each_ns.items()}
     row = {"name": "m", "version": "1", "inference_stats": {"success": {"count": requests}, **phases}}
@@ -48,7 +48,7 @@ def counted(requests: int) -> dict[str, Any]:
 
 
 def config(task: Task | None = None, *, takes_images: bool = True) -> dict[str, Any]:
-    """What the server publishes of the model."""
+    """Published configuration of the model."""
     if not takes_images:
         return {"max_batch_size": 4}
     contract = Contract(preprocess=PIXELS, labels=LABELS, output="" if task else "Y", task=task)
@@ -57,7 +57,7 @@ def config(task: Task | None = None, *, takes_images: bool = True) -> dict[str, 
 
 
 def responses() -> dict[str, Any]:
-    """Of a server that answers everything."""
+    """Responses of a server that works."""
     row = {"name": "X", "datatype": "UINT8", "shape": [-1, -1, -1, 3]}
     return {
         "model_metadata": {
@@ -79,7 +79,7 @@ def responses() -> dict[str, Any]:
 
 @dataclass
 class Shown:
-    """A page's server whose transports are fakes.
+    """A page's server with fake transports.
 
     Attributes:
         transport: What answers without a key.
@@ -103,5 +103,5 @@ class Shown:
         )
 
     def answer_in_turn(self, *counts: int) -> None:
-        """Statistics of the next readings."""
+        """Set the statistics of the next readings."""
         self.transport.responses["model_statistics"] = [counted(count) for count in counts]

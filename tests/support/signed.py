@@ -11,7 +11,7 @@ from graphkiln_backend.repository.signing_keys import SigningKey, TrustedKeys, g
 
 @dataclass(frozen=True)
 class SignedStore:
-    """A store whose versions hold one file each, which says what it is; and a key that is trusted."""
+    """Store whose versions have one file each, and a trusted key."""
 
     folder: Path
     key: SigningKey
@@ -24,7 +24,7 @@ class SignedStore:
         return cls(folder / "store", key, TrustedKeys.read(public))
 
     def add(self, version: int, text: str, *, key: SigningKey | None = None, signed: bool = True) -> Path:
-        """Adds a version of the model `m`, whose configuration is written with the first one."""
+        """Add a version of the model `m`, with the configuration if it is the first one."""
         model = self.folder / "m"
         (model / str(version)).mkdir(parents=True)
         (model / str(version) / "model.onnx").write_text(text)
@@ -36,6 +36,6 @@ class SignedStore:
 
 
 def make_key(file: Path) -> tuple[SigningKey, Path]:
-    """A new private key, and the file of the public one."""
+    """Make a private key and the file of its public key."""
     generate_key_pair(file)
     return SigningKey.read(file), public_file(file)

@@ -1,4 +1,4 @@
-"""A source model in numpy and ONNX's text, for tests of the converters without any framework."""
+"""A source model in numpy and ONNX's text format, for tests of converters without a framework."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from graphkiln_converters.sources.base import InputSpec, SourceModel
 
 @dataclass(frozen=True, kw_only=True)
 class TextSource(SourceModel):
-    """A source model whose graph is written as text, run by ONNX's reference implementation.
+    """Source model whose graph is written as text and run by ONNX's reference implementation.
 
     Attributes:
         text: The graph, without a name.
@@ -33,7 +33,7 @@ class TextSource(SourceModel):
 
     @classmethod
     def of(cls, text: str, inputs: tuple[InputSpec, ...], weights: Mapping[str, Any] = {}, **more: Any) -> Self:
-        """A source of a text."""
+        """Make a source of a text."""
         return cls(text=text, inputs=inputs, weights=weights, **more)
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:

@@ -200,7 +200,7 @@ def convolutions() -> onnx_ir.Model:
 
 
 def mlp() -> onnx_ir.Model:
-    """Two products with an activation and a gate between them, and a bias behind each."""
+    """Two products with an activation and a gate between them, and biases."""
     return graph(
         MLP,
         s=draw(24), o=draw(24, seed=1), w1=_small(24, 48, seed=2), b1=draw(48, seed=3), gate=draw(1, 48, seed=4),
@@ -209,7 +209,7 @@ def mlp() -> onnx_ir.Model:
 
 
 def quantized() -> onnx_ir.Model:
-    """The same in int8, as quantizers write it: weights, in front of all, have a scale for each column."""
+    """The same in int8, as quantizers write it: weights first, with a scale per column."""
     random = np.random.default_rng(7)
     rows = random.uniform(1, 4, 24).astype(np.float32) / 1000
     return graph(
@@ -246,13 +246,13 @@ def fused() -> onnx_ir.Model:
 
 
 def looking_up(rows: int) -> onnx_ir.Model:
-    """Five products; in front of the fourth a row of a table is added, which fails where the table has no such row."""
+    """Five products; before the fourth, a row of a table is added, which fails for a missing row."""
     weights = {f"w{number}": draw(WIDE, WIDE, seed=number) / WIDE**0.5 for number in range(5)}
     return graph(LOOKING_UP, **weights, table=draw(rows, WIDE, seed=9), one=ints(1))
 
 
 def decoder() -> onnx_ir.Model:
-    """Attention as GPT-2 has it: one product of all rows for queries, keys and values, whose shape is computed."""
+    """Attention of GPT-2: one product of all rows for queries, keys and values, with computed shapes."""
     return graph(
         DECODER, opset=20, wqkv=_small(WIDTH, 3 * WIDTH, seed=1), bqkv=draw(3 * WIDTH, seed=2), flat=ints(-1, WIDTH),
         three=ints(3 * WIDTH), one=ints(WIDTH), each=ints(WIDTH, WIDTH, WIDTH), split=ints(0, 0, HEADS, DEPTH),
@@ -261,7 +261,7 @@ def decoder() -> onnx_ir.Model:
 
 
 def relative() -> onnx_ir.Model:
-    """Attention as T5 has it: a bias for each head and distance, from a table; what is made in computed shapes."""
+    """Attention of T5: a bias from a table for each head and distance, in computed shapes."""
     squares = {name: _small(WIDTH, WIDTH, seed=seed) for seed, name in enumerate(("wq", "wk", "wv", "wo"))}
     return graph(
         RELATIVE, opset=20, **squares, split=ints(0, 0, HEADS, DEPTH), joined=ints(0, 0, WIDTH),
@@ -271,14 +271,14 @@ def relative() -> onnx_ir.Model:
 
 
 def save(model: onnx_ir.Model, folder: Path) -> Path:
-    """The file of a graph in a folder, which is made."""
+    """Write a graph into a folder, which is created."""
     folder.mkdir(parents=True, exist_ok=True)
     onnx_ir.save(model, folder / "model.onnx")
     return folder / "model.onnx"
 
 
 def spread(graph: Path, folder: Path, pipeline: int, tensor: int = 1, micro_batches: int = 4) -> SessionConfig:
-    """The configuration of a split graph, all of it on one core; its parts are written into a folder."""
+    """Configuration of a split graph on one core; its parts are written into a folder."""
     cuts = tuple(stage.begin for stage in find_stages(count_costs(graph, tensor), pipeline, CPU_CORE)[1:])
     folder.mkdir(exist_ok=True)
     write_parts(graph, cuts, tensor, folder)
@@ -293,7 +293,7 @@ def cut(make: Callable[[], onnx_ir.Model], folder: Path, shards: int) -> list[Sh
 
 
 def together(shards: list[Sharded], folder: Path, **feeds: AnyArray) -> dict[str, AnyArray]:
-    """What the shards compute, part by part, by ONNX's reference; sums in fp64."""
+    """Outputs of the shards, part by part, by ONNX's reference implementation; sums in fp64."""
     tensors = [dict(feeds) for _ in shards]
     listed = [find_parts(each.model, ()) for each in shards]
     for number, part in enumerate(listed[0]):

@@ -1,4 +1,4 @@
-"""The status of a model instance, as tests need it."""
+"""Statuses of model instances for tests."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ def instance_status(**changes: Any) -> InstanceStatus:
 
 
 def read_statuses(folder: Path) -> list[InstanceStatus]:
-    """All instances that are ready."""
+    """Read the statuses of all ready instances."""
     return list(read_snapshot(folder).statuses.values())
 
 
 def read_counters(folder: Path) -> dict[str, tuple[int, int]]:
-    """Batches `(begun, ended)` by `instance.pid`."""
+    """Read the batches `(begun, ended)` by `instance.pid`."""
     return {name: (progress.begun, progress.ended) for name, progress in read_snapshot(folder).progress.items()}

@@ -1,4 +1,4 @@
-"""Stories without measurements: requests, observations and documents for the unit tests."""
+"""Stories without measurements: requests, observations and documents for unit tests."""
 
 from __future__ import annotations
 
@@ -67,12 +67,12 @@ def story_document(**observations: Observation) -> dict[str, Any]:
 
 
 class OpeningFailed(Exception):
-    """What a library of somebody else raises."""
+    """An exception of a third-party library."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FakeWorkload:
-    """Work that another process can open, and that computes nothing: the score of a JPEG is its length.
+    """Workload that another process can open: the score of a JPEG is its length.
 
     Attributes:
         fault: When it fails, and how.
@@ -115,7 +115,7 @@ class FakeWorkload:
 
 @dataclass
 class FakeSession:
-    """A session whose outputs a test chooses; every feed of `INPUT_0` is kept."""
+    """Session with given outputs; it keeps every feed of `INPUT_0`."""
 
     outputs: dict[str, AnyArray]
     fed: list[AnyArray] = field(default_factory=list)

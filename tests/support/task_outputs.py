@@ -1,4 +1,4 @@
-"""Outputs of a detector, a segmenter and an embedding, as small as they can be and still decide something."""
+"""Small but conclusive outputs of a detector, a segmenter and an embedding."""
 
 from __future__ import annotations
 

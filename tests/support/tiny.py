@@ -15,18 +15,18 @@ TEXT = "(float[batch,4] x) => (float[batch,3] y) { p = MatMul(x, w) y = Add(p, b
 
 
 def run(*arguments: str | Path) -> Any:
-    """Runs `graphkiln` in this process, 80 columns wide."""
+    """Run `graphkiln` in this process, 80 columns wide."""
     return CliRunner().invoke(app, list(map(str, arguments)), env={"COLUMNS": "80"})
 
 
 def write_source(folder: Path) -> Path:
-    """Writes the ONNX file."""
+    """Write the ONNX file."""
     onnx_ir.save(graph(TEXT, w=draw(4, 3), b=draw(3)), folder / "tiny.onnx")
     return folder / "tiny.onnx"
 
 
 def convert(folder: Path) -> Path:
-    """Converts it; returns the version folder."""
+    """Convert it; return the version folder."""
     finished = run("convert", write_source(folder), "--name", "m", "--model-store", folder / "store")
     assert finished.exit_code == 0, finished.output
     return folder / "store" / "m" / "1"

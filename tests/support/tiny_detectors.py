@@ -1,4 +1,4 @@
-"""Detectors of torchvision's own classes on backbones of two convolutions, with random weights that find things."""
+"""Detectors of torchvision's classes on backbones of two convolutions, with random weights that find something."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def tiny_detector(kind: str) -> Any:
 
 
 def batched_ssd() -> Ssd:
-    """The SSD for batches: what `graphkiln convert python:tiny_detectors:batched_ssd` opens."""
+    """Make an SSD for batches, for `graphkiln convert python:tiny_detectors:batched_ssd`."""
     return Ssd(tiny_detector("ssd"), (SIDE, SIDE))
 
 

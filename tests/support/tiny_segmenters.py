@@ -1,4 +1,4 @@
-"""Segmenters of transformers' own classes that score the classes of pixels themselves, with few random weights."""
+"""Segmenters of transformers' classes with per-pixel classes and few random weights."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _SQUARE = (64, 64)
 
 
 def makers(labels: int, size: tuple[int, int]) -> dict[str, Callable[[], Any]]:
-    """What makes a model of each type of transformers, for a number of classes and a `(height, width)` in pixels."""
+    """Function that makes a model of each type, for a number of classes and a `(height, width)` in pixels."""
     told = {"num_labels": labels}
     return {
         "beit": lambda: _beit("Beit", image_size=list(size), out_indices=[1, 2, 3, 4], **told),
@@ -50,19 +50,19 @@ PROCESSORS = {
 
 
 def processor_of(kind: str, **options: Any) -> Any:
-    """The image processor of a type, Pillow's where it has one."""
+    """Image processor of a type, Pillow's if it has one."""
     name = PROCESSORS[kind]
     made = getattr(hf, f"{name}ImageProcessorPil", None) or getattr(hf, f"{name}ImageProcessor")
     return made(**options)
 
 
 def size_of(kind: str, usual: tuple[int, int]) -> tuple[int, int]:
-    """`(height, width)` of a model's input: the usual one, but for those that take squares alone."""
+    """`(height, width)` of a model's input; some types need squares."""
     return _SQUARE if kind in ("data2vec-vision", "dpt", "tipsv2_dpt") else usual
 
 
 def balance_classes(model: Any, batch: torch.Tensor, labels: int) -> None:
-    """Random scores have a class that is the best nearly everywhere: the mean of each class becomes 0."""
+    """Shift the mean of each class to 0: with random scores one class is best nearly everywhere."""
     kinds = (nn.Conv2d, nn.Linear)
     layers = [each for each in model.modules() if isinstance(each, kinds) and _outputs_of(each) == labels]
     with torch.no_grad():
@@ -70,14 +70,14 @@ def balance_classes(model: Any, batch: torch.Tensor, labels: int) -> None:
 
 
 def revive(model: nn.Module) -> None:
-    """Some are made with normalizations that let nearly nothing through."""
+    """Reset normalizations that suppress nearly everything."""
     for layer in model.modules():
         if isinstance(layer, nn.BatchNorm2d):
             nn.init.ones_(layer.weight)
 
 
 def _outputs_of(layer: nn.Conv2d | nn.Linear) -> int:
-    """Of a layer whose bias can be moved."""
+    """Outputs of a layer whose bias can be shifted."""
     return 0 if layer.bias is None else int(layer.weight.shape[0])
 
 

@@ -1,4 +1,4 @@
-"""A T5 of a few thousand weights by transformers' own classes, its cache as clients keep it, and greedy generation."""
+"""A T5 of a few thousand weights of transformers' classes, its cache as clients keep it, and greedy generation."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ Tensors = Mapping[str, AnyArray]
 
 
 def save(folder: Path) -> Path:
-    """The folder of a model whose weights are far enough apart that its tokens differ."""
+    """Write the folder of a model whose weights differ enough for distinct tokens."""
     torch.manual_seed(6)
     config = hf.T5Config(
         vocab_size=WORDS, d_model=WIDTH, d_kv=DEPTH, d_ff=32, num_layers=LAYERS, num_heads=HEADS,
@@ -36,12 +36,12 @@ def save(folder: Path) -> Path:
 
 
 def load(folder: Path) -> Any:
-    """The whole model, in evaluation mode."""
+    """Load the whole model in evaluation mode."""
     return hf.T5ForConditionalGeneration.from_pretrained(folder).eval()
 
 
 def generate(model: Any, tokens: AnyArray, mask: AnyArray, count: int) -> AnyArray:
-    """What transformers generates greedily, INT64 `[rows, count]`: no sequence ends early."""
+    """Greedy generation by transformers, INT64 `[rows, count]`: no sequence ends early."""
     model.generation_config.eos_token_id = None
     with torch.inference_mode():
         found = model.generate(
@@ -53,7 +53,7 @@ def generate(model: Any, tokens: AnyArray, mask: AnyArray, count: int) -> AnyArr
 
 
 def hidden_past(rows: int, length: int = 1, seed: int | None = None) -> dict[str, AnyArray]:
-    """The past of the first step, which its mask hides: zeros, or drawn numbers, `[rows, heads, length, depth]`."""
+    """Masked past of the first step: zeros or random numbers, `[rows, heads, length, depth]`."""
     shape = (rows, HEADS, length, DEPTH)
     names = [f"past_{what}_{layer}" for layer in range(LAYERS) for what in ("key", "value")]
     if seed is None:
@@ -63,7 +63,7 @@ def hidden_past(rows: int, length: int = 1, seed: int | None = None) -> dict[str
 
 
 def next_past(found: Tensors) -> dict[str, AnyArray]:
-    """What a step returned of the cache, as the next one takes it."""
+    """Past of the next step, from the cache that a step returned."""
     return {name.replace("present", "past"): array for name, array in found.items() if name.startswith("present")}
 
 

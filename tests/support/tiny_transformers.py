@@ -1,4 +1,4 @@
-"""Detectors and segmenters of transformers' own classes with a few thousand random weights that find things."""
+"""Detectors and segmenters of transformers' classes with a few thousand random weights that find something."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _SMALL = {
 
 
 def tiny_model(kind: str, **changes: Any) -> Any:
-    """A model in evaluation mode, by transformers' name of its type."""
+    """Make a model in evaluation mode, by transformers' name of its type."""
     torch.manual_seed(0)
     model = _MAKERS[kind](**changes).eval()
     generator = torch.Generator().manual_seed(1)
@@ -50,14 +50,14 @@ def tiny_model(kind: str, **changes: Any) -> Any:
 
 
 def _calm_boxes(model: Any) -> None:
-    """Its heads give logarithms of sizes, twice: random boxes are larger than images, and fp32 cannot tell pixels."""
+    """Reduce the sizes of random boxes, which otherwise exceed the image."""
     for name, parameter in model.named_parameters():
         if "bbox" in name and ".layers.2." in name:
             parameter.data *= 0.1
 
 
 def save_model(kind: str, folder: Path, **changes: Any) -> str:
-    """Saves a model as its own library does, with its image processor; returns the shape of a sample."""
+    """Save a model and its image processor with its library; return the shape of a sample."""
     tiny_model(kind, **changes).save_pretrained(folder)
     names = {**huggingface_tasks._SOFTMAX, **huggingface_tasks._FOCAL}
     made = huggingface_tasks._processor(names[kind]) if kind in names else tiny_segmenters.processor_of(kind)
@@ -67,7 +67,7 @@ def save_model(kind: str, folder: Path, **changes: Any) -> str:
 
 
 def _spread_classes(model: Any) -> None:
-    """Random queries are nearly alike: what they have in common would make all of them one class."""
+    """Remove what random queries have in common, which would make all of them one class."""
     model.class_predictor.weight.data *= 20
     with torch.no_grad():
         model.class_predictor.bias -= model(pixel_values=images(2)).class_queries_logits.mean((0, 1))
@@ -129,7 +129,7 @@ def _hgnet() -> Any:
 
 
 def _pyramid(name: str, backbone: Callable[[], Any], **own: Any) -> Callable[..., Any]:
-    """RT-DETR and its kin: three levels of features."""
+    """RT-DETR and similar: three levels of features."""
 
     def make(**changes: Any) -> Any:
         config = getattr(hf, f"{name}Config")(
@@ -157,7 +157,7 @@ def _pyramid(name: str, backbone: Callable[[], Any], **own: Any) -> Callable[...
 
 
 def _light(name: str, backbone: Callable[[], Any], **own: Any) -> Callable[..., Any]:
-    """LW-DETR and RF-DETR: a vision transformer, and a decoder that looks at its features."""
+    """LW-DETR and RF-DETR: a vision transformer and a decoder of its features."""
 
     def make(**changes: Any) -> Any:
         config = getattr(hf, f"{name}Config")(

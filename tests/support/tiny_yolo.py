@@ -1,4 +1,4 @@
-"""ONNX files with outputs of the YOLO kinds, of random weights that find things: 64 x 64 pixels, three classes."""
+"""ONNX files with outputs of the YOLO kinds and random weights that find something: 64 x 64 pixels, three classes."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOUND = 300
 
 
 class Raw(nn.Module):
-    """Boxes as center and size in pixels around the cells of three strides, and scores of classes."""
+    """Boxes as center and size in pixels around the cells of three strides, and class scores."""
 
     def __init__(self, anchors: int, values: int) -> None:
         super().__init__()
