@@ -6,20 +6,34 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from digits_subject import digits_subject
 from simulated_server import SimulatedServer, simulated_space, true_rate
 
 from graphkiln.tuning.candidate import ENGINE, PRECISION
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Journal, RecordedTrials
+from graphkiln.tuning.questions import Questions, read_questions
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
 from graphkiln.tuning.space import Space
+from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target
 
 CORES = 2
 P99_S = 0.08
 
 Tune = Callable[..., Result]
+
+
+@pytest.fixture(scope="session")
+def subject(repository: Path) -> Subject:
+    return digits_subject(repository)
+
+
+@pytest.fixture(scope="session")
+def questions(repository: Path) -> Questions:
+    """The golden samples of the subject."""
+    return read_questions(digits_subject(repository))
 
 
 @pytest.fixture(scope="session")

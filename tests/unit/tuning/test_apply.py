@@ -9,13 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from digits_subject import digits_subject
 
 from graphkiln.tuning import apply as application
 from graphkiln.tuning.apply import Applied, prove, write
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import run_job
-from graphkiln.tuning.questions import Questions, read_questions
+from graphkiln.tuning.questions import Questions
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
 from graphkiln.tuning.trials import Bare
 from graphkiln_backend.graph.errors import RepositoryError, VerificationError
@@ -38,11 +37,6 @@ def read_again(model: Path) -> Subject:
     """Read the model again."""
     with vanishing_cache() as cache:
         return read_subject(model / "1", cache)
-
-
-@pytest.fixture(scope="module")
-def questions(repository: Path) -> Questions:
-    return read_questions(digits_subject(repository))
 
 
 @pytest.fixture

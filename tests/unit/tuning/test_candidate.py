@@ -5,9 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-import pytest
-from digits_subject import digits_subject
-
 from graphkiln.tuning.candidate import (
     ENGINE,
     INSTANCES,
@@ -32,11 +29,6 @@ def test_format_of_a_candidate() -> None:
 
 
 # From candidates to configurations.
-
-
-@pytest.fixture(scope="module")
-def subject(repository: Path) -> Subject:
-    return digits_subject(repository)
 
 
 def test_keys_become_config_changes(subject: Subject) -> None:

@@ -314,10 +314,6 @@ def recording(
 
 
 class TestMoments:
-    def test_bursts(self) -> None:
-        moments = Arriving(burst=4).moments(100, 50, 0)
-        assert {size % 4 for size in np.unique(moments, return_counts=True)[1]} == {0}
-
     def test_simultaneous_requests_are_no_trace(self, tmp_path: Path) -> None:
         trace = tmp_path / "trace.txt"
         trace.write_text("5\n5\n5\n")

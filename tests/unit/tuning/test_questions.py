@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import pytest
-from digits_subject import digits_subject
 from PIL import Image
 from task_outputs import DETECTION, detector_outputs
 
@@ -25,16 +24,6 @@ from graphkiln_backend.graph.errors import ConversionError, InvalidInput
 from graphkiln_backend.graph.precision import Precision
 
 LABELS = ("zero", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine")
-
-
-@pytest.fixture(scope="module")
-def subject(repository: Path) -> Subject:
-    return digits_subject(repository)
-
-
-@pytest.fixture(scope="module")
-def questions(subject: Subject) -> Questions:
-    return read_questions(subject)
 
 
 @pytest.fixture

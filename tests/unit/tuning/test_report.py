@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from digits_subject import digits_subject
 from rich.console import Console
 from tuned import document, exact, finished, measured, tuning
 
@@ -24,11 +23,6 @@ from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, OpenLoop
 from graphkiln.tuning.tuner import Tuning
-
-
-@pytest.fixture(scope="module")
-def subject(repository: Path) -> Subject:
-    return digits_subject(repository)
 
 
 @pytest.fixture

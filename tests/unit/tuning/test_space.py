@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from digits_subject import changed, digits_subject
+from digits_subject import changed
 from tuned import span_everything as span
 
 from graphkiln.tuning.candidate import ENGINE, INSTANCES, MAX_BATCH_SIZE, THREADS, Candidate, Value, default_values
@@ -72,11 +72,6 @@ def test_fixed_key_may_have_a_new_value() -> None:
 
 
 # The space of a model on a machine.
-
-
-@pytest.fixture(scope="module")
-def subject(repository: Path) -> Subject:
-    return digits_subject(repository)
 
 
 def axes(space: Space) -> dict[str, tuple[Value, ...]]:

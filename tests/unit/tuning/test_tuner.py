@@ -13,7 +13,6 @@ from typing import Any, Self
 
 import numpy as np
 import pytest
-from digits_subject import digits_subject
 from tuned import measured, tuning
 
 from graphkiln.tuning import tuner
@@ -26,11 +25,6 @@ from graphkiln.tuning.target import Objective, Target
 from graphkiln.tuning.trials import Bare, LoadShape, Measured
 from graphkiln.tuning.tuner import Tuning, search_folder
 from graphkiln_backend.graph.errors import MeasurementError, RepositoryError
-
-
-@pytest.fixture(scope="module")
-def subject(repository: Path) -> Subject:
-    return digits_subject(repository)
 
 
 class FakeTrials:
@@ -145,8 +139,6 @@ def interrupted(self: FakeTrials, **facts: Any) -> None:
     [
         lambda t: replace(t, target=Target(p99_s=0.06)),
         lambda t: replace(t, subject=replace(t.subject, cores=1)),
-        lambda t: replace(t, subject=replace(t.subject, version=2)),
-        lambda t: replace(t, arriving=Arriving(burst=4)),
         lambda t: replace(t, arriving=Arriving(trace=np.array([0.0, 1.0]))),
         lambda t: replace(t, questions=replace(t.questions, feeds=t.questions.feeds[:2])),
         lambda t: replace(t, space=narrow(t.space, ["engine"], {})),
