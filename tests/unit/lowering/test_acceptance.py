@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_session import FakeSession, spec
 
 from graphkiln_backend.engines.base import PLAIN_RUNS, Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU
@@ -180,24 +181,16 @@ X = np.arange(1, 7, dtype=np.float32).reshape(3, 2)
 TWO_OUTPUTS = GoldenSamples(inputs={"x": X}, source_outputs={}, graph_outputs={"y": X * 2, "z": X + 1})
 
 
-class TwoOutputs:
-    """Two outputs, one of them wrong by `error`."""
+def two_outputs(error: float = 0.0) -> FakeSession:
+    """Session with two outputs; `z` is wrong by `error`."""
 
-    def __init__(self, error: float = 0.0) -> None:
-        def spec(name: str) -> TensorSpec:
-            return TensorSpec(name=name, dtype=DType.FP32, shape=("batch", 2))
-
-        self.signature = Signature(inputs=(spec("x"),), outputs=(spec("y"), spec("z")))
-        self.error = error
-
-    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
+    def compute(feeds: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         assert len(feeds["x"]) == 1
         assert PLAIN_RUNS.get() == (threading.current_thread().name == "replay")
-        computed = {"y": feeds["x"] * 2, "z": feeds["x"] + np.float32(1 + self.error)}
-        return {name: computed[name] for name in outputs or computed}
+        return {"y": feeds["x"] * 2, "z": feeds["x"] + np.float32(1 + error)}
 
-    def close(self) -> None:
-        pass
+    signature = Signature(inputs=(spec("x", "batch", 2),), outputs=(spec("y", "batch", 2), spec("z", "batch", 2)))
+    return FakeSession(signature, compute)
 
 
 def replay_of(session: object) -> Replay:
@@ -212,43 +205,20 @@ def verdict(golden: Replay, outputs: tuple[str, ...]) -> str:
 
 
 def test_replay_passes_over_all_samples() -> None:
-    golden = replay_of(TwoOutputs())
+    golden = replay_of(two_outputs())
     assert golden.output_subsets == (("y", "z"),)
     assert "3 samples" in verdict(golden, ("y", "z"))
 
 
 def test_replay_names_the_wrong_output() -> None:
-    golden = replay_of(TwoOutputs(error=0.1))
+    golden = replay_of(two_outputs(error=0.1))
     assert verdict(golden, ("y",))
     with pytest.raises(VerificationError, match="z: relative L2"):
         verdict(golden, ("y", "z"))
 
 
-class TestReplayOfBatches:
-    class Halves(TwoOutputs):
-        """Computes the halves of a batch, and returns them in the wrong order if `swapped`."""
-
-        swapped = False
-
-        def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-            x = feeds["x"]
-            x = np.roll(x, len(x) // 2, axis=0) if self.swapped else x
-            return {name: {"y": x * 2, "z": x + 1}[name] for name in outputs or ("y", "z")}
-
-    def test_swapped_parts_show_only_in_a_batch(self) -> None:
-        session = self.Halves()
-        alone = replay_of(session)
-        both = Replay.of_golden(session, TWO_OUTPUTS, REPLAY[Precision.FP32], together=6)  # type: ignore[arg-type]
-        assert [len(feeds["x"]) for feeds in both.samples] == [1, 1, 1, 6]
-        assert "batch sizes 1, 6" in verdict(both, ("y", "z"))
-        session.swapped = True
-        assert verdict(alone, ("y", "z"))
-        with pytest.raises(VerificationError, match="the outputs changed"):
-            verdict(both, ("z",))
-
-
 def test_graphs_of_output_subsets_are_replayed() -> None:
-    with SubsetSession(TwoOutputs(), lambda _: TwoOutputs(error=0.1)) as session:  # type: ignore[arg-type, return-value]
+    with SubsetSession(two_outputs(), lambda _: two_outputs(error=0.1)) as session:  # type: ignore[arg-type, return-value]
         session.run({"x": X[:1]}, ("z",))
         session.settle()
         golden = replay_of(session)
@@ -258,19 +228,11 @@ def test_graphs_of_output_subsets_are_replayed() -> None:
             verdict(golden, ("z",))
 
 
-class Computed:
-    """Session that computes by a function, and counts its runs."""
-
-    def __init__(self, compute: Callable[[int, np.ndarray], np.ndarray], dtype: DType = DType.FP32) -> None:
-        spec = TensorSpec(name="x", dtype=dtype, shape=("batch", 3))
-        self.signature = Signature(inputs=(spec,), outputs=(TensorSpec(name="y", dtype=dtype, shape=("batch", 3)),))
-        self._compute = compute
-        self.runs = 0
-
-    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str] | None = None) -> dict[str, np.ndarray]:
-        assert outputs in {None, ("y",)}
-        self.runs += 1
-        return {"y": self._compute(self.runs, feeds["x"])}
+def counting(compute: Callable[[int, np.ndarray], np.ndarray]) -> FakeSession:
+    """Session that computes by the number of the run."""
+    signature = Signature(inputs=(spec("x", "batch", 3),), outputs=(spec("y", "batch", 3),))
+    session = FakeSession(signature, lambda feeds: {"y": compute(len(session.feeds), feeds["x"])})
+    return session
 
 
 def record(session: Any) -> Replay | None:
@@ -280,7 +242,7 @@ def record(session: Any) -> Replay | None:
 
 class TestRecordedReplay:
     def test_changed_outputs_are_refused(self) -> None:
-        session = Computed(lambda run, x: x * (2 if run < 5 else 2.01))
+        session = counting(lambda run, x: x * (2 if run < 5 else 2.01))
         recorded = record(session)
         assert recorded is not None
         assert recorded.output_subsets == (("y",),)
@@ -290,4 +252,4 @@ class TestRecordedReplay:
 
     @pytest.mark.parametrize("last", [2, 3])
     def test_random_graph_is_not_replayed(self, last: int) -> None:
-        assert record(Computed(lambda run, x: x * np.float32(1 + 1e-6 * (run == last)))) is None
+        assert record(counting(lambda run, x: x * np.float32(1 + 1e-6 * (run == last)))) is None

@@ -236,15 +236,6 @@ class TestGraphFacts:
 
         return start
 
-    def test_later_start_parses_nothing(
-        self, cache: ArtifactCache, graph: Path, restart: Any, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        recall_graph(graph, cache)
-        signature = read_signature(graph)
-        monkeypatch.setattr(onnx_file, "onnx", None)
-        restart(graph)
-        assert read_signature(graph) == signature
-
     @pytest.mark.parametrize(("settled_ns", "hashes"), [(0, 1), (3_600_000_000_000, 2)])
     def test_unchanged_file_is_not_hashed_again(
         self,

@@ -11,18 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 import zoo
+from fake_session import FakeSession, spec
 from lowered import ORT, artifacts_of, lower_version
 from onnx import helper
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.base import Placement
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import LoweringError, SignatureError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.output_subsets import SubsetSession, build_subset
 from graphkiln_backend.lowering.proven_session import ProvenSession
@@ -79,6 +77,11 @@ CHAIN = [("y" if number == 1 else f"y{number - 1}", f"y{number}") for number in 
 NAMES = tuple("abcdefg")
 
 
+def session_of(names: tuple[str, ...]) -> FakeSession:
+    signature = Signature(inputs=(spec("x", "batch"),), outputs=tuple(spec(name, "batch") for name in names))
+    return FakeSession(signature, lambda feeds: dict.fromkeys(names, feeds["x"]))
+
+
 class Parts:
     """Fake builder of subset sessions."""
 
@@ -97,30 +100,8 @@ class Parts:
             raise self.error
         if not self.worth_it:
             return None
-        self.sessions.append(PartSession(outputs))
+        self.sessions.append(session_of(outputs))
         return self.sessions[-1]
-
-
-class PartSession:
-    def __init__(self, names: tuple[str, ...]) -> None:
-        self.names = names
-        self.requested: list[Any] = []
-        self.closed = 0
-
-    @property
-    def signature(self) -> Signature:
-        outputs = tuple(TensorSpec(name=name, dtype=DType.FP32, shape=("batch",)) for name in self.names)
-        return Signature(inputs=(TensorSpec(name="x", dtype=DType.FP32, shape=("batch",)),), outputs=outputs)
-
-    def run(self, feeds: Any, outputs: Any = None) -> Any:
-        self.requested.append(outputs)
-        return dict.fromkeys(outputs or self.names, feeds["x"])
-
-    def placement(self, feeds: Any) -> Placement:
-        return Placement(nodes={"whole": len(feeds)}, precision=Precision.FP32)
-
-    def close(self) -> None:
-        self.closed += 1
 
 
 FEEDS = {"x": np.zeros(1, np.float32)}
@@ -133,7 +114,7 @@ class TestSession:
 
     @pytest.fixture
     def whole(self) -> Any:
-        return PartSession(NAMES)
+        return session_of(NAMES)
 
     @pytest.fixture
     def session(self, whole: Any, parts: Parts) -> Iterator[SubsetSession]:
@@ -151,12 +132,12 @@ class TestSession:
         parts.may_build.clear()
         for _ in range(3):
             assert list(session.run(FEEDS, ["a"])) == ["a"]
-        assert len(whole.requested) == 3
+        assert len(whole.outputs) == 3
         parts.may_build.set()
         session.settle()
         session.run(FEEDS, ["a"])
-        assert len(whole.requested) == 3
-        assert parts.sessions[0].requested == [("a",)]
+        assert len(whole.outputs) == 3
+        assert parts.sessions[0].outputs == [("a",)]
 
     def test_one_subset_is_built_at_a_time(self, session: SubsetSession, parts: Parts) -> None:
         parts.may_build.clear()
@@ -173,7 +154,7 @@ class TestSession:
             self.request(session, name)
         assert parts.requested == [("a",), ("b",), ("c",), ("d",)]
         assert list(session.run(FEEDS, ["g"])) == ["g"]
-        assert whole.requested[-1] == ("g",)
+        assert whole.outputs[-1] == ("g",)
 
     def test_subset_that_saves_little_is_served_by_the_whole_graph(
         self, session: SubsetSession, whole: Any, parts: Parts, logged: list[str]
@@ -182,7 +163,7 @@ class TestSession:
         for _ in range(3):
             self.request(session, "a", "b")
         assert parts.requested == [("a", "b")]
-        assert len(whole.requested) == 3
+        assert len(whole.outputs) == 3
         assert logged == ["outputs a, b alone: served by the whole graph"]
 
     @pytest.mark.parametrize("error", [LoweringError("refused", attempts=()), OSError("the disk is full")])
@@ -193,7 +174,7 @@ class TestSession:
         for _ in range(3):
             self.request(session, "a")
         assert parts.requested == [("a",)]
-        assert len(whole.requested) == 3
+        assert len(whole.outputs) == 3
         assert logged == [f"cannot build a graph for output a alone: {error}"]
 
     def test_close_waits_for_a_build_and_closes_all_sessions_once(self, whole: Any, parts: Parts) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from fake_session import FakeSession, spec
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, VerificationError
@@ -22,31 +23,9 @@ from graphkiln_backend.lowering.trial import (
     try_beside,
 )
 from graphkiln_backend.proof.policy import OTHER_ENGINE
-from graphkiln_backend.system.closing import Closeable
 
 GRAPH = Path("graph")
 Compute = Callable[[np.ndarray], np.ndarray]
-
-
-class Session(Closeable):
-    """Session that computes by a function."""
-
-    def __init__(self, compute: Compute, dtype: DType = DType.INT64, batch: int | str = "batch") -> None:
-        spec = TensorSpec(name="x", dtype=dtype, shape=(batch, 3))
-        self.signature: Any = Signature(inputs=(spec,), outputs=(TensorSpec(name="y", dtype=dtype, shape=("n",)),))
-        self._compute = compute
-        self.runs = 0
-
-    def run(self, feeds: Mapping[str, Any], outputs: Sequence[str] | None = None) -> dict[str, Any]:
-        assert outputs is None
-        self.runs += 1
-        return {"y": self._compute(feeds["x"])}
-
-    def placement(self, feeds: Mapping[str, Any]) -> Any:
-        raise NotImplementedError
-
-    def close(self) -> None:
-        self.runs = -1
 
 
 def refuse(x: np.ndarray) -> np.ndarray:
@@ -65,21 +44,26 @@ def refuse_to_load(_: Path) -> Any:
     raise LoweringError("not for ONNX Runtime", attempts=())
 
 
+def session_of(compute: Compute, dtype: DType = DType.INT64, batch: int | str = "batch") -> FakeSession:
+    signature = Signature(inputs=(spec("x", batch, 3, dtype=dtype),), outputs=(spec("y", "n", dtype=dtype),))
+    return FakeSession(signature, lambda feeds: {"y": compute(feeds["x"])})
+
+
 class TestAsSaved:
     def test_simplest_accepted_request_is_used(self) -> None:
-        assert try_as_saved(Session(lambda x: x), GRAPH, refuse_to_load).synthetic == SyntheticInputs()
-        assert try_as_saved(Session(only_ones), GRAPH, refuse_to_load).synthetic == SyntheticInputs(fill=1)
+        assert try_as_saved(session_of(lambda x: x), GRAPH, refuse_to_load).synthetic == SyntheticInputs()
+        assert try_as_saved(session_of(only_ones), GRAPH, refuse_to_load).synthetic == SyntheticInputs(fill=1)
 
     def test_request_refused_by_the_saved_graph_is_not_a_fault(self) -> None:
-        reference = Session(refuse)
-        trial = try_as_saved(Session(refuse), GRAPH, lambda _: reference)
+        reference = session_of(refuse)
+        trial = try_as_saved(session_of(refuse), GRAPH, lambda _: reference)
         assert trial.synthetic is None
         assert trial.note == "every synthetic request fails, the first with: out of range: 0"
-        assert reference.runs == -1  # closed
+        assert reference.closed == 1
 
     def test_session_must_accept_what_the_saved_graph_accepts(self) -> None:
         with pytest.raises(LoweringError, match="fails where the saved graph does not; out of range: 1"):
-            try_as_saved(Session(refuse), GRAPH, lambda _: Session(only_ones))
+            try_as_saved(session_of(refuse), GRAPH, lambda _: session_of(only_ones))
 
     @pytest.mark.parametrize(
         ("batch", "dtype", "because"),
@@ -90,19 +74,19 @@ class TestAsSaved:
         ],
     )
     def test_errors_that_depend_on_the_request_are_notes(self, batch: int | str, dtype: DType, because: Any) -> None:
-        session = Session(lambda x: fail(because(x)), dtype, batch)
+        session = session_of(lambda x: fail(because(x)), dtype, batch)
         assert "every synthetic request fails" in try_as_saved(session, GRAPH, refuse_to_load).note
 
     def test_same_error_for_all_requests_is_refused(self) -> None:
         with pytest.raises(
             LoweringError, match="every synthetic request fails with the same error; failed: not supported"
         ):
-            try_as_saved(Session(lambda _: fail("not supported"), batch=1), GRAPH, refuse_to_load)
+            try_as_saved(session_of(lambda _: fail("not supported"), batch=1), GRAPH, refuse_to_load)
 
 
 class TestBeside:
     def try_session(self, session: Compute, reference: Compute, dtype: DType = DType.FP32) -> Any:
-        return try_beside(Session(session, dtype), GRAPH, lambda _: Session(reference, dtype), OTHER_ENGINE)
+        return try_beside(session_of(session, dtype), GRAPH, lambda _: session_of(reference, dtype), OTHER_ENGINE)
 
     def test_same_outputs_pass(self) -> None:
         assert self.try_session(lambda x: x, lambda x: x).synthetic == SyntheticInputs()
@@ -130,24 +114,24 @@ class TestBeside:
 
     def test_missing_reference_is_refused(self) -> None:
         with pytest.raises(VerificationError, match=r"ONNX Runtime cannot load it .*self_test: off"):
-            try_beside(Session(lambda x: x), GRAPH, refuse_to_load, OTHER_ENGINE)
+            try_beside(session_of(lambda x: x), GRAPH, refuse_to_load, OTHER_ENGINE)
 
 
 class TestRepeats:
     def test_response_that_changes_is_refused(self) -> None:
         runs = count()
         with pytest.raises(LoweringError, match="different response"):
-            check_repeats(Session(lambda x: x + next(runs)), SyntheticInputs(), OTHER_ENGINE)
+            check_repeats(session_of(lambda x: x + next(runs)), SyntheticInputs(), OTHER_ENGINE)
 
 
 class TestRows:
     def test_independent_rows(self) -> None:
-        session = Session(lambda x: x * 2, DType.FP32)
+        session = session_of(lambda x: x * 2, DType.FP32)
         assert find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE) == ""
-        assert session.runs == 5
+        assert len(session.feeds) == 5
 
     def find(self, compute: Compute) -> str:
-        return find_mixed_rows(Session(compute, DType.FP32), SyntheticInputs(), OTHER_ENGINE)
+        return find_mixed_rows(session_of(compute, DType.FP32), SyntheticInputs(), OTHER_ENGINE)
 
     def test_row_that_depends_on_others(self) -> None:
         assert "a row depends on the others: y: relative L2" in self.find(lambda x: x - x.mean(axis=0))
@@ -160,13 +144,13 @@ class TestRows:
         assert "a row depends" in self.find(quantize)
 
     def test_equal_rows_if_only_zeros_are_accepted(self) -> None:
-        session = Session(lambda x: x.cumsum(axis=0) + 1 if not x.any() else refuse(x))
+        session = session_of(lambda x: x.cumsum(axis=0) + 1 if not x.any() else refuse(x))
         assert find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE) == ""
-        session = Session(lambda x: x + len(x) if not x.any() else refuse(x))
+        session = session_of(lambda x: x + len(x) if not x.any() else refuse(x))
         assert "a row depends on the others" in find_mixed_rows(session, SyntheticInputs(), OTHER_ENGINE)
 
     def test_graph_without_accepted_request(self) -> None:
-        assert "no valid request is known" in find_mixed_rows(Session(refuse), None, OTHER_ENGINE)
+        assert "no valid request is known" in find_mixed_rows(session_of(refuse), None, OTHER_ENGINE)
 
     def test_output_length_that_depends_on_values(self) -> None:
         assert self.find(lambda x: x[x > 0.5]).startswith("output 'y' has the shape [")

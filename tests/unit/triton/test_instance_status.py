@@ -11,11 +11,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import Any
 
 import pytest
 from statuses import instance_status, read_counters, read_statuses
@@ -220,27 +218,6 @@ def test_end_by_the_supervisor_is_recorded(tmp_path: Path) -> None:
     assert str(crash) == "the process that loaded it was ended: loading m version 2 did not finish within 9 s"
 
 
-_OPENED: list[list[str]] = []
-"""Files that were opened, one list per listener."""
-
-
-def listen(event: str, arguments: tuple[Any, ...]) -> None:
-    if event == "open" and _OPENED:
-        _OPENED[-1].append(str(arguments[0]))
-
-
-sys.addaudithook(listen)  # cannot be removed
-
-
-@contextmanager
-def opened() -> Iterator[list[str]]:
-    _OPENED.append([])
-    try:
-        yield _OPENED[-1]
-    finally:
-        _OPENED.pop()
-
-
 def test_snapshot_lists_everything_by_instance(tmp_path: Path) -> None:
     with ExitStack() as stack:
         for name in ("b_0", "a_1", "a_0"):
@@ -252,21 +229,6 @@ def test_snapshot_lists_everything_by_instance(tmp_path: Path) -> None:
         assert list(seen.loading) == [f"c_0.{os.getpid()}"]
         assert seen.ready == {1}
     assert read_snapshot(tmp_path) == Snapshot()
-
-
-def test_statuses_are_read_once_and_counters_each_time(tmp_path: Path) -> None:
-    names = [f"model_{number}_0" for number in range(40)]
-    with ExitStack() as stack:
-        for name in names:
-            stack.enter_context(StatusFile(tmp_path, name, STATUS))
-        reader = SnapshotReader(tmp_path)
-        with opened() as first:
-            seen = reader.read()
-        with opened() as second:
-            assert reader.read() == seen
-    counters = [str(tmp_path / f"{name}.1.counters") for name in names]
-    assert sorted(first) == sorted([*counters, *(str(tmp_path / f"{name}.1.json") for name in names)])
-    assert sorted(second) == sorted(counters)
 
 
 def test_removed_instances_are_forgotten(tmp_path: Path) -> None:

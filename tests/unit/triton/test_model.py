@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
@@ -307,28 +306,6 @@ class TestExecute:
         model.finalize()
         assert metric("graphkiln_batch_size_count") == 2
         assert metric("graphkiln_batch_size_sum") == 5
-
-    def test_single_request_calls_few_functions(self, model: TritonPythonModel) -> None:
-        """A run evicts the processor's caches: each line of Python costs ten times what a benchmark shows."""
-        single = [request(1)]
-        model.execute(single)
-        called: list[str] = []
-
-        def count(frame, event: str, _: object) -> None:
-            if event == "call" and "graphkiln_backend" in frame.f_code.co_filename:
-                called.append(frame.f_code.co_name)
-
-        sys.setprofile(count)
-        try:
-            model.execute(single)
-        finally:
-            sys.setprofile(None)
-        functions = [name for name in called if name != "<listcomp>"]  # inlined since Python 3.12
-        assert functions == [
-            *("execute", "__enter__"),
-            *("execute", "_read", "to_array", "_requested_outputs", "_run"),
-            *("to_response", "to_tensor", "__exit__"),
-        ]
 
 
 class TestReplay:

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
+from fake_session import FakeSession, Feeds, spec
 from fake_triton import InferenceRequest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, SignatureError
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.repository.batch_tensors import BatchInput, BatchInputKind, BatchOutput, BatchTensors
 from graphkiln_backend.triton.executor import Result
 from graphkiln_backend.triton.ragged import RaggedExecutor, form_batch, split_outputs
-
-Arrays = Mapping[str, np.ndarray]
-
-
-def spec(name: str, *shape: int | str) -> TensorSpec:
-    return TensorSpec(name=name, dtype=DType.FP32, shape=shape)
 
 
 def array(*shape: int) -> np.ndarray:
@@ -34,26 +29,20 @@ COUNT = describe(BatchInputKind.ELEMENT_COUNT, DType.FP32)
 TENSORS = BatchTensors(ragged={"x": 2}, inputs=(COUNT,), outputs={"y": BatchOutput(source="x", shape=(-1, -1))})
 
 
-class FakeSession:
+SIGNATURE = Signature(
+    inputs=(spec("x", "total"), spec("n", "rows"), spec("bias", "rows", 2)),
+    outputs=(spec("y", "total"), spec("count", "rows", 1)),
+)
+
+
+def compute(feeds: Feeds) -> dict[str, np.ndarray]:
     """Compute `y = 2 x` and the number of elements of each request; fail for 13."""
-
-    signature = Signature(
-        inputs=(spec("x", "total"), spec("n", "rows"), spec("bias", "rows", 2)),
-        outputs=(spec("y", "total"), spec("count", "rows", 1)),
-    )
-
-    def __init__(self) -> None:
-        self.feeds: list[Arrays] = []
-
-    def run(self, feeds: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
-        self.feeds.append(feeds)
-        if (feeds["x"] == 13).any():
-            raise ExecutionError("thirteen")
-        computed = {"y": feeds["x"] * 2, "count": feeds["n"][:, None]}
-        return {name: computed[name] for name in outputs}
+    if (feeds["x"] == 13).any():
+        raise ExecutionError("thirteen")
+    return {"y": feeds["x"] * 2, "count": feeds["n"][:, None]}
 
 
-def request(length: int, *outputs: str, guarded: bool = False, feeds: Arrays | None = None) -> InferenceRequest:
+def request(length: int, *outputs: str, guarded: bool = False, feeds: Feeds | None = None) -> InferenceRequest:
     x = array(1, length)
     x, bias = (x[:, None], array(1, 1, 2)) if guarded else (x, array(1, 2))
     return InferenceRequest({"x": x, "bias": bias, **(feeds or {})}, outputs or ("y", "count"))
@@ -72,12 +61,12 @@ def check(result: Result, length: int) -> None:
 @pytest.mark.parametrize("guarded", [False, True])
 class TestExecutor:
     def test_single_request(self, guarded: bool) -> None:
-        session = FakeSession()
+        session = FakeSession(SIGNATURE, compute)
         check(executor(session, guarded=guarded).execute(request(3, guarded=guarded)), 3)
         assert session.feeds[0]["x"].shape == (3,)
 
     def test_requests_of_different_lengths_share_a_run(self, guarded: bool) -> None:
-        session = FakeSession()
+        session = FakeSession(SIGNATURE, compute)
         served = executor(session, guarded=guarded)
         lengths = (3, 5, 0, 1)
         results = served.execute_batch([request(length, guarded=guarded) for length in lengths])
@@ -87,7 +76,7 @@ class TestExecutor:
         assert list(served.batch_sizes) == [4]
 
     def test_failed_request_does_not_affect_others(self, guarded: bool) -> None:
-        results = executor(FakeSession(), guarded=guarded).execute_batch(
+        results = executor(FakeSession(SIGNATURE, compute), guarded=guarded).execute_batch(
             [request(3, guarded=guarded), request(14, guarded=guarded), request(2, guarded=guarded)]
         )
         check(results[0], 3)
@@ -96,19 +85,20 @@ class TestExecutor:
 
 
 def test_graph_that_cannot_batch_is_logged(logged: list[str]) -> None:
-    class Alone(FakeSession):
-        def run(self, feeds: Arrays, outputs: Sequence[str]) -> dict[str, np.ndarray]:
-            if len(feeds["n"]) > 1:
-                raise ExecutionError("one at a time")
-            return super().run(feeds, outputs)
+    def alone(feeds: Feeds) -> dict[str, np.ndarray]:
+        if len(feeds["n"]) > 1:
+            raise ExecutionError("one at a time")
+        return compute(feeds)
 
-    for result, length in zip(executor(Alone()).execute_batch([request(3), request(5)]), (3, 5), strict=True):
+    for result, length in zip(
+        executor(FakeSession(SIGNATURE, alone)).execute_batch([request(3), request(5)]), (3, 5), strict=True
+    ):
         check(result, length)
     assert logged == ["a batch of 2 requests failed, but each of them succeeded alone: one at a time"]
 
 
 def test_only_requested_outputs_are_computed() -> None:
-    results = executor(FakeSession()).execute_batch([request(3, "y"), request(2, "count")])
+    results = executor(FakeSession(SIGNATURE, compute)).execute_batch([request(3, "y"), request(2, "count")])
     assert [list(result) for result in results if isinstance(result, dict)] == [["y"], ["count"]]
 
 
@@ -117,15 +107,14 @@ def test_only_requested_outputs_are_computed() -> None:
     [{"x": array(1, 3).astype(np.int32)}, {"x": array(3)}, {"x": array(2, 3)}, {"bias": array(1, 3)}],
     ids=["dtype", "rank", "rows", "other input"],
 )
-def test_invalid_request_is_refused_alone(feeds: Arrays) -> None:
-    good, bad = executor(FakeSession()).execute_batch([request(3), request(3, feeds=feeds)])
+def test_invalid_request_is_refused_alone(feeds: Feeds) -> None:
+    good, bad = executor(FakeSession(SIGNATURE, compute)).execute_batch([request(3), request(3, feeds=feeds)])
     check(good, 3)
     assert isinstance(bad, SignatureError)
 
 
 def test_batch_input_of_wrong_type_is_refused() -> None:
-    session = FakeSession()
-    session.signature = Signature(inputs=(*FakeSession.signature.inputs[:2],), outputs=FakeSession.signature.outputs)
+    session = FakeSession(Signature(inputs=SIGNATURE.inputs[:2], outputs=SIGNATURE.outputs), compute)
     tensors = BatchTensors(ragged={"x": 2}, inputs=(describe(BatchInputKind.ELEMENT_COUNT),), outputs={})
     result = RaggedExecutor(session, tensors, input_ranks={"x": 2}).execute(InferenceRequest({"x": array(1, 2)}))
     assert isinstance(result, SignatureError)
@@ -154,7 +143,7 @@ def test_kinds_of_batch_input(kind: BatchInputKind, expected: list[object], dtyp
 
 
 class TestSharingOut:
-    REQUESTS: Sequence[Arrays] = ({"x": array(2, 3)}, {"x": array(1, 1)})
+    REQUESTS: Sequence[Feeds] = ({"x": array(2, 3)}, {"x": array(1, 1)})
 
     def test_output_is_split_by_the_shape_of_the_input(self) -> None:
         first, second = split_outputs({"y": array(7)}, self.REQUESTS, TENSORS)
@@ -173,7 +162,7 @@ class TestSharingOut:
     @pytest.mark.parametrize(
         "outputs", [{"y": array(6)}, {"y": array(8)}, {"count": array(2, 1)}, {"count": np.float32(1)}]
     )
-    def test_wrong_number_of_elements_is_refused(self, outputs: Arrays) -> None:
+    def test_wrong_number_of_elements_is_refused(self, outputs: Feeds) -> None:
         with pytest.raises(ExecutionError, match="write a batch_output for it"):
             split_outputs(outputs, self.REQUESTS, TENSORS)
 

@@ -200,20 +200,6 @@ def test_interval_0_disables_replays(start: StartInstance) -> None:
     assert instance.session.replayed == 0
 
 
-def test_replay_waits_until_idle(start: StartInstance) -> None:
-    instance = start(interval_s=30, name="soon")
-    instance.replayer.close()
-    instance.executor.last_run_at = time.monotonic() + 1000
-    busy = threading.Thread(target=instance.replayer._wait_until_idle)
-    instance.replayer._closing.clear()
-    busy.start()
-    time.sleep(0.02)
-    assert busy.is_alive()
-    instance.executor.last_run_at = 0.0
-    busy.join(30)
-    assert not busy.is_alive()
-
-
 def test_busy_instance_is_replayed(start: StartInstance, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_IDLE_S", 1e9)
     instance = start(interval_s=0.02)
@@ -254,17 +240,6 @@ def test_request_waits_for_one_sample(start: StartInstance) -> None:
     instance.executor.engine_failed.set()
     wait_until(lambda: instance.record.results == [True])
     assert free[:3] == [1, 2, 3]
-
-
-def test_instances_replay_at_different_times() -> None:
-    instances = [Instance(interval_s=1000, name=f"m_0_{number}") for number in range(4)]
-    try:
-        first = [instance.replayer._first_s for instance in instances]
-    finally:
-        for instance in instances:
-            instance.replayer.close()
-    assert len(set(first)) == 4
-    assert all(100 <= seconds <= 1000 for seconds in first)
 
 
 def test_close_does_not_wait_for_the_interval() -> None:

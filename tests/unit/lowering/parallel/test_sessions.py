@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from contextvars import ContextVar
 
 import numpy as np
 import pytest
+from fake_session import FakeSession, spec
 
-from graphkiln_backend.engines.base import Placement
 from graphkiln_backend.graph.device import WAITING
-from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.parallel.building import (
     PipelineSession,
     Segment,
@@ -25,55 +25,26 @@ from graphkiln_backend.lowering.parallel.building import (
     Worker,
     results_of,
 )
-from graphkiln_backend.system.closing import Closeable
 
 Compute = Callable[[dict[str, AnyArray]], dict[str, AnyArray]]
 
 
-class Computed(Closeable):
-    """Session of a stage that computes by a function."""
-
-    def __init__(self, compute: Compute) -> None:
-        self.compute = compute
-        self.rows: list[int] = []
-        self.threads: set[int] = set()
-        self.closed = 0
-        self.signature = Signature(inputs=(), outputs=())
-
-    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        self.rows.append(len(next(iter(feeds.values()))))
-        self.threads.add(threading.get_ident())
-        found = self.compute(dict(feeds))
-        assert outputs is not None
-        return {name: found[name] for name in outputs}
-
-    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        return Placement(
-            nodes={"fake": len(feeds)}, precision=Precision.FP32, products={Precision.FP32: 1}, elsewhere=("n",)
-        )
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def spec(name: str) -> TensorSpec:
-    return TensorSpec(name=name, dtype=DType.FP32, shape=("batch", 2))
-
-
-SIGNATURE = Signature(inputs=(spec("x"), spec("z")), outputs=(spec("y"), spec("early")))
+SIGNATURE = Signature(
+    inputs=(spec("x", "batch", 2), spec("z", "batch", 2)), outputs=(spec("y", "batch", 2), spec("early", "batch", 2))
+)
 
 
 @pytest.fixture
-def stages() -> list[Computed]:
+def stages() -> list[FakeSession]:
     """`early = x + 1`, `h = early * 2`, `y = h + z`: `z` and `early` pass stages that do not read them."""
     return [
-        Computed(lambda feeds: {"early": feeds["x"] + 1}),
-        Computed(lambda feeds: {"h": feeds["early"] * 2}),
-        Computed(lambda feeds: {"y": feeds["h"] + feeds["z"]}),
+        FakeSession(SIGNATURE, lambda feeds: {"early": feeds["x"] + 1}),
+        FakeSession(SIGNATURE, lambda feeds: {"h": feeds["early"] * 2}),
+        FakeSession(SIGNATURE, lambda feeds: {"y": feeds["h"] + feeds["z"]}),
     ]
 
 
-def pipeline(stages: list[Computed], micro_batches: int) -> PipelineSession:
+def pipeline(stages: list[FakeSession], micro_batches: int) -> PipelineSession:
     names = ((("x",), ("early",)), (("early",), ("h",)), (("h", "z"), ("y",)))
     return PipelineSession(
         [
@@ -94,7 +65,7 @@ def feeds(rows: int) -> dict[str, AnyArray]:
     ("micro_batches", "rows", "parts"),
     [(1, 7, [7]), (2, 7, [3, 4]), (4, 7, [1, 2, 2, 2]), (9, 3, [1, 1, 1]), (4, 0, [0]), (4, 1, [1])],
 )
-def test_rows_keep_their_order(stages: list[Computed], micro_batches: int, rows: int, parts: list[int]) -> None:
+def test_rows_keep_their_order(stages: list[FakeSession], micro_batches: int, rows: int, parts: list[int]) -> None:
     with pipeline(stages, micro_batches) as session:
         given = feeds(rows)
         found = session.run(given)
@@ -106,7 +77,7 @@ def test_rows_keep_their_order(stages: list[Computed], micro_batches: int, rows:
     assert len({thread for stage in stages for thread in stage.threads}) == 3, "each stage has a thread of its own"
 
 
-def test_stages_run_in_parallel(stages: list[Computed]) -> None:
+def test_stages_run_in_parallel(stages: list[FakeSession]) -> None:
     """The first stage computes the second micro-batch while the second stage computes the first."""
     meeting = threading.Barrier(2, timeout=30)
 
@@ -125,7 +96,7 @@ def test_stages_run_in_parallel(stages: list[Computed]) -> None:
     np.testing.assert_array_equal(found["early"], feeds(2)["x"] + 1)
 
 
-def test_failed_stage_fails_its_batch_only(stages: list[Computed]) -> None:
+def test_failed_stage_fails_its_batch_only(stages: list[FakeSession]) -> None:
     right = stages[1].compute
 
     def fail(tensors: dict[str, AnyArray]) -> dict[str, AnyArray]:
@@ -142,7 +113,7 @@ def test_failed_stage_fails_its_batch_only(stages: list[Computed]) -> None:
         np.testing.assert_array_equal(found["y"], (feeds(4)["x"] + 1) * 2 + feeds(4)["z"])
 
 
-def test_outputs_of_varying_size_cannot_be_joined(stages: list[Computed]) -> None:
+def test_outputs_of_varying_size_cannot_be_joined(stages: list[FakeSession]) -> None:
     stages[2].compute = lambda feeds: {"y": np.zeros((1, int(feeds["z"][0, 0])))}
     with pipeline(stages, 2) as session:
         with pytest.raises(ExecutionError, match=r"'y' has the shapes \[1, 0\], \[1, 200\].*micro_batches=1"):
@@ -150,15 +121,14 @@ def test_outputs_of_varying_size_cannot_be_joined(stages: list[Computed]) -> Non
         assert session.run({name: array[1:] for name, array in feeds(2).items()})["y"].shape == (1, 200)
 
 
-def test_placement_joins_all_stages(stages: list[Computed]) -> None:
+def test_placement_joins_all_stages(stages: list[FakeSession]) -> None:
     with pipeline(stages, 2) as session:
         placement = session.placement(feeds(4))
     assert (placement.nodes, placement.products) == ({"fake": 4}, {Precision.FP32: 3})
-    assert placement.elsewhere == ("n", "n", "n")
     assert [stage.rows for stage in stages] == [[4]] * 3
 
 
-def test_close_ends_threads_and_sessions(stages: list[Computed]) -> None:
+def test_close_ends_threads_and_sessions(stages: list[FakeSession]) -> None:
     session = pipeline(stages, 2)
     session.run(feeds(2))
     session.close()
@@ -171,7 +141,7 @@ AHEAD = WAITING + 2
 # begun by a stage and not ended by the next one: one in each of the two, and those that wait
 
 
-def test_number_of_waiting_micro_batches_is_bounded(stages: list[Computed]) -> None:
+def test_number_of_waiting_micro_batches_is_bounded(stages: list[FakeSession]) -> None:
     overtaken, begun = threading.Event(), threading.Semaphore(0)
     first, second = stages[0].compute, stages[1].compute
 
@@ -197,7 +167,7 @@ def test_number_of_waiting_micro_batches_is_bounded(stages: list[Computed]) -> N
 
 
 @pytest.mark.parametrize("broken", [0, 1, 2])
-def test_failed_stage_releases_its_slots(stages: list[Computed], broken: int) -> None:
+def test_failed_stage_releases_its_slots(stages: list[FakeSession], broken: int) -> None:
     right = stages[broken].compute
 
     def fail(_: dict[str, AnyArray]) -> dict[str, AnyArray]:
@@ -213,43 +183,25 @@ def test_failed_stage_releases_its_slots(stages: list[Computed], broken: int) ->
         assert [room._value for room in session._room] == [AHEAD, AHEAD]
 
 
-def shard_spec(name: str) -> TensorSpec:
-    return TensorSpec(name=name, dtype=DType.FP32, shape=("batch",))
+SHARD_SIGNATURE = Signature(inputs=(spec("x", "batch"),), outputs=(spec("y", "batch"), spec("total", "batch")))
 
 
-SHARD_SIGNATURE = Signature(inputs=(shard_spec("x"),), outputs=(shard_spec("y"), shard_spec("total")))
-
-
-class Scaled(Closeable):
-    """Multiplies its only input into its only output."""
-
-    def __init__(self, factor: float, error: Exception | None = None) -> None:
-        self.factor = factor
-        self.error = error
-        self.closed = 0
-        self.threads: list[int] = []
-        self.signature = SHARD_SIGNATURE
-
-    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        self.threads.append(threading.get_ident())
-        if self.error:
-            raise self.error
-        ((_, array),) = feeds.items()
-        assert outputs is not None
-        (name,) = outputs
-        return {name: array * np.float32(self.factor)}
-
-    def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
-        return Placement(nodes={"fake": len(feeds)}, precision=Precision.FP32, products={Precision.FP32: 1})
-
-    def close(self) -> None:
-        self.closed += 1
-
-
-def sharded(*factors: float, error: Exception | None = None, broken: int = 1) -> tuple[ShardedSession, list[Scaled]]:
+def sharded(
+    *factors: float, error: Exception | None = None, broken: int = 1
+) -> tuple[ShardedSession, list[FakeSession]]:
     """`total = x * (a + b)`, then `y = total * 10` in every shard."""
-    first = tuple(Scaled(factor) for factor in factors)
-    second = tuple(Scaled(10, error if number == broken else None) for number in range(len(factors)))
+
+    def multiply(factor: float, output: str, failure: Exception | None = None) -> FakeSession:
+        def compute(feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+            if failure:
+                raise failure
+            (array,) = feeds.values()
+            return {output: array * np.float32(factor)}
+
+        return FakeSession(SHARD_SIGNATURE, compute)
+
+    first = tuple(multiply(factor, "p") for factor in factors)
+    second = tuple(multiply(10, "y", error if number == broken else None) for number in range(len(factors)))
     segments = [
         Segment(sessions=first, inputs=("x",), outputs=("p",), reduced={"p": "total"}),
         Segment(sessions=second, inputs=("total",), outputs=("y",)),
@@ -279,7 +231,7 @@ def test_failed_shard_fails_the_request(broken: int) -> None:
     with session, pytest.raises(ExecutionError, match="the device is gone"):
         session.run({"x": np.ones(2, np.float32)})
     assert [each.closed for each in sessions] == [1] * 6
-    assert [len(each.threads) for each in sessions] == [1] * 6, "all were computed, and none runs any more"
+    assert [len(each.feeds) for each in sessions] == [1] * 6, "all were computed, and none runs any more"
 
 
 MARK: ContextVar[str] = ContextVar("MARK", default="none")
