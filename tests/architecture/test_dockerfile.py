@@ -18,8 +18,8 @@ FOUND = ("Dockerfile", "deploy/score/Dockerfile")
 TARGETS = {"cpu", "store", "remote", "gpu", "triton"}
 PUBLIC = re.compile(r"[a-z0-9./-]+:(?!latest$)[A-Za-z0-9._-]+")
 
+# Name -> its instructions, the first of which is FROM.
 Stages = dict[str, list[str]]
-"""Name -> its instructions, the first of which is FROM."""
 
 
 def instructions(path: Path) -> Iterator[str]:

@@ -22,6 +22,7 @@ LOCKS = {
     "sbom": "image/requirements-sbom.txt",
     "score": "score/requirements.txt",
 }
+# Image -> the extras that it has.
 ASKED = {
     "cpu": {"serve", "openvino", "page"},
     "remote": {"serve", "openvino", "page", "remote"},
@@ -29,7 +30,6 @@ ASKED = {
     "triton": {"triton", "openvino", "page"},
     "score": {"score", "openvino"},
 }
-"""Image -> the extras that it has."""
 DOCKERFILE = (REPOSITORY / "Dockerfile").read_text()
 SCORE_DOCKERFILE = (REPOSITORY / "deploy" / "score" / "Dockerfile").read_text()
 LOCKED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+) \\\n((?:    --hash=sha256:[0-9a-f]{64}(?: \\)?\n)+)", re.MULTILINE)

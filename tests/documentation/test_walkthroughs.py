@@ -17,15 +17,15 @@ from graphkiln.story.variants import machine_facts
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1800)]
 
+# Targets that any machine meets, in less time.
 QUICKER = {
     "--p99 50ms": "--p99 2s",
     "--budget 1m": "--budget 15s",
     "--only max_batch_size": "--only spin",
     "--duration 20": "--duration 12",
 }
-"""A target that any machine meets, and less time."""
+# Files that the reader has beside a checkout: source and name.
 GIVEN = {"scoring": ("docs/digits", "photos"), "signing": ("model_repository/digits", "models/digits")}
-"""What the reader has beside a checkout: a copy of what, and its name."""
 
 
 def test_the_tutorial(repository: Path, tmp_path: Path) -> None:

@@ -84,8 +84,8 @@ def config(dtype: str, labels: str) -> str:
     """
 
 
+# Types that Triton does not write as JSON.
 HALVES = ("FP16", "BF16")
-"""Types that Triton does not write as JSON."""
 TYPES = tuple(name for name in zoo.DTYPES if name not in HALVES)
 
 

@@ -13,6 +13,7 @@ from conforming.report import BARE, SERVED, find_violations
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
+# Numbers, a sequence inside, text, initializers that are inputs; and an operator that ONNX Runtime does not know.
 SLICE = {
     "simple_shrink": "passes",
     "simple_sequence_model4": "passes",
@@ -20,7 +21,6 @@ SLICE = {
     "light_light_squeezenet": "passes",
     "simple_gradient_of_add": "refused",
 }
-"""Numbers, a sequence inside, text, initializers that are inputs; and an operator that ONNX Runtime does not know."""
 
 
 def test_slice_of_the_suite(tmp_path: Path) -> None:

@@ -25,8 +25,8 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 ENGLISH = ("red", "green", "blue")
 GERMAN = ("rot", "grün", "blau")
 RED = np.full((4, 4, 3), (255, 0, 0), np.uint8)
+# The class of a red image: the version with German labels takes BGR.
 EXPECTED = {("red", "green", "blue"): ("red", 0), ("rot", "grün", "blau"): ("blau", 2)}
-"""The class of a red image: the version with German labels takes BGR."""
 
 
 @pytest.fixture

@@ -21,8 +21,8 @@ from graphkiln_converters.recipe import Recipe
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
 LABELS = [f"thing {number}" for number in range(CLASSES)]
+# Normalization inside of torchvision's detectors.
 IMAGENET = {"mean": [0.485, 0.456, 0.406], "std": [0.229, 0.224, 0.225]}
-"""What torchvision's detectors normalize with, inside."""
 
 
 def pictures() -> list[Any]:

@@ -32,8 +32,8 @@ from graphkiln_client import Client, Model
 pytestmark = pytest.mark.server
 
 ACCEPTS = 'parameters { key: "accept_images" value { string_value: "true" } }\n'
+# Two instances, which share images that are decoded together.
 INSTANCES = "instance_group { count: 2 kind: KIND_CPU }\n"
-"""Two, which share what is decoded together."""
 
 
 @pytest.fixture(scope="module")

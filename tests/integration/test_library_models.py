@@ -19,10 +19,10 @@ from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(900)]
 
+# Row by row, as they are compared: stages of such small models compute whole batches by default.
 SPLITS = {"whole": "", "staged": "pipeline=2, micro_batches=32", "sharded": "tensor=2"}
-"""Stages of models so small compute batches at once unless they are told: here row by row, as they are compared."""
+# Another engine's limit in fp32, as in `tests/families`.
 _MOST_ERROR = 1e-4
-"""Another engine's limit in fp32, as in `tests/families`."""
 
 
 def served_as(name: str, split: str) -> str:

@@ -38,11 +38,11 @@ def answers(server: Server) -> bool:
     return True
 
 
+# Replaces the stub that Triton starts for each instance; it dies before its first message.
 _DYING_ONCE = """#!/bin/sh
 mkdir "$0.died" 2> /dev/null && kill -9 $$
 exec /bin/bash "$@"
 """
-"""What Triton starts each instance with, before the instance tells it anything."""
 
 
 @pytest.mark.slow

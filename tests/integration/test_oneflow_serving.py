@@ -20,6 +20,7 @@ from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
 
+# As in oneflow-serving's examples.
 CONFIG = """name: "{name}"
 backend: "oneflow"
 max_batch_size: {largest}
@@ -51,7 +52,6 @@ parameters {{
   }}
 }}
 """
-"""In the words of oneflow-serving's own examples."""
 
 
 def add_model(store: Path, name: str, graph: str, config: str = "") -> Path:

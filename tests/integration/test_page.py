@@ -39,13 +39,13 @@ pytestmark = pytest.mark.slow
 HOSTILE = '"><img src=x onerror=alert(1)><script>alert(2)</script>'
 VIEWS = ("try", "models", "traffic")
 LOADED = 'graphkiln_load_seconds{{model="m",version="1",instance="m_0"}} {}\n'
+# In one reading: of several, Chromium complains.
 ALPHAS = """(places) => {
   const canvas = document.querySelector('.shown canvas');
   const { data, width } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
   const scale = canvas.width / document.querySelector('.shown img').naturalWidth;
   return places.map(([x, y]) => data[4 * (Math.round(y * scale) * width + Math.round(x * scale)) + 3]);
 }"""
-"""In one reading: of several, Chromium complains."""
 NAMED_FILES = """([name, kind, type, bytes]) => {
     const files = new DataTransfer();
     files.items.add(new File([new Uint8Array(bytes)], name, { type }));

@@ -25,13 +25,13 @@ SEQUENCE = """
     }
 """
 JSON_TYPES = [name for name in zoo.DTYPES if name not in ("FP16", "BF16")]
+# Name -> the languages of its programs, and its outputs.
 MODELS = {
     "every": (["Python", "tritonclient", "curl"], {*zoo.DTYPES}),
     "half%20=@out": (["Python", "curl"], {"y"}),
     "json": (["Python", "tritonclient", "curl"], {*JSON_TYPES, "scalar"}),
     "sequence": (["tritonclient", "curl"], {"input", "id"}),
 }
-"""Name -> the languages that it has programs for, and its outputs."""
 
 
 def half_out() -> Any:

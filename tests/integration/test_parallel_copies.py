@@ -22,8 +22,8 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 COPIES = """max_batch_size: 1
 instance_group [ { count: 2 kind: KIND_CPU } ]
 parameters { key: "parallel" value { string_value: "data=2" } }"""
+# Rounds of a request that takes seconds, and of one that takes milliseconds; number of the short ones.
 LONG, SHORT, CALLS = 12_000, 1, 20
-"""Rounds of a request that computes for seconds and of one that takes milliseconds; how many of these there are."""
 WIDTH, HIDDEN = 1024, 4096
 
 

@@ -29,10 +29,10 @@ from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
+# Rows of the table of a stage; the largest batch.
 ROWS, BATCH = 8, 4
-"""Of the table that a stage looks up in; of a largest batch."""
+# Rounds of the loop in a stage; they take hours.
 ENDLESS = np.array([[10_000_000]], np.int64)
-"""Rounds of the loop in a stage: hours."""
 COMPUTE_LIMIT_S = 20
 
 

@@ -20,8 +20,8 @@ from running import START_TIMEOUT_S, Server, free_ports, run_here
 pytestmark = pytest.mark.server
 
 LABELS = ("three", "four", "seven", "eight", "nine")
+# The digit with the highest score in each scene.
 DETECTED = {1: "eight", 2: "one", 3: "one"}
-"""The surest digit of each scene."""
 
 Shown = Callable[[str, str], list[str]]
 

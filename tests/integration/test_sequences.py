@@ -34,8 +34,8 @@ BOOLEANS = {
     "END": ("INT32", "int32_false_true: [3, 4]"),
     "READY": ("BOOL", "bool_false_true: [false, true]"),
 }
+# The other two differ from the first two by their names only.
 IDS = ("UINT64", "INT32", "STRING")
-"""The other two differ from the first two in nothing but their names."""
 
 
 def sums(*, batched: bool = True) -> ModelProto:

@@ -16,8 +16,8 @@ from signed import make_key
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 
+# Uploads a store and returns the address to serve it from.
 Upload = Callable[[Path], str]
-"""Uploads a store as it is now; returns the address to serve it from."""
 
 
 @pytest.fixture(params=["s3", pytest.param("oci", marks=needs_registry)])

@@ -38,6 +38,7 @@ SOURCE = f"python:{Path(story_model.__file__)}:net"
 CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
 
 Tell = Callable[..., "subprocess.CompletedProcess[str]"]
+# Precisions that this CPU has no instructions for: they may be slower than fp32, or refused with a reason.
 SLOW_HERE = {
     key
     for key, is_slow in (
@@ -46,7 +47,6 @@ SLOW_HERE = {
     )
     if is_slow
 }
-"""Precisions that this CPU has no instructions for: they may be slower than fp32, or refused with a reason."""
 
 
 @pytest.fixture(scope="module")

@@ -24,6 +24,7 @@ from graphkiln_backend.system.resources import usable_cores
 from graphkiln_backend.triton.environment import CACHE_FOLDER_VARIABLE, open_cache
 
 DIGITS = Path(__file__).parents[2] / "model_repository" / "digits"
+# Each costs every instance 1 to 50 ms of processor time, and none is needed to serve a model whose cache is filled.
 FORBIDDEN = {
     "asyncio",
     "csv",
@@ -54,7 +55,6 @@ FORBIDDEN = {
     "typing_extensions",
     "yaml",
 }
-"""Each costs every instance 1 to 50 ms of processor time, and none is needed to serve a model whose cache is filled."""
 STUB = """
 import json, sys
 import fake_triton

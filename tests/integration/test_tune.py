@@ -29,8 +29,8 @@ from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 
+# Options for a search of two candidates.
 FEW = ("--only", "spin")
-"""Options for a search of two candidates."""
 
 
 @pytest.fixture

@@ -26,15 +26,15 @@ def http(body: bytes, status: str = "200 OK", *headers: str, length: int | None 
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 
+# A response to an inference: `Y` is `[2]`.
 INFERRED = http(
     json.dumps({"model_name": "m", "outputs": [{"name": "Y", "datatype": "FP32", "shape": [1], "data": [2]}]}).encode()
 )
-"""A response to an inference: `Y` is `[2]`."""
 
+# The same over gRPC.
 GRPC_INFERRED: bytes = pb.ModelInferResponse(
     model_name="m", outputs=[{"name": "Y", "datatype": "FP32", "shape": [1]}], raw_output_contents=[b"\0\0\0@"]
 ).SerializeToString()
-"""The same over gRPC."""
 
 
 def trickle(head: bytes, pause_s: float) -> Answer:

@@ -95,8 +95,8 @@ class FakeModel:
     config: dict[str, Any] = field(default_factory=dict)
     answers: dict[str, Any] = field(default_factory=dict)
     options: dict[str, Any] = field(default_factory=dict)
+    # File names that end in `error`; all of them when None.
     failing: tuple[str, ...] | None = None
-    """File names that end in `error`; all of them when None."""
     result_outputs: dict[str, tuple[Classification, ...]] | None = None
 
     def result(self, image: Path, top_k: int) -> Result:

@@ -17,8 +17,8 @@ IMAGE = os.environ.get("GRAPHKILN_IMAGE", "graphkiln")
 REMOTE_IMAGE = os.environ.get("GRAPHKILN_REMOTE_IMAGE", "")
 GPU_IMAGE = os.environ.get("GRAPHKILN_GPU_IMAGE", "")
 TRITON_IMAGE = os.environ.get("GRAPHKILN_TRITON_IMAGE", "")
+# Those of the targets `remote`, `gpu`, `triton` and `store`; empty where they were not built.
 STORE_IMAGE = os.environ.get("GRAPHKILN_STORE_IMAGE", "")
-"""Those of the targets `remote`, `gpu`, `triton` and `store`; empty where they were not built."""
 # crun refuses the cgroups of some hosts, and nested containers may not raise limits.
 _PODMAN = ("--runtime", "runc")
 _PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")

@@ -11,8 +11,8 @@ import ml_dtypes
 import numpy as np
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
+# Of a DLManagedTensor: data pointer (8), device (4 + 4), ndim (4), then the type code. Source: dlpack.h 0.8.
 _TYPE_CODE_OFFSET = 20
-"""Of a DLManagedTensor: data pointer (8), device (4 + 4), ndim (4), then the type code. Source: dlpack.h 0.8."""
 _UINT, _BFLOAT = 1, 4
 
 
@@ -192,8 +192,8 @@ class Logger:
         Logger.lines.append(("warning", line))
 
 
+# Result of `get_model_dir`.
 model_dir = ""
-"""For tests: what `get_model_dir` returns."""
 
 
 def get_model_dir() -> str:

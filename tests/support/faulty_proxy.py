@@ -8,9 +8,9 @@ from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# A request is carried out and its answer lost; is answered with 503, or 403; is confirmed and forgotten; its body is
+# cut.
 LOSE, REFUSE, DENY, LIE, CUT = "lose", "refuse", "deny", "lie", "cut"
-"""A request is carried out and its answer lost; is answered with 503, or 403; is confirmed and forgotten; its body is
-cut."""
 
 
 class FaultyProxy:

@@ -13,11 +13,11 @@ from walkthrough import Step
 
 FOLDER = Path(__file__).parents[1] / "journeys"
 MOST_COMMANDS = 5
+# Environment variable with the place where scripts/journeys runs them.
 PLACE_VARIABLE = "GRAPHKILN_JOURNEYS_PLACE"
-"""Environment variable in which scripts/journeys says where they run."""
 EMPTY_FOLDER = "an empty folder, in the environment of the tests"
+# A block of Python among the steps of the tutorial.
 PROGRAM = "the program of the page"
-"""A block of Python among the steps of the tutorial."""
 _FACT = re.compile(r"^# (title|page|given): (.+)$", re.MULTILINE)
 
 

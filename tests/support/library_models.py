@@ -48,8 +48,8 @@ class Made:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
+# Folder for its files, whether it is to be small -> the model.
 Make = Callable[[Path, bool], Made]
-"""Folder for its files, whether it is to be small -> the model."""
 
 _PATCHES = {
     "image_size": 32, "patch_size": 8, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -219,6 +219,7 @@ def _mae(folder: Path, is_small: bool) -> Made:
     )
 
 
+# Name -> function that makes the model.
 MODELS: dict[str, Make] = {
     "BERT": partial(
         _text_model,
@@ -246,7 +247,6 @@ MODELS: dict[str, Make] = {
     "MoCo v3": _moco,
     "MAE": _mae,
 }  # fmt: skip
-"""Name -> makes the model."""
 
 
 def _transformers_model(kind: str, config: Mapping[str, Any]) -> Any:

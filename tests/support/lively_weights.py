@@ -13,13 +13,13 @@ from graphkiln_converters.detection.torchvision import LibraryPipeline
 from graphkiln_converters.samples import synthetic_images
 from graphkiln_converters.torch_libraries import import_torchvision
 
+# Layers that decide, or that no normalization follows (VGG's), and the standard deviation that their outputs get.
 _SPREAD: Mapping[str, float] = {
     r"^backbone\.(features|extra)\.": 1.0,
     r"cls_logits$|cls_score$|classification_head\.module_list|classifier\.4$|(low|high)_classifier$": 2.0,
     r"bbox_pred$|bbox_reg$|regression_head\.module_list": 0.5,
     r"mask_fcn_logits$|kps_score_lowres$": 2.0,
 }
-"""Layers that decide, or that no normalization follows (VGG's), and the standard deviation that their outputs get."""
 
 
 def lively_weights(name: str, side: int) -> dict[str, torch.Tensor]:

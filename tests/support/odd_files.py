@@ -35,6 +35,7 @@ def huge(path: Path) -> None:
         file.truncate(64 << 30)
 
 
+# Name -> function that makes it, and a part of its reader's error.
 ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "pipe": (pipe, "it is a pipe, expected a regular file"),
     "device": (zeros, "it is a device, expected a regular file"),
@@ -43,4 +44,3 @@ ODD: dict[str, tuple[Callable[[Path], None], str]] = {
     "loop": (looping_link, "Too many levels of symbolic links"),
     "huge": (huge, r"it has 64 GiB, which is more than the .* that such a file may have"),
 }
-"""Name -> what makes it, and what its reader says."""

@@ -14,8 +14,8 @@ from playwright.sync_api import Browser, Page, sync_playwright
 from running import free_ports
 from starlette.types import ASGIApp
 
+# A busy machine must not fail a property that holds.
 PATIENCE_MS = 60_000
-"""A busy machine must not fail a property that holds."""
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from PIL.PngImagePlugin import PngInfo
 from graphkiln.page.app import STATIC
 from graphkiln.reporting import LOOK
 
+# Name in `docs` -> the folder that decides how it looks, beside `LOOK`.
 PICTURES: Mapping[str, Path] = {"page.png": STATIC, "report.png": LOOK.parent}
-"""Name in `docs` -> the folder that decides how it looks, beside `LOOK`."""
 MOST_BYTES = 200_000
 _KEY = "made of"
 _COLORS = 256
+# Other files have separate tests; not every change must need new pictures.
 _LOOKS = {".css", ".html", ".j2", ".svg"}
-"""What else may change has tests of its own, and must not have every change make pictures anew."""
 
 
 def made_of(name: str) -> str:

@@ -16,8 +16,8 @@ from running import free_ports
 
 START_TIMEOUT_S = 60
 _USER = "graphkiln"
+# The server refuses to run as root.
 _UNPRIVILEGED = "nobody"
-"""The server refuses to run as root."""
 
 
 def find_program(name: str) -> str | None:
@@ -27,8 +27,8 @@ def find_program(name: str) -> str | None:
     return shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *folders]))
 
 
+# Reason to skip tests that need a server; None if there is one: `skipif(POSTGRES_MISSING is not None, ...)`.
 POSTGRES_MISSING = None if find_program("initdb") else "no PostgreSQL on this machine: apt-get install postgresql"
-"""Why tests that need a server are skipped; None where there is one: `skipif(POSTGRES_MISSING is not None, ...)`."""
 
 
 class PostgresServer:

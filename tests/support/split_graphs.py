@@ -24,8 +24,8 @@ from graphkiln_backend.passes.stages import find_parts, write_part
 
 CORE = min(os.sched_getaffinity(0))
 HEADS, DEPTH, WIDTH, TOKENS = 4, 6, 24, 5
+# Width of a product whose weights take longer to read than a tensor takes to be passed on.
 WIDE = 512
-"""Of a product whose weights take longer to read than a tensor takes to be handed on."""
 
 CONVOLUTIONS = """(float[batch,3,16,16] x) => (float[batch,10] y) {
     a0 = Conv<pads=[1,1,1,1]>(x, k0, c0)

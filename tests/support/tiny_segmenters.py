@@ -32,6 +32,7 @@ def makers(labels: int, size: tuple[int, int]) -> dict[str, Callable[[], Any]]:
     }
 
 
+# Model type -> the image processor that its checkpoints come with, by the beginning of its name.
 PROCESSORS = {
     "segformer": "Segformer",
     "upernet": "Segformer",
@@ -46,7 +47,6 @@ PROCESSORS = {
     "sapiens2": "Sapiens2",
     "tipsv2_dpt": "Tipsv2Dpt",
 }
-"""Model type -> the image processor that its checkpoints come with, by the beginning of its name."""
 
 
 def processor_of(kind: str, **options: Any) -> Any:

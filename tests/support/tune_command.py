@@ -13,8 +13,8 @@ from typing import Any
 import psutil
 from running import COMMAND
 
+# More than any budget of these tests: a busy machine takes all of it, and its servers take long to start and stop.
 _TIMEOUT_S = 700
-"""More than any budget of these tests: a busy machine takes all of it, and its servers take long to start and stop."""
 
 
 def tune(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
