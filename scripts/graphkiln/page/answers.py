@@ -17,7 +17,7 @@ import numpy as np
 from PIL import Image
 
 from graphkiln.page.security import BODY_LIMIT
-from graphkiln.page.server import ShownServer, kind_of
+from graphkiln.page.server import ShownServer, kind_of, read_published
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.files import format_size
@@ -56,11 +56,11 @@ async def answer_image(server: ShownServer, name: str, version: str, content: by
     """
     if not 1 <= top_k <= _MAX_CLASSES:
         raise InvalidInput(f"top_k must be between 1 and {_MAX_CLASSES}, got {top_k}")
-    served = await server.served(name, version)
+    model = server.model(name, version)
+    served = await read_published(model)
     kind = kind_of(served)
     if kind not in _KINDS:
         raise InvalidInput(f"'{name}' takes no images: it has no preprocess spec")
-    model = server.model(name, version)
     started = time.perf_counter()
     image = await asyncio.to_thread(open_image, content)
     decode_ms = (time.perf_counter() - started) * 1e3

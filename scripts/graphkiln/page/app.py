@@ -30,7 +30,7 @@ from graphkiln.page.answers import answer_image, answer_tensors, golden_sample
 from graphkiln.page.launch import PageFacts
 from graphkiln.page.listening_child import run_until_orphaned
 from graphkiln.page.security import BODY_LIMIT, Guard, read_body
-from graphkiln.page.server import ShownServer, Stores, describe_version, list_models
+from graphkiln.page.server import ShownServer, Stores, describe_version, list_models, read_published
 from graphkiln.page.snippets import snippets
 from graphkiln.reporting import LOOK
 from graphkiln.reporting.json_text import json_text
@@ -130,7 +130,7 @@ class Views:
     async def snippets(self, request: Request) -> Response:
         """Return programs that send a request to a version."""
         sample = await golden_sample(self._server, *_version_of(request))
-        served = await self._server.served(*_version_of(request))
+        served = await read_published(self._server.model(*_version_of(request)))
         shapes = {name: row["shape"] for name, row in sample.items()}
         return _json({"snippets": snippets(_url(self._server, request), served, shapes)})
 
@@ -152,7 +152,6 @@ class Views:
             raise Unauthorized(f"to {verb} a model, the server's admin key is needed", hint=_KEY_HINT)
         async with self._server.connect(key) as client:
             await (client.load(name) if verb == "load" else client.unload(name))
-        self._server.forget(name)
         return _json({})
 
 

@@ -8,11 +8,10 @@ from __future__ import annotations
 import asyncio
 import math
 import re
-import time
-from collections import OrderedDict, defaultdict
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -192,8 +191,6 @@ def _conversion(manifest: Manifest) -> dict[str, Any]:
 
 
 T = TypeVar("T")
-_MAX_CACHED_MODELS = 64
-_CACHE_S = 10.0  # a version may be replaced under the same number
 _PORT = re.compile(r":\d+$")
 
 
@@ -212,9 +209,7 @@ class ShownServer:
     url: str
     everywhere: bool = False
     metrics_url: str = ""
-    now: Callable[[], float] = time.monotonic
     _client: AsyncClient | None = None
-    _models: OrderedDict[tuple[str, str], tuple[AsyncModel, float]] = field(default_factory=OrderedDict)
 
     @property
     def client(self) -> AsyncClient:
@@ -229,28 +224,8 @@ class ShownServer:
         return f"{scheme}://{_PORT.sub('', host)}:{authority.rpartition(':')[2]}" if self.everywhere else self.url
 
     def model(self, name: str, version: str) -> AsyncModel:
-        """Return a version, with its metadata cached for some seconds."""
-        model, until = self._models.pop((name, version), (None, 0.0))
-        if model is None or until < self.now():
-            model, until = self.client.model(name, version, images="tensor"), self.now() + _CACHE_S
-        self._models[name, version] = model, until
-        if len(self._models) > _MAX_CACHED_MODELS:
-            self._models.popitem(last=False)
-        return model
-
-    def forget(self, name: str, version: str = "") -> None:
-        """Drop the cached metadata of a model, or of one version."""
-        for key in [key for key in self._models if key[0] == name and version in ("", key[1])]:
-            del self._models[key]
-
-    async def served(self, name: str, version: str) -> ServedVersion:
-        """Read what the server publishes about a version.
-
-        Raises:
-            ClientError: The request failed.
-        """
-        model = self.model(name, version)
-        return ServedVersion.read(name, version, await model.metadata(), await model.config())
+        """Open a version, which takes decoded images."""
+        return self.client.model(name, version, images="tensor")
 
     async def traffic(self) -> list[dict[str, Any]]:
         """Return the counters of each version; see the function `traffic`.
@@ -313,8 +288,7 @@ async def describe_version(server: ShownServer, name: str, version: str) -> dict
     Raises:
         ClientError: The request failed.
     """
-    server.forget(name, version)
-    served = await server.served(name, version)
+    served = await read_published(server.model(name, version))
     placed = await server.placements()
     return {
         "name": name,
@@ -329,6 +303,15 @@ async def describe_version(server: ShownServer, name: str, version: str) -> dict
         **_proof(server, name, version),
         **placed.get((name, version), {}),
     }
+
+
+async def read_published(model: AsyncModel) -> ServedVersion:
+    """Read what the server publishes about a version.
+
+    Raises:
+        ClientError: The request failed.
+    """
+    return ServedVersion.read(model.name, model.version, await model.metadata(), await model.config())
 
 
 def kind_of(served: ServedVersion) -> str:

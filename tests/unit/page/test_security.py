@@ -30,7 +30,6 @@ def test_accepted_hosts(page: TestClient, host: str) -> None:
         "",
         ".",
         "[::1",
-        "a@127.0.0.1x",
         "a@127.0.0.1",
         "127.0.0.1/x",
         "127.0.0.1?x",
@@ -40,11 +39,11 @@ def test_accepted_hosts(page: TestClient, host: str) -> None:
         "2130706433",
     ],
 )
-@pytest.mark.parametrize("path", ["/", "/api/models", "/nowhere"])
-def test_foreign_host_is_refused(page: TestClient, host: str, path: str) -> None:
-    response = page.get(path, headers={"Host": host})
-    assert response.status_code == 421
-    assert "not served as" in response.json()["error"]["message"]
+def test_foreign_host_is_refused(page: TestClient, host: str) -> None:
+    for path in ("/", "/api/models", "/nowhere"):
+        response = page.get(path, headers={"Host": host})
+        assert response.status_code == 421
+        assert "not served as" in response.json()["error"]["message"]
 
 
 @pytest.mark.parametrize(
@@ -74,9 +73,11 @@ def test_sec_fetch_site_is_checked(page: TestClient, site: str, destination: str
     assert page.get("/api/models", headers=headers).status_code == status
 
 
-@pytest.mark.parametrize("path", ["/", "/app.js", "/api/models", "/nowhere", IMAGE])
-@pytest.mark.parametrize("method", ["GET", "HEAD", "DELETE"])
-def test_security_headers(page: TestClient, path: str, method: str) -> None:
+@pytest.mark.parametrize(
+    ("method", "path"),
+    [("GET", "/"), ("HEAD", "/app.js"), ("GET", "/api/models"), ("DELETE", "/nowhere"), ("GET", IMAGE)],
+)
+def test_security_headers(page: TestClient, method: str, path: str) -> None:
     headers = page.request(method, path).headers
     assert headers["Content-Security-Policy"] == POLICY
     assert headers["X-Content-Type-Options"] == "nosniff"

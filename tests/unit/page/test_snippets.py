@@ -15,6 +15,7 @@ import pytest
 from shown_server import Shown, config
 from task_outputs import DETECTION, EMBEDDING, SEGMENTATION
 
+from graphkiln.page.server import read_published
 from graphkiln.page.snippets import snippets
 from graphkiln_backend.graph.task import Task
 
@@ -22,7 +23,7 @@ URL = "http://127.0.0.1:8000"
 
 
 def programs(shown: Shown, *, url: str = URL, shapes: Any = None) -> dict[str, str]:
-    return snippets(url, asyncio.run(shown.server().served("m", "1")), shapes or {})
+    return snippets(url, asyncio.run(read_published(shown.server().model("m", "1"))), shapes or {})
 
 
 def tensors(shown: Shown, *rows: tuple[str, str, list[int]]) -> None:
@@ -136,7 +137,7 @@ def test_decoupled_model_has_no_program(shown: Shown) -> None:
 
 def test_no_tritonclient_program_for_escaped_name(shown: Shown) -> None:
     """Triton does not unescape paths."""
-    served = replace(asyncio.run(shown.server().served("m", "1")), model="a%20=b")
+    served = replace(asyncio.run(read_published(shown.server().model("m", "1"))), model="a%20=b")
     found = snippets(URL, served, {})
     assert list(found) == ["Python", "curl"]
     assert "/v2/models/a%20=b/versions/1/infer" in found["curl"]
