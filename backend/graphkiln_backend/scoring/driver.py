@@ -13,27 +13,18 @@ from __future__ import annotations
 import secrets
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Protocol
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import LockLost, RunInterrupted
 from graphkiln_backend.scoring.fleet import RayFleet, connect
-from graphkiln_backend.scoring.messages import (
-    Attempt,
-    InputRange,
-    Outcome,
-    Report,
-    RunFinished,
-    RunPlanned,
-    ScoreRequest,
-)
-from graphkiln_backend.scoring.model import read_model, with_local_model
+from graphkiln_backend.scoring.messages import InputRange, Report, RunFinished, RunPlanned, ScoreRequest
+from graphkiln_backend.scoring.model import ScoringModel, read_model, with_local_model
 from graphkiln_backend.scoring.plan import (
     PLAN,
     check_complete,
@@ -74,18 +65,33 @@ def score_data_set(
     """
     remove_dead_scratch()
     with interruptible(), scratch_folder(Scratch.PLAN) as folder:
-        model = read_run_model(request, folder.path)
+        request, model = read_run_model(request, folder.path)
         destination = open_destination(request)
         destination.prepare()
-        with destination.lock(secrets.token_hex(4)) as lock, _writing_notes(destination, lock, write_notes):
-            _score(model, destination, lock, folder.path / PLAN, report)
+        with destination.lock(secrets.token_hex(4)) as lock:
+            try:
+                _score(request, model, destination, lock=lock, plan=folder.path / PLAN, report=report)
+            except LockLost:  # the notes belong to the run that took the lock
+                raise
+            except BaseException as error:
+                write_notes(destination, lock, error)
+                raise
+            write_notes(destination, lock, None)
     report(RunFinished())
 
 
-def _score(model: RunModel, destination: Destination, lock: Lock, plan: Path, report: Report) -> None:
+def _score(
+    request: ScoreRequest, model: ScoringModel, destination: Destination, *, lock: Lock, plan: Path, report: Report
+) -> None:
     """Plan, score units without a result, and check the destination."""
-    request, configuration = model.request, model.configuration
-    totals = write_plan(plan, _while_locked(open_source(request).ranges(request.rows_per_unit), lock), configuration)
+    configuration = model.configuration(request)
+
+    def listed() -> Iterator[InputRange]:
+        for found in open_source(request).ranges(request.rows_per_unit):
+            lock.check()
+            yield found
+
+    totals = write_plan(plan, listed(), configuration)
     state = read_resume_state(destination.committed_ids(), plan)
     remove_stale(destination, state.stale, configuration, replace=request.replace, check=lock.check)
     lock.check()
@@ -107,33 +113,15 @@ def _score(model: RunModel, destination: Destination, lock: Lock, plan: Path, re
         with (
             connect(request.address),
             interruptible(),  # again, because Ray has replaced the handler of SIGTERM
-            RayFleet(request, configuration, on_gpu=model.on_gpu, report=report) as fleet,
+            RayFleet(request, configuration, on_gpu=model.wants_gpu, report=report) as fleet,
         ):
             drive(schedule, fleet, lock.check)
     check_complete(destination, plan, {each.unit_id: each.reason for each in schedule.failed})
     lock.check()
 
 
-def _while_locked(ranges: Iterable[InputRange], lock: Lock) -> Iterator[InputRange]:
-    for one in ranges:
-        lock.check()
-        yield one
-
-
-class Fleet(Protocol):
-    """Workers, as `RayFleet` runs them."""
-
-    def assign(self, worker: str, attempt: Attempt) -> None:
-        """Start an attempt on a worker that is ready."""
-        ...
-
-    def wait(self, timeout_s: float, patience_s: float) -> Sequence[Outcome]:
-        """Wait for outcomes, and replace workers that ended or hang."""
-        ...
-
-
 def drive(
-    schedule: Schedule, fleet: Fleet, check: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    schedule: Schedule, fleet: RayFleet, check: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> None:
     """Give units to workers until each is committed or has failed for good.
 
@@ -157,29 +145,17 @@ def drive(
             schedule.handle(outcome, clock())
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class RunModel:
-    """The model of a run as the driver found it; workers read it again.
-
-    Attributes:
-        request: The run, with its version number.
-        configuration: Digest of the model and of everything that changes an answer.
-        on_gpu: True if the model uses a GPU where there is one.
-    """
-
-    request: ScoreRequest
-    configuration: str
-    on_gpu: bool
-
-
-def read_run_model(request: ScoreRequest, folder: Path) -> RunModel:
-    """Fetch and read the model of a run.
+def read_run_model(request: ScoreRequest, folder: Path) -> tuple[ScoreRequest, ScoringModel]:
+    """Fetch and read the model of a run; workers read it again.
 
     A graph of another framework is converted into the cache of the run, where workers of this machine find it.
 
     Args:
         request: The run.
         folder: Temporary folder for a fetched model and a temporary cache.
+
+    Returns:
+        The request with its version number, and the model.
 
     Raises:
         GraphkilnError: There is no such version, its preprocessing is unknown, or it lacks a requested output.
@@ -188,11 +164,7 @@ def read_run_model(request: ScoreRequest, folder: Path) -> RunModel:
         local = with_local_model(request, folder)
         model = read_model(local, cache, usable_cores())
         model.encoder(local)
-        return RunModel(
-            request=replace(request, version=local.version),
-            configuration=model.configuration(request),
-            on_gpu=model.wants_gpu,
-        )
+        return replace(request, version=local.version), model
 
 
 @contextmanager
@@ -208,16 +180,3 @@ def interruptible() -> Iterator[None]:
         if isinstance(error.__cause__, RunInterrupted):
             raise error.__cause__ from None
         raise
-
-
-@contextmanager
-def _writing_notes(destination: Destination, lock: Lock, write_notes: WriteNotes) -> Iterator[None]:
-    """Write the notes when the block ends or fails."""
-    try:
-        yield
-    except LockLost:  # the notes belong to the run that took the lock
-        raise
-    except BaseException as error:
-        write_notes(destination, lock, error)
-        raise
-    write_notes(destination, lock, None)

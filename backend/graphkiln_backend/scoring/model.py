@@ -40,7 +40,7 @@ from graphkiln_backend.scoring.encoders import Encoder, choose_encoder
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.messages import ScoreRequest
 from graphkiln_backend.scoring.reading import Reader
-from graphkiln_backend.scoring.scorer import Computation, ImageInput, Scorer, check_names
+from graphkiln_backend.scoring.scorer import ImageInput, Scorer, check_names
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
 
@@ -171,16 +171,15 @@ class ScoringModel:
         Raises:
             ScoringError: The model lacks a requested output, or has no scores.
         """
-        computation = Computation(
-            session=proven.session,
+        return Scorer(
+            proven.session,
+            Reader(self.preprocess, cores),
             image_input=self.image_input,
             encoder=self.encoder(request),
             batch_size=self._batch_size(proven, cache),
-            model=self.name,
-            version=self.version,
+            model=(self.name, self.version),
             check=partial(check_session, proven.replay),
         )
-        return Scorer(computation, Reader(self.preprocess, cores))
 
     def facts(self, request: ScoreRequest) -> Mapping[str, str]:
         """Return everything that changes an answer: graph, preprocessing, labels, settings, output columns."""
@@ -334,7 +333,10 @@ def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples
     for _ in range(_ROUNDS):
         for size in sizes:
             try:
-                row_s[size] = min(row_s[size], _time_s(session, samples, size) / size)
+                feeds = feeds_of(samples, session.signature, size)
+                begun = time.perf_counter()
+                session.run(feeds)
+                row_s[size] = min(row_s[size], (time.perf_counter() - begun) / size)
             except (ExecutionError, SignatureError):
                 break
     timed = {size: seconds for size, seconds in row_s.items() if seconds < math.inf}
@@ -344,10 +346,3 @@ def measure_sizes(session: Session, sizes: Sequence[int], samples: GoldenSamples
     return Measurement(
         chosen=str(chosen), rates={str(size): float(f"{1 / seconds:.4g}") for size, seconds in timed.items()}
     )
-
-
-def _time_s(session: Session, samples: GoldenSamples | SyntheticInputs, size: int) -> float:
-    feeds = feeds_of(samples, session.signature, size)
-    begun = time.perf_counter()
-    session.run(feeds)
-    return time.perf_counter() - begun

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
+from graphkiln_backend.graph.errors import ExecutionError, SignatureError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.images import decoding
@@ -30,21 +30,52 @@ _COMBINED_BYTES = 256 << 20  # larger tables are not copied into one chunk, whos
 _SAMPLE_RANK = 3
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Scored:
+    """The answers of a unit.
+
+    Attributes:
+        table: One row per row of the unit, in order: `id`, kept columns, the encoder's columns, `model`, `version` and
+            `error`. Either the error or the answers are null.
+        times: Seconds per stage, without the commit.
+    """
+
+    table: pa.Table
+    times: StageTimes
+
+
 class Scorer(Closeable):
     """Scores units, several at a time in different threads: one makes a batch while another one computes.
 
     Args:
-        computation: The session and its inputs and outputs.
+        session: Computes batches.
         reader: Prepares rows; closed with the scorer.
+        image_input: Input of the session.
+        encoder: Converts its outputs.
+        batch_size: Maximum number of rows per batch.
+        model: Name and version of the model, for the columns.
+        check: Proves the session again; raises a `GraphkilnError` if it computes wrong answers.
 
     Attributes:
         computing: Lock of the session, which allows one caller at a time.
     """
 
-    def __init__(self, computation: Computation, reader: Reader) -> None:
-        self._trimmed_at = time.monotonic()
-        self._computation, self._reader = computation, reader
+    def __init__(
+        self,
+        session: Session,
+        reader: Reader,
+        *,
+        image_input: ImageInput,
+        encoder: Encoder,
+        batch_size: int,
+        model: tuple[str, int],
+        check: Callable[[], None],
+    ) -> None:
+        self.session, self.image_input, self.encoder, self.batch_size = session, image_input, encoder, batch_size
+        self.model, self.check = model, check
         self.computing = threading.Lock()
+        self._reader = reader
+        self._trimmed_at = time.monotonic()
 
     def close(self) -> None:
         """Stop the threads."""
@@ -62,35 +93,26 @@ class Scorer(Closeable):
             SourceUnavailable: Temporary failure of the source.
             GraphkilnError: The session failed, and no row is to blame.
         """
-        unit = _Unit(self._computation, self.computing)
+        unit = _Unit(self)
         with self._reader.prepare(rows, quarantined or {}, _BATCHES_AHEAD * self.batch_size) as preparation:
             for batch in unit.batches(preparation):
                 unit.compute(batch)
                 preparation.release(batch)
         scored = Scored(table=unit.answers.table(), times=StageTimes(**unit.seconds))
-        self._trim_memory()
-        return scored
-
-    def _trim_memory(self) -> None:
-        """Return free memory to the system, since the next unit may need it in other sizes."""
-        if time.monotonic() - self._trimmed_at > _TRIM_S:
+        if time.monotonic() - self._trimmed_at > _TRIM_S:  # the next unit may need memory in other sizes
             self._trimmed_at = time.monotonic()
             pa.default_memory_pool().release_unused()
             trim_memory()
-
-    @property
-    def batch_size(self) -> int:
-        """Maximum number of rows per batch."""
-        return self._computation.batch_size
+        return scored
 
 
 class _Unit:
     """A unit that is being scored."""
 
-    def __init__(self, computation: Computation, computing: threading.Lock) -> None:
-        self._computation, self._computing = computation, computing
+    def __init__(self, scorer: Scorer) -> None:
+        self._scorer = scorer
         self._batches = BatchBuffer()
-        self.answers = Answers(computation.encoder.schema, computation.model, computation.version)
+        self.answers = Answers(scorer.encoder.schema, *scorer.model)
         self.seconds = dict.fromkeys(("read_s", "decode_s", "wait_s", "compute_s", "encode_s"), 0.0)
 
     def batches(self, rows: Iterable[PreparedRow]) -> Iterator[list[PreparedRow]]:
@@ -112,7 +134,7 @@ class _Unit:
             yield batch
 
     def _fits(self, samples: Sequence[AnyArray], sample: AnyArray) -> bool:
-        full = len(samples) == self._computation.batch_size
+        full = len(samples) == self._scorer.batch_size
         return not full and sample.shape == samples[0].shape and (len(samples) + 1) * sample.nbytes <= _BATCH_BYTES
 
     def compute(self, batch: Sequence[PreparedRow]) -> None:
@@ -134,62 +156,26 @@ class _Unit:
         try:
             self._run(images)
         except (ExecutionError, SignatureError) as error:
-            return self._answer_alone(images, error)
+            if len(images) > 1:
+                return [self._answer([image])[0] for image in images]
+            with self._scorer.computing:
+                self._scorer.check()
+            return [str(error)]
         return [None] * len(images)
 
-    def _answer_alone(self, images: Sequence[decoding.Prepared], error: GraphkilnError) -> list[str | None]:
-        if len(images) == 1:
-            with self._computing:
-                self._computation.check()
-            return [str(error)]
-        return [self._answer([image])[0] for image in images]
-
     def _run(self, images: Sequence[decoding.Prepared]) -> None:
-        encoder, image_input = self._computation.encoder, self._computation.image_input
+        encoder, image_input = self._scorer.encoder, self._scorer.image_input
         begun = time.thread_time()
         feeds = image_input.feeds([image.sample for image in images], self._batches)
         fed = time.thread_time()
-        with self._computing:
+        with self._scorer.computing:
             started = time.perf_counter()
-            outputs = self._computation.session.run(feeds, encoder.outputs)
+            outputs = self._scorer.session.run(feeds, encoder.outputs)
             self.seconds["compute_s"] += time.perf_counter() - started
         computed = time.thread_time()
         sizes = [(image.height, image.width) for image in images]
         self.answers.add_columns(encoder.encode(image_input.rows(outputs, len(images)), sizes))
         self.seconds["encode_s"] += fed - begun + time.thread_time() - computed
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Computation:
-    """A session with its input and output.
-
-    Attributes:
-        model: Model name, for the column.
-        version: Version number, for the column.
-        check: Proves the session again; raises a `GraphkilnError` if it computes wrong answers.
-    """
-
-    session: Session
-    image_input: ImageInput
-    encoder: Encoder
-    batch_size: int
-    model: str
-    version: int
-    check: Callable[[], None]
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Scored:
-    """The answers of a unit.
-
-    Attributes:
-        table: One row per row of the unit, in order: `id`, kept columns, the encoder's columns, `model`, `version` and
-            `error`. Either the error or the answers are null.
-        times: Seconds per stage, without the commit.
-    """
-
-    table: pa.Table
-    times: StageTimes
 
 
 class Answers:
@@ -227,7 +213,8 @@ class Answers:
         Raises:
             ScoringError: A kept column has the name of an output column.
         """
-        fields = [pa.field("id", pa.string()), *self._kept_fields(), *self._schema]
+        kept = [pa.field(name, values[0].type) for name, values in self._kept.items()]
+        fields = [pa.field("id", pa.string()), *kept, *self._schema]
         fields += [pa.field("model", pa.string()), pa.field("version", pa.int64()), pa.field("error", pa.string())]
         schema = pa.schema(fields)
         check_names(schema.names)
@@ -242,9 +229,6 @@ class Answers:
         ]
         table = pa.table(columns, schema=schema)
         return table.combine_chunks() if table.nbytes <= _COMBINED_BYTES else table
-
-    def _kept_fields(self) -> list[pa.Field]:
-        return [pa.field(name, values[0].type) for name, values in self._kept.items()]
 
     def _spread(self) -> list[pa.ChunkedArray]:
         """Return the encoder's columns with nulls for rows with an error."""
@@ -343,7 +327,10 @@ class ImageInput:
 
 def _problem(spec: TensorSpec, preprocess: Preprocess, *, batched: bool) -> str:
     """Return why samples do not fit an input, or an empty string."""
-    sample = _sample_shape(preprocess)
+    # 0 for a size that depends on the image
+    height, width = preprocess.crop or (preprocess.resize if isinstance(preprocess.resize, tuple) else (0, 0))
+    channels = preprocess.channels
+    sample = (height, width, channels) if preprocess.layout == "HWC" else (channels, height, width)
     if preprocess.dtype is not spec.dtype:
         return f"they are {preprocess.dtype}, it is {spec}"
     if not spec.has_rank or len(spec.shape) not in (_SAMPLE_RANK, _SAMPLE_RANK + 1):
@@ -353,14 +340,6 @@ def _problem(spec: TensorSpec, preprocess: Preprocess, *, batched: bool) -> str:
         return f"its batch size is fixed at {spec.shape[0]}: {spec}"
     differ = [1 for size, own in zip(taken, sample, strict=True) if isinstance(size, int) and own and own != size]
     return f"they are {[size or 'any' for size in sample]}, it is {spec}" if differ else ""
-
-
-def _sample_shape(preprocess: Preprocess) -> tuple[int, int, int]:
-    """Return the shape of a sample; 0 for a size that depends on the image."""
-    height, width = preprocess.crop or (preprocess.resize if isinstance(preprocess.resize, tuple) else (0, 0))
-    if preprocess.layout == "HWC":
-        return height, width, preprocess.channels
-    return preprocess.channels, height, width
 
 
 class BatchBuffer:

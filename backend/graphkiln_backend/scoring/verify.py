@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import islice
@@ -67,20 +67,13 @@ class Verification:
         return not self.findings and self.inputs == self.scored + self.errors
 
 
-def verify(
-    destination: Destination,
-    units: Iterable[Unit],
-    *,
-    spill: Path | None = None,
-    report: Callable[[int], None] = lambda _: None,
-) -> Verification:
+def verify(destination: Destination, units: Iterable[Unit], *, spill: Path | None = None) -> Verification:
     """Compare a destination with a plan. Memory grows with the number of units, not of rows.
 
     Args:
         destination: The destination.
         units: Planned units, in any order.
         spill: Folder for hashes of row ids, 8 bytes each; None for the system's folder of temporary files.
-        report: Called with the number of units that were read since the last call.
 
     Raises:
         StoreError: The store cannot be read at all.
@@ -94,7 +87,7 @@ def verify(
         *_find_mixed(readable),
     ]
     with RowHashes(spill) as hashes:
-        findings += _find_unreadable(destination, readable, hashes, report)
+        findings += _find_unreadable(destination, readable, hashes)
         findings += _find_repeated(destination, readable, hashes.repeated())
     counted = [one for one in readable if one.unit_id in planned]
     return Verification(
@@ -135,56 +128,37 @@ def _find_mixed(committed: Sequence[Committed]) -> Iterator[Finding]:
             yield _finding(one, message, "use a separate destination for each model and each set of settings")
 
 
-def _find_unreadable(
-    destination: Destination, committed: Sequence[Committed], hashes: RowHashes, report: Callable[[int], None]
-) -> list[Finding]:
+def _find_unreadable(destination: Destination, committed: Sequence[Committed], hashes: RowHashes) -> Iterator[Finding]:
     """Add the ids of all rows to `hashes`; find results that cannot be read or have a wrong row count."""
-    findings = []
-    for piece in _read_ids(destination, committed):
-        for one, ids in piece:
-            if isinstance(ids, ScoringError):
-                findings.append(_finding(one, ids.message, _REMOVE))
-                continue
-            if len(ids) != one.scored + one.errors:
-                findings.append(
-                    _finding(one, f"its metadata has {one.scored + one.errors} rows, its data {len(ids)}", _REMOVE)
-                )
-            hashes.add(ids)
-        report(len(piece))
-    return findings
+    for one, ids in _read_ids(destination, committed):
+        if isinstance(ids, ScoringError):
+            yield _finding(one, ids.message, _REMOVE)
+            continue
+        if len(ids) != one.scored + one.errors:
+            yield _finding(one, f"its metadata has {one.scored + one.errors} rows, its data {len(ids)}", _REMOVE)
+        hashes.add(ids)
 
 
-def _find_repeated(destination: Destination, committed: Sequence[Committed], repeated: Hashes) -> list[Finding]:
+def _find_repeated(destination: Destination, committed: Sequence[Committed], repeated: Hashes) -> Iterator[Finding]:
     """Find row ids that occur more than once; reported for each unit except the first."""
-    if not len(repeated):
-        return []
     first: dict[object, str] = {}
-    findings = []
-    for piece in _read_ids(destination, committed):
-        for one, ids in piece:
-            again = [] if isinstance(ids, ScoringError) else _seen_before(one.unit_id, ids, repeated, first)
-            if again:
-                named = ", ".join(f"{value!r} (also in {unit_id})" for value, unit_id in again[:_NAMED])
-                message = f"{len(again)} of its rows occur twice: {named}"
-                findings.append(_finding(one, message, "give each row of the input its own id"))
-    return findings
-
-
-def _seen_before(
-    unit_id: str, ids: pa.ChunkedArray, repeated: Hashes, first: dict[object, str]
-) -> list[tuple[object, str]]:
-    found = []
-    for index in np.flatnonzero(np.isin(hash_ids(ids), repeated)):
-        value = ids[int(index)].as_py()
-        if value in first:
-            found.append((value, first[value]))
-        first.setdefault(value, unit_id)
-    return found
+    for one, ids in _read_ids(destination, committed) if len(repeated) else ():
+        if isinstance(ids, ScoringError):
+            continue
+        again = []
+        for index in np.flatnonzero(np.isin(hash_ids(ids), repeated)):
+            value = ids[int(index)].as_py()
+            if value in first:
+                again.append(f"{value!r} (also in {first[value]})")
+            first.setdefault(value, one.unit_id)
+        if again:
+            message = f"{len(again)} of its rows occur twice: {', '.join(again[:_NAMED])}"
+            yield _finding(one, message, "give each row of the input its own id")
 
 
 def _read_ids(
     destination: Destination, committed: Sequence[Committed]
-) -> Iterator[list[tuple[Committed, pa.ChunkedArray | ScoringError]]]:
+) -> Iterator[tuple[Committed, pa.ChunkedArray | ScoringError]]:
     """Read the row ids of results in parallel, some hundred results at a time."""
 
     def read(one: Committed) -> tuple[Committed, pa.ChunkedArray | ScoringError]:
@@ -198,7 +172,7 @@ def _read_ids(
     waiting = iter(committed)
     with ThreadPoolExecutor(_READERS, thread_name_prefix="ids") as pool:
         while piece := list(islice(waiting, _UNITS_AT_ONCE)):
-            yield list(pool.map(read, piece))
+            yield from pool.map(read, piece)
 
 
 def _finding(one: Committed, message: str, hint: str) -> Finding:

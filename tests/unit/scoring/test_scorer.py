@@ -25,7 +25,7 @@ from graphkiln_backend.scoring.encoders import Encoder, Size, all_scores, best_c
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.messages import Row
 from graphkiln_backend.scoring.reading import Reader
-from graphkiln_backend.scoring.scorer import Answers, BatchBuffer, Computation, ImageInput, Scorer, StageTimes
+from graphkiln_backend.scoring.scorer import Answers, BatchBuffer, ImageInput, Scorer, StageTimes
 
 
 def wrong() -> None:
@@ -44,16 +44,15 @@ def scorer(
 ) -> Iterator[Scorer]:
     image_input = ImageInput.of(session.signature, SPEC, batch_size if session.batched else 0)
     specs = image_input.signature_of_rows(session.signature).outputs
-    computation = Computation(
-        session=session,
+    with Scorer(
+        session,
+        Reader(preprocess, 2),
         image_input=image_input,
         encoder=encoder or raw_outputs([spec for spec in specs if spec.name in outputs]),
         batch_size=batch_size,
-        model="means",
-        version=7,
+        model=("means", 7),
         check=check,
-    )
-    with Scorer(computation, Reader(preprocess, 2)) as opened:
+    ) as opened:
         yield opened
 
 

@@ -11,7 +11,6 @@ database, in the note `_ledger.json`.
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -26,14 +25,8 @@ from graphkiln_backend.scoring.destinations.database import Database, DatabaseNo
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.destinations.parquet import LEDGER_NOTE, ParquetDestination, encode_result, object_name
 from graphkiln_backend.scoring.destinations.store import Store
-from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
+from graphkiln_backend.scoring.errors import CommitConflict, ScoringError
 
-# The ledger: committed units in a table with the unit as primary key. An attempt inserts the unit's row and writes the
-# result before it commits; a concurrent attempt waits for the row, is refused if the first one commits, and continues
-# if it dies.
-
-_ATTEMPTS = 5
-_PAUSE_S = 0.2
 _PIECE = 1000
 _TABLES = """
 CREATE TABLE IF NOT EXISTS graphkiln_units (
@@ -68,7 +61,10 @@ class LedgerRow:
 
 
 class Ledger:
-    """The committed units of a destination.
+    """The committed units of a destination: a table with the unit as primary key.
+
+    An attempt inserts the unit's row and writes the result before it commits. A concurrent attempt waits for the row,
+    is refused if the first one commits, and continues if it dies.
 
     Args:
         database: Database of the table `graphkiln_units`.
@@ -112,28 +108,28 @@ class Ledger:
         return told, there
 
     def commit(self, result: Result, write: Write) -> None:
-        """Write a result and its row atomically; a commit whose response was lost is looked up.
+        """Write a result and its row atomically.
 
         Args:
             result: The result.
-            write: Writes the result, given the connection of the transaction and the name of the attempt; may be called
-                repeatedly.
+            write: Writes the result, given the connection of the transaction and the name of the attempt.
 
         Raises:
-            CommitConflict: The unit is already committed.
+            CommitConflict: The unit is already committed, perhaps by an earlier call whose response was lost.
             StoreError: The database or the store of `write` fails.
             ScoringError: The database refuses the statement.
         """
         attempt = uuid.uuid4().hex
-        for number in range(_ATTEMPTS):
-            try:
-                self._commit(result, write, attempt)
-            except StoreError as error:
-                if not error.passing or number == _ATTEMPTS - 1:
-                    raise
-                time.sleep(_PAUSE_S * 2**number)
-            else:
-                return
+        scored = len(result.table) - result.errors
+        with self._database.transaction() as connection:
+            inserted = connection.execute(
+                "INSERT INTO graphkiln_units (destination, unit, configuration, scored, errors, attempt) "
+                "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
+                [self._destination, result.unit_id, result.configuration, scored, result.errors, attempt],
+            ).rowcount
+            if not inserted:
+                raise CommitConflict(f"unit {result.unit_id} has a result already")
+            write(connection, attempt)
 
     def remove(self, unit_ids: list[str], erase: Callable[[psycopg.Connection[Any]], None]) -> None:
         """Delete units and call `erase` atomically."""
@@ -141,22 +137,6 @@ class Ledger:
             erase(connection)
             query = "DELETE FROM graphkiln_units WHERE destination = %s AND unit = ANY(%s)"
             connection.execute(query, [self._destination, unit_ids])
-
-    def _commit(self, result: Result, write: Write, attempt: str) -> None:
-        row = [self._destination, result.unit_id, result.configuration, len(result.table) - result.errors]
-        with self._database.transaction() as connection:
-            inserted = connection.execute(
-                "INSERT INTO graphkiln_units (destination, unit, configuration, scored, errors, attempt) "
-                "VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING",
-                [*row, result.errors, attempt],
-            ).rowcount
-            if inserted:
-                write(connection, attempt)
-                return
-            query = "SELECT attempt FROM graphkiln_units WHERE destination = %s AND unit = %s"
-            winner = connection.execute(query, [self._destination, result.unit_id]).fetchone()
-        if winner != (attempt,):
-            raise CommitConflict(f"unit {result.unit_id} has a result already")
 
 
 class LedgeredDestination(ParquetDestination):

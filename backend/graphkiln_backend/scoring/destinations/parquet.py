@@ -10,8 +10,8 @@ import re
 import uuid
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from itertools import islice
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -20,8 +20,6 @@ from graphkiln_backend.scoring.destinations.base import Committed, Destination, 
 from graphkiln_backend.scoring.destinations.store import Notes, Store
 from graphkiln_backend.scoring.errors import CommitConflict, ScoringError, StoreError
 from graphkiln_backend.scoring.messages import ID_DIGITS
-
-# The result of a unit as a Parquet file with metadata in its footer.
 
 _UNIT, _CONFIGURATION, _ERRORS, _ATTEMPT = (
     f"graphkiln.{key}".encode() for key in ("unit", "configuration", "errors", "attempt")
@@ -48,54 +46,10 @@ def encode_result(result: Result, attempt: str) -> memoryview:
     return memoryview(sink.getvalue())
 
 
-def read_committed(unit_id: str, place: str, metadata: pq.FileMetaData) -> Committed:
-    """Describe a unit from the footer of its file.
-
-    Args:
-        unit_id: The unit in the file's name.
-        place: The file.
-        metadata: Its footer.
-
-    Raises:
-        ScoringError: The file belongs to another unit, or is inconsistent.
-    """
-    written = metadata.metadata or {}
-    if written.get(_UNIT) != unit_id.encode():
-        raise ScoringError("it does not hold the result of the unit that it is named after")
-    errors = int(written[_ERRORS])
-    if errors != _count_errors(metadata):
-        raise ScoringError(f"it says that {errors} rows have an error, and {_count_errors(metadata)} have")
-    configuration = written[_CONFIGURATION].decode()
-    scored = metadata.num_rows - errors
-    return Committed(unit_id=unit_id, place=place, configuration=configuration, scored=scored, errors=errors)
-
-
-def read_columns(source: Any, columns: list[str]) -> pa.Table:
-    """Read columns of a file in one thread, and verify the checksums of its pages.
-
-    Args:
-        source: A path, or a seekable file object.
-        columns: Column names.
-
-    Raises:
-        pa.ArrowInvalid: The file is damaged.
-        OSError: The file cannot be read.
-    """
-    with pq.ParquetFile(source, page_checksum_verification=True) as file:
-        return file.read(columns=columns, use_threads=False)
-
-
-def _count_errors(metadata: pq.FileMetaData) -> int:
-    """Count the rows with an error, from the statistics of the file."""
-    column = next(index for index in range(metadata.num_columns) if metadata.schema.column(index).path == "error")
-    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
-    return sum(group.num_rows - group.column(column).statistics.null_count for group in groups if group.num_rows)
-
-
 DELTA_LOG = "_delta_log"
 LEDGER_NOTE = "_ledger.json"  # names the ledger of a folder, if it has one
 _SUFFIX = ".parquet"
-RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")  # Name of a unit's file.
+RESULT = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})\.parquet")  # name of a unit's file
 # Name of a unit's file in a Delta table, whose log decides whether it is valid.
 DELTA_FILE = re.compile(rf"([0-9a-f]{{{ID_DIGITS}}})-[0-9a-f]{{32}}\.parquet")
 _READERS = 16
@@ -178,8 +132,10 @@ class ParquetDestination(Destination):
             )
 
     def _read_file(self, name: str, columns: Sequence[str]) -> pa.Table:
+        """Read columns in one thread, and verify the checksums of the pages."""
         try:
-            return read_columns(self._store.open(name), list(columns))
+            with pq.ParquetFile(self._store.open(name), page_checksum_verification=True) as file:
+                return file.read(columns=list(columns), use_threads=False)
         except (pa.ArrowException, OSError) as error:
             raise ScoringError(f"{self._store.place(name)} cannot be read: {error}") from error
 
@@ -191,10 +147,25 @@ class ParquetDestination(Destination):
                 yield from pool.map(lambda file: self._describe_file(*file), piece)
 
     def _describe_file(self, unit_id: str, name: str) -> Committed:
-        place = self._store.place(name)
+        described = partial(Committed, unit_id=unit_id, place=self._store.place(name))
         try:
-            return read_committed(unit_id, place, pq.read_metadata(self._store.open(name)))
+            footer = pq.read_metadata(self._store.open(name))
+            written = footer.metadata or {}
+            if written.get(_UNIT) != unit_id.encode():
+                return described(damage="it does not hold the result of the unit that it is named after")
+            errors, counted = int(written[_ERRORS]), _count_errors(footer)
+            configuration = written[_CONFIGURATION].decode()
         except StoreError:
             raise
         except (pa.ArrowException, OSError, ScoringError, KeyError, ValueError, AttributeError) as error:
-            return Committed(unit_id=unit_id, place=place, damage=str(error))
+            return described(damage=str(error))
+        if errors != counted:
+            return described(damage=f"its metadata has {errors} rows with an error, its data {counted}")
+        return described(configuration=configuration, scored=footer.num_rows - errors, errors=errors)
+
+
+def _count_errors(footer: pq.FileMetaData) -> int:
+    """Count the rows with an error, from the statistics of the file."""
+    column = next(index for index in range(footer.num_columns) if footer.schema.column(index).path == "error")
+    groups = [footer.row_group(index) for index in range(footer.num_row_groups)]
+    return sum(group.num_rows - group.column(column).statistics.null_count for group in groups if group.num_rows)

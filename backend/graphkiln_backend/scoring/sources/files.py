@@ -6,6 +6,7 @@ import logging
 import os
 import re
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import cache, partial
 from itertools import chain
 from pathlib import PurePosixPath
@@ -52,38 +53,32 @@ class FileSource:
 
     def ranges(self, rows: int) -> Iterator[InputRange]:
         """Yield the ranges of the files; the first file determines their kind."""
-        place, files = _find(self._text)
+        text = self._text
+        place, files = _find(text)
         first = next(files, None)
         if first is None:
-            raise ScoringError(f"{self._text} has no files that can be scored", hint=_hint_of_nothing(self._text))
+            is_listing = is_pattern(text) and text.lower().endswith(tuple(_LISTINGS))
+            hint = "a listing must be given by its path, one per run" if is_listing else f"supported are {_KNOWN}"
+            raise ScoringError(f"{text} has no files that can be scored", hint=hint)
         kind = _kind_of(first.path, listings=True)
-        found = self._reader(kind).ranges(place, _of_one_kind(kind, chain([first], files), self._text), rows)
-        yield from _some(found, self._text)
+
+        def of_one_kind() -> Iterator[StoredFile]:
+            for file in chain([first], files):
+                if (other := _kind_of(file.path, listings=True)) != kind:
+                    raise ScoringError(f"{text} mixes {kind} and {other}, such as {file.path}", hint=_PATTERN_HINT)
+                yield file
+
+        is_empty = True
+        for found in _READERS[kind](self._columns).ranges(place, of_one_kind(), rows):
+            is_empty = False
+            yield found
+        if is_empty:
+            raise ScoringError(f"{text} has no rows", hint="its files are empty")
 
     def rows(self, unit: Unit) -> Iterator[Row]:
         """Yield the rows from the reader of their kind."""
-        return self._reader_of(unit).rows(unit)
-
-    def _reader_of(self, unit: Unit) -> FileReader:
-        return self._reader(unit.part.partition(" ")[0])
-
-    def _reader(self, kind: str) -> FileReader:
-        return _READERS[kind](self._columns)
-
-
-def _some(ranges: Iterator[InputRange], text: str) -> Iterator[InputRange]:
-    is_empty = True
-    for found in ranges:
-        is_empty = False
-        yield found
-    if is_empty:
-        raise ScoringError(f"{text} has no rows", hint="its files are empty")
-
-
-def _hint_of_nothing(text: str) -> str:
-    if is_pattern(text) and text.lower().endswith(tuple(_LISTINGS)):
-        return "a listing must be given by its path, one per run"
-    return f"supported are {_KNOWN}"
+        kind = unit.part.partition(" ")[0]
+        return _READERS[kind](self._columns).rows(unit)
 
 
 def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
@@ -94,45 +89,35 @@ def _find(text: str) -> tuple[Place, Iterator[StoredFile]]:
         if not _kind_of(name, listings=True):
             raise ScoringError(f"{text} has an unsupported format", hint=f"supported are {_KNOWN}")
         folder = Place(place.storage, place.path.removesuffix(f"/{name}") or "/", above or "/")
-        return folder, iter([StoredFile(path=name, size=file.size, stamp=file.stamp)])
+        return folder, iter([replace(file, path=name)])
     if table := find_delta(text):
         return table.place, table.files()
     listed = place.storage.walk(place.path)
     first = next(listed, None)
     if first is not None:
-        return place, _known(_of_no_table(chain([first], listed), text), text)
+        return place, _known(_refuse_tables(chain([first], listed), text), text)
     if is_pattern(place.path):
-        return _match(place)
+        path, below = split_pattern(place.path)
+        folder = Place(place.storage, path, place.text.removesuffix(below).rstrip("/") or "/")
+        pattern = PathPattern(below)
+        return folder, _known((file for file in folder.storage.walk(path) if pattern.matches(file.path)), place.text)
     raise ScoringError(f"no such file, and no folder with files: {text}", hint="check the path")
 
 
-def _match(place: Place) -> tuple[Place, Iterator[StoredFile]]:
-    path, below = split_pattern(place.path)
-    folder = Place(place.storage, path, place.text.removesuffix(below).rstrip("/") or "/")
-    pattern = PathPattern(below)
-    return folder, _known((file for file in folder.storage.walk(path) if pattern.matches(file.path)), place.text)
-
-
-def _of_no_table(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
+def _refuse_tables(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
     """Yield the same files.
 
     Raises:
         ScoringError: They belong to a table with a log.
     """
     for file in files:
-        if table := _table_of(file.path):
+        table = "Delta Lake" if LOG in file.path.split("/") else "Iceberg" if _ICEBERG_LOG.fullmatch(file.path) else ""
+        if table:
             raise ScoringError(
                 f"{text} is a table of {table} ({file.path}), so some of its files may be obsolete",
                 hint=f"export its rows as Parquet, or read all files with '{text}/**/*.parquet'",
             )
         yield file
-
-
-def _table_of(path: str) -> str:
-    """Name the table format of a log file; empty for other files."""
-    if LOG in path.split("/"):
-        return "Delta Lake"
-    return "Iceberg" if _ICEBERG_LOG.fullmatch(path) else ""
 
 
 def _known(files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
@@ -172,14 +157,6 @@ def _is_note(path: str) -> bool:
     return any(name.startswith("_") and "=" not in name for name in path.split("/"))
 
 
-def _of_one_kind(kind: str, files: Iterator[StoredFile], text: str) -> Iterator[StoredFile]:
-    for file in files:
-        other = _kind_of(file.path, listings=True)
-        if other != kind:
-            raise ScoringError(f"{text} mixes {kind} and {other}, such as {file.path}", hint=_PATTERN_HINT)
-        yield file
-
-
 class ImageReader:
     """Images in separate files: a range is a chunk of files. A row's id is its path below the folder.
 
@@ -196,30 +173,25 @@ class ImageReader:
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
         """Yield content-defined chunks of paths: an added or removed file changes at most two chunks."""
         for chunk in cut(files, rows, lambda file: os.fsencode(file.path)):
-            yield _range(place.text, chunk)
+            part = encode_part(KIND, [(file.path, file.size, file.stamp) for file in chunk])
+            yield InputRange(
+                path=checked_text(place.text),
+                part=part,
+                identity=digest(part),
+                rows=len(chunk),
+                size_bytes=sum(file.size for file in chunk),
+            )
 
     def rows(self, unit: Unit) -> Iterator[Row]:
         """Yield the files of a chunk."""
-        place = locate(unit.path)
-        for file in _members(unit):
-            path = place.below(file.path).path
-            yield Row(id=as_id(file.path), load=partial(_load, place, path, file))
+        folder = locate(unit.path)
+        for path, size, stamp in decode_part(unit.part):
+            yield Row(id=as_id(path), load=partial(_load, folder.below(path), size, stamp))
 
 
-def _load(place: Place, path: str, file: StoredFile) -> bytes:
-    check_size(file.size)  # for services that report errors only with the content
-    return place.storage.read(path, file.stamp)
-
-
-def _members(unit: Unit) -> Iterator[StoredFile]:
-    for path, size, stamp in decode_part(unit.part):
-        yield StoredFile(path=path, size=size, stamp=stamp)
-
-
-def _range(folder: str, chunk: list[StoredFile]) -> InputRange:
-    part = encode_part(KIND, [(file.path, file.size, file.stamp) for file in chunk])
-    size = sum(file.size for file in chunk)
-    return InputRange(path=checked_text(folder), part=part, identity=digest(part), rows=len(chunk), size_bytes=size)
+def _load(place: Place, size: int, stamp: str) -> bytes:
+    check_size(size)  # for services that report errors only with the content
+    return place.storage.read(place.path, stamp)
 
 
 _READERS: dict[str, Callable[[Columns], FileReader]] = {

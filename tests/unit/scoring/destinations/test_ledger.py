@@ -10,7 +10,6 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from graphkiln_backend.scoring.destinations import ledger as ledger_module
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.database import Database
 from graphkiln_backend.scoring.destinations.ledger import Ledger, LedgeredDestination
@@ -30,8 +29,7 @@ RESULT = Result(unit_id="u", configuration="model", table=TABLE)
 
 
 @pytest.fixture
-def ledger(database: Database, monkeypatch: pytest.MonkeyPatch) -> Ledger:
-    monkeypatch.setattr(ledger_module, "_PAUSE_S", 0.01)
+def ledger(database: Database) -> Ledger:
     made = Ledger(database, "here")
     made.prepare()
     return made
@@ -67,34 +65,20 @@ def test_second_attempt_waits_and_continues_if_the_first_fails(ledger: Ledger) -
     assert outcomes == ["second"]
 
 
-def test_a_commit_whose_answer_was_lost_is_looked_up(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    original, lost = Ledger._commit, []
+def test_connection_that_breaks_during_a_commit_is_a_temporary_error(ledger: Ledger, postgres: PostgresServer) -> None:
+    def break_connection(connection: psycopg.Connection[Any], _: str) -> None:
+        with postgres.connect() as other:
+            other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
+        connection.execute("SELECT 1")
 
-    def commit(self: Ledger, *arguments: Any) -> None:
-        original(self, *arguments)
-        if not lost:
-            lost.append(1)
-            raise StoreError("connection lost", passing=True)
-
-    monkeypatch.setattr(Ledger, "_commit", commit)
+    with pytest.raises(StoreError) as broken:
+        ledger.commit(RESULT, break_connection)
+    assert broken.value.passing
+    assert ledger.unit_ids() == []
     ledger.commit(RESULT, nothing)
     assert ledger.unit_ids() == ["u"]
-
-
-def test_a_connection_that_breaks_while_a_unit_is_written_is_made_again(
-    ledger: Ledger, postgres: PostgresServer
-) -> None:
-    broken = []
-
-    def write(connection: psycopg.Connection[Any], _: str) -> None:
-        if not broken:
-            broken.append(1)
-            with postgres.connect() as other:
-                other.execute("SELECT pg_terminate_backend(%s)", [connection.info.backend_pid])
-            connection.execute("SELECT 1")
-
-    ledger.commit(RESULT, write)
-    assert ledger.unit_ids() == ["u"]
+    with pytest.raises(CommitConflict):  # as if the response had been lost
+        ledger.commit(RESULT, nothing)
 
 
 # A store that ignores conditions, with a ledger: one object per unit, whichever attempt won.

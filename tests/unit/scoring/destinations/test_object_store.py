@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 from faulty_proxy import CUT, LIE, LOSE, REFUSE, FaultyProxy
 
-from graphkiln_backend.scoring.destinations import object_store
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
@@ -44,8 +43,7 @@ def store(server: str) -> ObjectStore:
 
 
 @pytest.fixture
-def proxy(server: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyProxy]:
-    monkeypatch.setattr(object_store, "_PAUSE_S", 0.01)
+def proxy(server: str) -> Iterator[FaultyProxy]:
     with FaultyProxy(server) as running:
         yield running
 
@@ -123,7 +121,6 @@ class TestFaults:
     def test_service_that_stays_busy_is_a_store_error(
         self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(object_store, "_ATTEMPTS", 2)
         store = opened(proxy.address)
         monkeypatch.setattr(store._opened(), "retries", 1)
         proxy.times(1000, REFUSE)
@@ -148,7 +145,6 @@ class TestFaults:
     def test_unreachable_service_is_a_store_error(self, proxy: FaultyProxy, monkeypatch: pytest.MonkeyPatch) -> None:
         from running import free_ports
 
-        monkeypatch.setattr(object_store, "_ATTEMPTS", 1)
         (port,) = free_ports(1)
         store = opened(f"127.0.0.1:{port}")
         monkeypatch.setattr(store._opened(), "retries", 1)

@@ -74,7 +74,7 @@ class TestDamage:
         table = pq.read_table(path)
         metadata = {**(table.schema.metadata or {}), b"graphkiln.errors": b"0"}
         pq.write_table(table.replace_schema_metadata(metadata), path)
-        assert self.described(destination)[A] == "it says that 0 rows have an error, and 1 have"
+        assert self.described(destination)[A] == "its metadata has 0 rows with an error, its data 1"
 
     def test_a_flipped_bit_in_a_page(self, destination: ParquetDestination, tmp_path: Path) -> None:
         destination.commit(result(ids=tuple(f"row {index}" for index in range(300)), errors=()))
