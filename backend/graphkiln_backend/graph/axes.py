@@ -14,10 +14,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+# Sizes of a tensor: integers, symbols (equal for equal sizes), or None.
 Shape: TypeAlias = tuple[Any, ...]
-"""Sizes of a tensor: integers, symbols that are equal where the sizes are, or None."""
+# Label of each axis of a tensor; None for an axis that corresponds to no other.
 Axes: TypeAlias = tuple[int | None, ...]
-"""Label of each axis of a tensor; None for an axis that runs together with no other."""
 
 SUMS = "sums over"
 REDUCES = "reduces over"
@@ -89,13 +89,16 @@ class Relation:
 
 
 Rule: TypeAlias = Callable[[Node], Relation | None]
+RankedRule: TypeAlias = Callable[[Node, int], Relation | None]
 
 
 def relate(node: Node) -> Relation | None:
     """Look up the relation of a node; None for an unknown operator or computed axes."""
-    rule = _RULES.get(node.operator)
+    rule, ranked_rule, rank = _RULES.get(node.operator), _RANKED_RULES.get(node.operator), node.rank(0)
     try:
-        return rule(node) if rule else None
+        if rule:
+            return rule(node)
+        return ranked_rule(node, rank) if ranked_rule and rank is not None else None
     except (ArithmeticError, LookupError, TypeError, ValueError):  # invalid attributes or ranks
         return None
 
@@ -180,17 +183,16 @@ def _elementwise(node: Node) -> Relation | None:
     return Relation(axes, [_range(max(map(len, axes)))])
 
 
-def _by_sample(node: Node) -> Relation | None:
+def _by_sample(_: Node, rank: int) -> Relation | None:
     """Convolution, pooling and similar: the first axis is that of the samples."""
-    rank = node.rank(0)
-    if rank is None or rank < 2:
+    if rank < 2:
         return None
     # Indices of a MaxPool depend on the position of a sample in the batch, but not on other samples.
     return _keep(rank, unknown=range(1, rank), outputs=2)
 
 
-def _tree(node: Node) -> Relation | None:
-    if node.rank(0) != 2:
+def _tree(node: Node, rank: int) -> Relation | None:
+    if rank != 2:
         return None
     scores = (0, None)
     return Relation([(0, None)], [(0,), scores] if node.operator.endswith("Classifier") else [scores])
@@ -203,45 +205,34 @@ def _dropout(node: Node) -> Relation | None:
     return _keep(node.rank(0), outputs=2) if trains is not None and not any(trains) else None
 
 
-def _transpose(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _transpose(node: Node, rank: int) -> Relation | None:
     return Relation([_range(rank)], [tuple(node.attributes.get("perm") or range(rank)[::-1])])
 
 
-def _softmax(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _softmax(node: Node, rank: int) -> Relation | None:
     one = node.opset >= _SOFTMAX_OF_ONE_AXIS
     axis = node.axis(-1 if one else 1, rank)
     return _keep(rank, dict.fromkeys([axis] if one else range(axis, rank), WORKS))
 
 
-def _along_axis(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    return None if rank is None else _keep(rank, {node.axis(-1, rank): WORKS}, outputs=2)
+def _along_axis(node: Node, rank: int) -> Relation | None:
+    return _keep(rank, {node.axis(-1, rank): WORKS}, outputs=2)
 
 
-def _cumulative_sum(node: Node) -> Relation | None:
-    rank, axes = node.rank(0), node.constant(1)
+def _cumulative_sum(node: Node, rank: int) -> Relation | None:
+    axes = node.constant(1)
     return _keep(rank, {axes[0] % rank: SUMS}) if rank and axes else None
 
 
-def _layer_norm(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _layer_norm(node: Node, rank: int) -> Relation | None:
     start = node.axis(-1, rank)
     scales = [_aligned(shape, rank) for shape in node.inputs[1:]]
     result = _range(rank, *range(start, rank))
     return Relation([_range(rank), *scales], [result] * 3, dict.fromkeys(range(start, rank), _NORMALIZES))
 
 
-def _batch_norm(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None or rank < 2:
+def _batch_norm(node: Node, rank: int) -> Relation | None:
+    if rank < 2:
         return None
     given = [shape != () for shape in node.outputs[1:]]
     trains = any(given) if node.opset < _MODE_IS_ATTRIBUTE else node.attributes.get("training_mode", 0)
@@ -249,17 +240,13 @@ def _batch_norm(node: Node) -> Relation | None:
     return Relation([_range(rank), *[(1,)] * 4], [_range(rank, *mixed)], mixed)
 
 
-def _mean_variance(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _mean_variance(node: Node, rank: int) -> Relation | None:
     return _keep(rank, {axis % rank: _NORMALIZES for axis in node.attributes.get("axes", (0, 2, 3))})
 
 
-def _reduction(node: Node) -> Relation | None:
-    rank = node.rank(0)
+def _reduction(node: Node, rank: int) -> Relation | None:
     axes = [node.attributes.get("axis", 0)] if node.operator.startswith("Arg") else _axes_of(node)
-    if rank is None or axes is None:
+    if axes is None:
         return None
     if not axes and node.attributes.get("noop_with_empty_axes"):
         return _keep(rank)
@@ -278,28 +265,25 @@ def _squeeze(node: Node) -> Relation | None:
     return Relation([_range(len(shape), *taken)], [tuple(axis for axis in range(len(shape)) if axis not in taken)])
 
 
-def _unsqueeze(node: Node) -> Relation | None:
-    axes, rank = _axes_of(node), node.rank(0)
-    if axes is None or rank is None:
+def _unsqueeze(node: Node, rank: int) -> Relation | None:
+    axes = _axes_of(node)
+    if axes is None:
         return None
     made = {axis % (rank + len(axes)) for axis in axes}
     kept = iter(range(rank))
     return Relation([_range(rank)], [tuple(None if at in made else next(kept) for at in range(rank + len(axes)))])
 
 
-def _reshape(node: Node) -> Relation | None:
+def _reshape(node: Node, rank: int) -> Relation | None:
     """Copied leading dimensions; `reshape_places` follows a factor through any reshape."""
-    rank, target = node.rank(0), node.constant(1)
-    if rank is None or not target or node.attributes.get("allowzero"):
+    target = node.constant(1)
+    if not target or node.attributes.get("allowzero"):
         return None
     same = next((axis for axis, size in enumerate(target) if size), len(target))
     return Relation([_range(rank, *range(same, rank))], [_range(len(target), *range(same, len(target)))])
 
 
-def _flatten(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _flatten(node: Node, rank: int) -> Relation | None:
     axis = node.attributes.get("axis", 1)
     axis += rank if axis < 0 else 0
     first, last = 0 if axis == 1 else None, rank - 1 if axis == rank - 1 else None
@@ -378,10 +362,7 @@ def _recurrent(node: Node) -> Relation | None:
     return Relation([data, None, None, None, (rows,), *states], [sequence, state, state], {time: _TIME})
 
 
-def _quantize(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _quantize(node: Node, rank: int) -> Relation | None:
     axis = node.axis(1, rank)
     if node.attributes.get("block_size"):
         return Relation([_range(rank, axis)] * len(node.inputs), [_range(rank, axis)])
@@ -389,9 +370,9 @@ def _quantize(node: Node) -> Relation | None:
     return Relation([_range(rank), *scales], [_range(rank)])
 
 
-def _gather(node: Node) -> Relation | None:
-    rank, indices = node.rank(0), node.rank(1)
-    if rank is None or indices is None:
+def _gather(node: Node, rank: int) -> Relation | None:
+    indices = node.rank(1)
+    if indices is None:
         return None
     axis = node.axis(0, rank)
     picked = tuple(range(rank, rank + indices))
@@ -418,11 +399,10 @@ def _gather_nd(node: Node) -> Relation | None:
     return Relation([_range(len(data), *named), (*own, None)], [(*own, *rest)])
 
 
-def _slice(node: Node) -> Relation | None:
-    rank = node.rank(0)
+def _slice(node: Node, rank: int) -> Relation | None:
     starts, ends = (_ints(node, name, at, _SLICE_BY_INPUTS) for at, name in ((1, "starts"), (2, "ends")))
     axes, steps = (_ints(node, name, at, _SLICE_BY_INPUTS) for at, name in ((3, "axes"), (4, "steps")))
-    if rank is None or axes is None or (not axes and starts is None):
+    if axes is None or (not axes and starts is None):
         return None
     axes = [axis % rank for axis in axes or range(len(starts or ()))]
     whole = set[int]()
@@ -443,9 +423,8 @@ def _concat(node: Node) -> Relation | None:
     return Relation([axes] * len(node.inputs), [axes])
 
 
-def _split(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    return None if rank is None else _keep(rank, unknown=[node.axis(0, rank)], outputs=len(node.outputs))
+def _split(node: Node, rank: int) -> Relation | None:
+    return _keep(rank, unknown=[node.axis(0, rank)], outputs=len(node.outputs))
 
 
 def _expand(node: Node) -> Relation | None:
@@ -475,10 +454,10 @@ def _tile(node: Node) -> Relation | None:
     return _keep(len(repeats), unknown=[axis for axis, times in enumerate(repeats) if times != 1])
 
 
-def _pad(node: Node) -> Relation | None:
-    rank, axes = node.rank(0), node.constant(3)
+def _pad(node: Node, rank: int) -> Relation | None:
+    axes = node.constant(3)
     widths = _ints(node, "pads", 1, _PAD_BY_INPUTS)
-    if rank is None or axes is None or not widths:
+    if axes is None or not widths:
         return None
     count = len(widths) // 2
     padded = [axis % rank for at, axis in enumerate(axes or range(count)) if widths[at] or widths[at + count]]
@@ -499,25 +478,18 @@ def _resize(node: Node) -> Relation | None:
     return _keep(len(shape), unknown=changed)
 
 
-def _grid_sample(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _grid_sample(_: Node, rank: int) -> Relation | None:
     spatial = (None,) * (rank - 2)
     return Relation([(0, 1, *spatial), (0, *spatial, None)], [(0, 1, *spatial)])
 
 
-def _one_hot(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    if rank is None:
-        return None
+def _one_hot(node: Node, rank: int) -> Relation | None:
     made = node.axis(-1, rank + 1)
     return Relation([_range(rank)], [(*range(made), None, *range(made, rank))])
 
 
-def _triangle(node: Node) -> Relation | None:
-    rank = node.rank(0)
-    return None if rank is None else _keep(rank, unknown=[rank - 2, rank - 1])
+def _triangle(_: Node, rank: int) -> Relation | None:
+    return _keep(rank, unknown=[rank - 2, rank - 1])
 
 
 _ELEMENTWISE = (
@@ -538,41 +510,44 @@ _REDUCTIONS = (
 _TREES = "LinearClassifier LinearRegressor TreeEnsemble TreeEnsembleClassifier TreeEnsembleRegressor"
 _RULES: dict[str, Rule] = {
     **dict.fromkeys(_ELEMENTWISE.split(), _elementwise),
+    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
+    **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), _quantized_matmul),
+    "Concat": _concat,
+    "ConstantOfShape": _fill,
+    "Dropout": _dropout,
+    "Einsum": _einsum,
+    "Expand": _expand,
+    "GatherElements": _gather_elements,
+    "GatherND": _gather_nd,
+    "Gemm": _gemm,
+    "MatMul": _matmul,
+    "Resize": _resize,
+    "Squeeze": _squeeze,
+    "Tile": _tile,
+}
+# Rules that need the number of dimensions of the first input.
+_RANKED_RULES: dict[str, RankedRule] = {
     **dict.fromkeys(_BY_SAMPLE.split(), _by_sample),
     **dict.fromkeys(_REDUCTIONS.split(), _reduction),
     **dict.fromkeys(_TREES.split(), _tree),
-    **dict.fromkeys(("GRU", "LSTM", "RNN"), _recurrent),
     **dict.fromkeys(("Hardmax", "LogSoftmax", "Softmax"), _softmax),
     **dict.fromkeys(("LpNormalization", "TopK"), _along_axis),
     **dict.fromkeys(("LayerNormalization", "RMSNormalization"), _layer_norm),
     **dict.fromkeys(("DequantizeLinear", "QuantizeLinear"), _quantize),
-    **dict.fromkeys(("MatMulInteger", "QLinearMatMul"), _quantized_matmul),
     "BatchNormalization": _batch_norm,
-    "Concat": _concat,
-    "ConstantOfShape": _fill,
     "CumSum": _cumulative_sum,
-    "Dropout": _dropout,
-    "Einsum": _einsum,
-    "Expand": _expand,
     "Flatten": _flatten,
     "Gather": _gather,
-    "GatherElements": _gather_elements,
-    "GatherND": _gather_nd,
-    "Gemm": _gemm,
     "GridSample": _grid_sample,
-    "MatMul": _matmul,
     "MeanVarianceNormalization": _mean_variance,
     "OneHot": _one_hot,
     "Pad": _pad,
     "Reshape": _reshape,
-    "Resize": _resize,
     "Slice": _slice,
     "Split": _split,
-    "Squeeze": _squeeze,
-    "Tile": _tile,
     "Transpose": _transpose,
     "Trilu": _triangle,
     "Unsqueeze": _unsqueeze,
 }
-OPERATORS = frozenset(_RULES)
+OPERATORS = frozenset((*_RULES, *_RANKED_RULES))
 ELEMENTWISE = frozenset(_ELEMENTWISE.split())

@@ -16,7 +16,7 @@ from graphkiln_backend.graph.files import TEXT_LIMIT, read_bytes
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeCost:
-    """One node. Activations are those of one sample; dimensions of unknown size count as 1.
+    """Costs of a node for one sample; dimensions of unknown size count as 1.
 
     Attributes:
         name: The node's name.
@@ -25,8 +25,8 @@ class NodeCost:
         weights: Bytes of each weight that it reads, by name.
         reads: Names of the activations that it reads.
         writes: Bytes of each activation that it computes, by name.
-        fuses: Whether runtimes compute it together with the node that it reads from.
-        opens: Whether runtimes compute it together with the nodes that read from it.
+        fuses: Whether runtimes fuse it with the node before it.
+        opens: Whether runtimes fuse it with the nodes after it.
     """
 
     name: str
@@ -47,8 +47,8 @@ class GraphCosts:
         nodes: The nodes.
         inputs: Bytes of each input of the graph, by name.
         outputs: Names of the outputs of the graph.
-        local: Names of activations that cannot be handed to another stage: every shard holds a part of them, or they
-            are no tensors of a known type.
+        local: Names of activations that cannot be passed to another stage, because they are sharded, or are not
+            tensors of a known type.
     """
 
     nodes: tuple[NodeCost, ...]
@@ -58,7 +58,7 @@ class GraphCosts:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights; one that several nodes read counts once."""
+        """Bytes of all weights; shared weights count once."""
         return sum({name: size for node in self.nodes for name, size in node.weights.items()}.values())
 
     @property
@@ -72,7 +72,7 @@ class GraphCosts:
         return sum(node.flops for node in self.nodes)
 
 
-# Seconds of each node of a graph as they were measured, in a file beside it: `node_times.json`.
+# Measured times of the nodes of a graph, in a file beside it: `node_times.json`.
 
 NODE_TIMES_FILE = "node_times.json"
 _SIZE = re.compile("[1-9][0-9]{0,8}")
@@ -85,9 +85,9 @@ class NodeTimes:
 
     Attributes:
         graph: SHA-256 of the graph's file.
-        runtime: What ran it, with its version.
+        runtime: Name and version of the runtime.
         machine: The processor.
-        batches: Batch size, as text -> name of a node, as splits name it -> seconds.
+        batches: Seconds by batch size (as text) and node name.
     """
 
     graph: str
@@ -105,15 +105,15 @@ class NodeTimes:
         return self.batches[str(size)]
 
     def text(self) -> str:
-        """Content of the file."""
+        """Return the content of the file."""
         return json.dumps(encode(self), indent=1) + "\n"
 
     @classmethod
     def read(cls, path: Path) -> NodeTimes:
-        """Read a file of `text`.
+        """Read a file.
 
         Raises:
-            LoweringError: It cannot be read, or holds something else.
+            LoweringError: It cannot be read, or does not contain node times.
         """
         try:
             found = decode(cls, json.loads(read_bytes(path, TEXT_LIMIT)))
@@ -125,12 +125,12 @@ class NodeTimes:
 
 
 def unusable(path: Path, reason: str) -> LoweringError:
-    """The error for a file of times that is no use, and why."""
+    """Create the error for an unusable file of node times."""
     return LoweringError(f"{path} cannot be used", attempts=(reason,), hint=_HINT)
 
 
 def _find_fault(times: NodeTimes) -> str:
-    """Describe a value that is valid JSON and no measurement; empty where there is none such."""
+    """Describe a value that is not a measurement; empty if all are."""
     if sizes := [size for size in times.batches if not _SIZE.fullmatch(size)]:
         return f"batches: '{sizes[0][:20]}' is no batch size"
     for size, seconds in times.batches.items():

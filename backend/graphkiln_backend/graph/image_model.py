@@ -1,29 +1,23 @@
-"""The model beside a model that takes encoded images in the place of its tensor: its name, its input, its parameters.
+"""The companion model for encoded images: its name, its input, and the parameters of config.pbtxt that concern it.
 
-A model `cats` whose config.pbtxt says `accept_images` is served under its own name, and also as `cats.images`, whose
-one input is an encoded image and whose outputs are those of `cats`.
+If config.pbtxt of a model `cats` has `accept_images`, the server also serves `cats.images`, whose only input is an
+encoded image and whose outputs are those of `cats`.
 """
 
 from __future__ import annotations
 
 from graphkiln_backend.graph.errors import RepositoryError
 
-# The key of config.pbtxt's `parameters` that asks for it: `true` or `false`.
-ACCEPT_IMAGES = "accept_images"
+# Keys of config.pbtxt's `parameters`.
+ACCEPT_IMAGES = "accept_images"  # `true` or `false`
+IMAGE_MODEL = "image_model"  # name of the companion model, published for clients
+TENSOR_MODEL = "tensor_model"  # of the companion model: the model behind it
+IMAGE_SAMPLE_BYTES = "image_sample_bytes"  # of the companion model: size of a decoded sample
 
-# The line of config.pbtxt that asks for it.
+# The line of config.pbtxt that enables the companion model.
 ACCEPT_IMAGES_LINE = f'parameters {{ key: "{ACCEPT_IMAGES}" value {{ string_value: "true" }} }}'
 
-# The key under which the server publishes the name of the model that takes images, for clients.
-IMAGE_MODEL = "image_model"
-
-# The key under which that model says whose images it takes.
-TENSOR_MODEL = "tensor_model"
-
-# The key under which it says how large the tensor is that it makes of an image.
-IMAGE_SAMPLE_BYTES = "image_sample_bytes"
-
-# Its input: BYTES, an encoded image in each element.
+# Input of the companion model: BYTES, an encoded image in each element.
 IMAGE_INPUT = "IMAGE"
 
 _SUFFIX = ".images"
@@ -31,7 +25,7 @@ _VALUES = {"true": True, "false": False}
 
 
 def image_model_name(model: str) -> str:
-    """Return the name of the model that takes encoded images for another one."""
+    """Return the name of a model's companion model."""
     return f"{model}{_SUFFIX}"
 
 

@@ -1,4 +1,4 @@
-"""The element type that convolutions and matrix products are computed in, and what can be lowered to what."""
+"""Precisions: element types of convolutions and matrix products, and which can be lowered to which."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Precision(enum.StrEnum):
 
     @property
     def dtype(self) -> DType:
-        """The element type of tensors that are kept in this precision."""
+        """The element type of tensors in this precision."""
         return _DTYPES[self]
 
     @property
     def numpy(self) -> np.dtype[np.generic]:
-        """The numpy dtype of such tensors."""
+        """The numpy dtype of tensors in this precision."""
         return self.dtype.numpy
 
     @property
@@ -43,7 +43,7 @@ class Precision(enum.StrEnum):
 
     @property
     def is_integer(self) -> bool:
-        """True where products are computed with integers, which needs a calibrated graph."""
+        """True for integer arithmetic, which needs a calibrated graph."""
         return self is Precision.INT8
 
     @property
@@ -57,7 +57,7 @@ class Precision(enum.StrEnum):
         return Precision.FP32 if self is Precision.TF32 else self
 
     def lowers_to(self, target: Precision) -> bool:
-        """Return true where a graph saved in this precision can be lowered to another one while it is loaded."""
+        """Return true if a graph saved in this precision can be lowered to another one while it is loaded."""
         return self is Precision.FP32 and target.is_half
 
 

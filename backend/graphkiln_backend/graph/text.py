@@ -32,12 +32,12 @@ def parse_duration(text: str, option: str, example: str = "50ms, 2.5s or 20m") -
     """Read `50ms`, `2.5s`, `20m`, `6h` or `2d` as seconds.
 
     Args:
-        text: As written.
+        text: The duration.
         option: Name of the option, for error messages.
-        example: Of what this option usually holds.
+        example: Typical values of the option, for error messages.
 
     Raises:
-        InvalidInput: It is no time, or not above 0.
+        InvalidInput: The text is not a duration, or not above 0.
     """
     match = _DURATION.fullmatch(text.strip())
     unit = match[2].lower() if match else ""
@@ -49,12 +49,12 @@ def parse_duration(text: str, option: str, example: str = "50ms, 2.5s or 20m") -
     return seconds
 
 
-# What is secret, taken out of texts that are shown to others: logs, errors, records, reports, manifests.
+# Secrets in texts that are shown: logs, errors, records, reports, manifests.
 
-# Name and password before a host, also where an access key's secret holds slashes. Source: RFC 3986, 3.2.1.
+# Name and password before a host; the secret of an access key may contain slashes. Source: RFC 3986, 3.2.1.
 _CREDENTIALS = re.compile(r"(?<=://)(?:A[KS]IA[0-9A-Z]{16}:[^@\s]*|[^/?#\s]*)@")
-# Settings of a connection that are secret, and what signs an address. Source: libpq, "Connection Strings"; signed
-# addresses of S3, GCS and Azure.
+# Secret settings of connections, and signatures of addresses. Source: libpq, "Connection Strings"; signed addresses of
+# S3, GCS and Azure.
 _SECRET = re.compile(
     r"(?:^|(?<=[?&\s]))"
     r"((?:sas|sig|[\w-]*(?:password|token|secret|signature|credential|access_?key)[\w-]*)=)"
@@ -65,12 +65,12 @@ _HEADER = "--header"
 
 
 def redact(text: str) -> str:
-    """A text with addresses in it, without user, password and keys."""
+    """Remove users, passwords and keys from the addresses in a text."""
     return _SECRET.sub(r"\1...", _CREDENTIALS.sub("", text))
 
 
 def redact_command(words: Sequence[str]) -> list[str]:
-    """The words of a command as the program was given them, without what is secret in addresses and headers."""
+    """Remove secrets in addresses and headers from the words of a command."""
     return [*_without_headers(map(redact, words))]
 
 
@@ -83,12 +83,12 @@ def _without_headers(words: Iterator[str]) -> Iterator[str]:
         before = word
 
 
-# Error texts on their way to a person: short enough for every protocol, and without what only a debugger needs.
+# Error texts: short enough for every protocol, without tracebacks.
 
-# Of a text that crosses a protocol. gRPC sends it in a header, where each byte that is not plain ASCII takes three,
-# and by default no headers of more than 8 KiB. Source: gRPC, "Status codes", `GRPC_ARG_MAX_METADATA_SIZE`.
+# gRPC sends error texts in a header, in which a byte that is not ASCII takes three, and allows 8 KiB of headers by
+# default. Source: gRPC, "Status codes", `GRPC_ARG_MAX_METADATA_SIZE`.
 LIMIT_BYTES = 2048
-# What pybind11, and so Triton's Python backend, puts between an error and where it was raised.
+# Separator of an error and its traceback in pybind11, and so in Triton's Python backend.
 _TRACEBACK = "\n\nAt:\n"
 _WRAPPERS = ("Internal: ", "TritonModelException: ")
 
@@ -98,7 +98,7 @@ def bounded(text: str, limit_bytes: int = LIMIT_BYTES) -> str:
 
     Args:
         text: The text.
-        limit_bytes: Most bytes.
+        limit_bytes: Maximum number of bytes.
     """
     encoded = text.encode("utf-8", "replace")
     if len(encoded) <= limit_bytes:
@@ -108,9 +108,9 @@ def bounded(text: str, limit_bytes: int = LIMIT_BYTES) -> str:
 
 
 def without_traceback(text: str) -> str:
-    """A text of Triton without the lines of the stack that follow an error of a Python backend."""
+    """Remove the tracebacks of Python backends from an error text of Triton."""
     kept, *rest = text.split(_TRACEBACK)
-    for part in rest:  # of one version; that of the next one follows its last line
+    for part in rest:  # a traceback, followed by the error of the next version
         others = [line for line in part.splitlines() if not _is_frame(line)]
         kept = "\n".join([kept.rstrip("; \n"), *others])
     return kept.strip().rstrip(";").strip()
@@ -122,26 +122,26 @@ def _is_frame(line: str) -> bool:
 
 
 def plain_reason(text: str) -> str:
-    """Triton's reason why a version is not served, as a cell of a table: the cause alone, on one line."""
+    """Reduce Triton's reason why a version is not served to its cause, on one line."""
     cause = without_traceback(text)
     for prefix in _WRAPPERS:
         cause = cause.removeprefix(prefix)
     return " ".join(cause.split())
 
 
-# Names of models: what a folder, a URL, Triton and the shell that starts its Python stub can all take.
+# Names of models, which must be valid in folders, URLs, Triton, and the shell that starts its Python stub.
 
-# Triton names shared-memory regions and instances after the model, and a file name has 255 bytes at most.
+# Triton names shared-memory regions and instances after the model, and file names are limited to 255 bytes.
 MAX_LENGTH = 128
 
 # Files that describe an instance are named after its model and its process, and `NAME.images` after `NAME`.
 _LONGEST_SERVED = 200
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*")
-# More than for new models: others write stores, too. Triton (24.10) hands the path of a model to a shell without
-# quotes: a space breaks it, and other characters would be executed.
+# More characters than for new models, because other programs write stores, too. Triton (24.10) passes the path of a
+# model to a shell without quotes: a space breaks it, and other characters would be executed.
 _SERVABLE = re.compile(r"[A-Za-z0-9_@%+=:,.-]+")
-# What Triton (24.10) expects in a path as it is: it compares the path with names of models and undoes no escapes.
+# Not escaped in paths: Triton (24.10) compares paths with names of models and undoes no escapes.
 _LITERAL = "@%+=:,"
 
 
@@ -151,7 +151,7 @@ def fault_in_name(name: str) -> str:
         return f"'{name[:20]}...' has {len(name)} characters, at most {MAX_LENGTH} are allowed"
     if not _NAME.fullmatch(name):
         return (
-            f"{name!r} is no model name: expected letters, digits, '_', '.' and '-', "
+            f"{name!r} is not a model name: expected letters, digits, '_', '.' and '-', "
             "with a letter, a digit or '_' at the beginning"
         )
     return ""
@@ -160,29 +160,28 @@ def fault_in_name(name: str) -> str:
 def fault_in_served_name(name: str) -> str:
     """Explain why a folder of this name cannot be served; empty for a valid one."""
     if not _SERVABLE.fullmatch(name):
-        return f"{name!r} is no name of a model that Triton's Python stub can take"
+        return f"{name!r} is not a model name that Triton's Python stub supports"
     if len(name) > _LONGEST_SERVED:
         return f"'{name[:20]}...' has {len(name)} characters, at most {_LONGEST_SERVED} can be served"
     return ""
 
 
 def in_path(name: str) -> str:
-    """A model's name as one part of the path of a request; what no served name holds is escaped (RFC 3986)."""
+    """Escape a model's name for the path of a request (RFC 3986), except characters of served names."""
     return quote(name, safe=_LITERAL)
 
 
-# Names in one hint.
-_MOST = 40
+_MOST = 40  # names in one hint
 
 
 def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "", otherwise: str = "") -> str:
     """Hint for a name that does not exist.
 
     Args:
-        name: What was written.
-        known: What could have been meant.
-        prefix: Put before the name that is shown, for example `--`.
-        otherwise: What to say when nothing is near; the known names when empty.
+        name: The unknown name.
+        known: Known names.
+        prefix: Prefix of the suggested name, for example `--`.
+        otherwise: Hint if no name is similar; the known names if empty.
     """
     names = list(known)
     if near := nearest(name, names):
@@ -192,8 +191,8 @@ def did_you_mean(name: str, known: Iterable[str], *, prefix: str = "", otherwise
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The known name that is most like another one; empty where none is."""
-    import difflib  # for who misspells
+    """Return the most similar known name, or an empty string."""
+    import difflib  # only for errors
 
     near = difflib.get_close_matches(name, known, n=1)
     return near[0] if near else ""

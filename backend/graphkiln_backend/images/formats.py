@@ -36,7 +36,7 @@ _SVG = OtherFormat("SVG, a drawing without pixels", "draw it: rsvg-convert FILE 
 _BASE64 = OtherFormat("base64 text", "decode it first: base64 -d FILE, in Python base64.b64decode(TEXT)")
 # Beginnings of JPEG, PNG, GIF, WebP and TIFF in base64.
 _BASE64_BEGINS = (b"/9j/", b"iVBORw0KGgo", b"R0lGOD", b"UklGR", b"SUkqA", b"TU0AK")
-_NO_IMAGE = "look into it: the server that was asked for an image sent this instead"
+_NO_IMAGE = "open it in an editor: a server sent it in place of an image"
 
 # Offset, signatures, name, hint. Source: the formats' specifications, as file(1) lists them.
 _SIGNATURES = (

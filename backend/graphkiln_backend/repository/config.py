@@ -338,7 +338,7 @@ def _add_warmup(config: ModelConfigProto) -> None:
 
 def _dims(spec: TensorSpec, *, batched: bool) -> list[int]:
     shape = spec.shape[1:] if batched else spec.shape
-    return [dim if isinstance(dim, int) and dim else -1 for dim in shape]  # Triton knows no sizes of 0
+    return [dim if isinstance(dim, int) and dim else -1 for dim in shape]  # Triton does not support sizes of 0
 
 
 def select_versions(config: ModelConfigProto, versions: Iterable[int]) -> list[int]:

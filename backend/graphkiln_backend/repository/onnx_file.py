@@ -43,16 +43,16 @@ class GraphFacts:
     """Cached facts of a graph with tensor outputs only and all its weights in the file.
 
     Attributes:
-        signature: As `read_signature` reads it.
-        precision: As `read_precision` reads it.
+        signature: Result of `read_signature`.
+        precision: Result of `read_precision`.
     """
 
     signature: Signature
     precision: Precision
 
 
-# Path -> stamp, SHA-256 and facts that an earlier start kept in the cache. Parsing a graph of 100 MB takes 0.2 s, and
-# importing onnx 40 ms and 15 MB, in each of maybe forty instances.
+# Stamp, SHA-256 and facts by path, from the artifact cache. Parsing a graph of 100 MB takes 0.2 s, and importing onnx
+# 40 ms and 15 MB, in each instance process.
 _known: dict[Path, tuple[tuple[int, ...], str, GraphFacts | None]] = {}
 
 
@@ -61,9 +61,9 @@ def remember_facts(path: Path, stamp: tuple[int, ...], sha256: str, facts: Graph
 
     Args:
         path: The file.
-        stamp: `stamp_of` the file before it was read.
+        stamp: Result of `stamp_of` before the file was read.
         sha256: SHA-256 of its content, hexadecimal.
-        facts: Facts; None where only the hash is known.
+        facts: The facts; None if only the hash is known.
     """
     while len(_known) >= _MOST_FILES:
         _known.pop(next(iter(_known)))
@@ -83,7 +83,7 @@ def known_sha256(path: Path) -> str:
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
-    """Return a copy of a graph without the contents of large tensors; parsed once as long as the file stays the same.
+    """Return a copy of a graph without the contents of large tensors; a file is parsed again only if it has changed.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -143,7 +143,7 @@ def _parse(path: Path) -> tuple[onnx.ModelProto, str]:
 
 
 def opset_of(model: onnx.ModelProto) -> int:
-    """Version of ONNX's own operators that a graph uses; 0 where it declares none."""
+    """Return the version of the domain ai.onnx that a graph uses; 0 if it declares none."""
     return max((opset.version for opset in model.opset_import if opset.domain in ("", "ai.onnx")), default=0)
 
 
@@ -161,7 +161,7 @@ def tensors(graph: onnx.GraphProto) -> Iterator[onnx.TensorProto]:
 
 
 def external_locations(graph: onnx.GraphProto) -> set[str]:
-    """Names of the files with weights, relative to the graph."""
+    """Return the files with weights, relative to the graph."""
     return {
         entry.value
         for tensor in tensors(graph)
@@ -193,12 +193,9 @@ def check_external_data(graph: onnx.GraphProto, path: Path) -> None:
             )
 
 
-# A message ends at 2 GiB.
-_PROTOBUF_LIMIT = 1 << 30
-# IR version. Before it, every weight had to be named among the inputs, and none could be given in a request.
-_DEFAULTS_SINCE = 4
-# Largest number of dimensions of a numpy array.
-_MOST_DIMENSIONS = 32
+_PROTOBUF_LIMIT = 1 << 30  # the limit of protobuf messages is 2 GiB
+_DEFAULTS_SINCE = 4  # IR version; before, all weights were also inputs, which are not optional inputs of requests
+_MOST_DIMENSIONS = 32  # of a numpy array
 _QUANTIZED_OPERATORS = {"QuantizeLinear", "QLinearConv", "QLinearMatMul", "ConvInteger", "MatMulInteger"}
 _KINDS = {
     "sequence_type": "a sequence of tensors",
@@ -207,38 +204,40 @@ _KINDS = {
     "sparse_tensor_type": "a sparse tensor",
     "opaque_type": "an opaque value",
 }
-# Operators whose output size depends on values, such as the number of boxes found.
+# Operators whose output size depends on values, such as the number of detected boxes.
 _COUNTING = {"NonMaxSuppression", "NonZero", "Unique", "Compress", "StringSplit"}
 # Operators with nearly all of the arithmetic.
 PRODUCTS = frozenset({"Conv", "ConvTranspose", "MatMul", "Gemm"})
-# By the name of a tensor's element type. Source: `onnx.TensorProto.DataType`.
+# Source: `onnx.TensorProto.DataType`.
 _PRECISIONS = {"FLOAT": Precision.FP32, "FLOAT16": Precision.FP16, "BFLOAT16": Precision.BF16}
 
 
 def read_signature(path: Path) -> Signature:
-    """Inputs and outputs of a graph, in its own order; inputs with a default in the graph are optional.
+    """Read inputs and outputs of a graph, in its order; inputs with a default in the graph are optional.
 
-    An output that is no tensor is replaced by the tensor that is served, see `tensor_outputs`. The first dimension of
-    an output is no batch where the graph is known to compute rows from each other, see `read_mixing`.
+    Outputs that are not tensors are replaced by the served tensors, see `tensor_outputs`. The first dimension of an
+    output is not a batch if the graph is known to mix rows, see `read_mixing`.
 
     Raises:
         RepositoryError: The file is damaged, an input or every output is not a tensor, or weights in another file are
             missing or outside the graph's folder.
-        ManifestError: An element type cannot be carried by Triton.
+        ManifestError: Triton does not support an element type.
     """
     if facts := known_facts(path):
         return facts.signature
     model = read_graph(path)
     tensor_outputs.with_tensor_outputs(model)
     graph = model.graph
+    if not graph.output and not graph.node:
+        raise RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
     if not graph.output:
-        raise _without_outputs(graph, path)
+        raise RepositoryError(f"{path} returns nothing: its graph has no outputs", hint="export it with its outputs")
     check_external_data(graph, path)
     initialized = {tensor.name for tensor in graph.initializer}
     defaults = [value for value in graph.input if value.name in initialized]
     inputs = tuple(_spec(value, graph, path) for value in graph.input if value.name not in initialized)
     stated = {value.name for value in graph.output if value.type.tensor_type.HasField("shape")}
-    listed = {value.name: value for value in _with_shapes(model)}  # one may be listed twice: it is served once
+    listed = {value.name: value for value in _with_shapes(model)}  # an output that is listed twice is served once
     outputs = tuple(_spec(value, graph, path) for value in listed.values())
     outputs = tuple(spec if spec.name in stated else _counted(spec, ()) for spec in outputs)
     outputs = _with_rows(model, inputs, outputs)
@@ -252,18 +251,12 @@ def read_signature(path: Path) -> Signature:
     )
 
 
-def _without_outputs(graph: onnx.GraphProto, path: Path) -> RepositoryError:
-    if graph.node:
-        return RepositoryError(f"{path} returns nothing: its graph has no outputs", hint="export it with its outputs")
-    return RepositoryError(f"{path} holds no graph", hint="the file is damaged or cut short: copy it again")
-
-
 def read_mixing(path: Path) -> str:
-    """Name a node that mixes rows of a batch although all first dimensions vary; empty where none is known.
+    """Name a node that mixes rows although all first dimensions are dynamic; empty if none is found.
 
     Raises:
         RepositoryError: The file is damaged, or an input is not a tensor.
-        ManifestError: An element type cannot be carried by Triton.
+        ManifestError: Triton does not support an element type.
     """
     model = read_graph(path)
     tensor_outputs.with_tensor_outputs(model)
@@ -276,7 +269,7 @@ def keep_inputs(path: Path, names: Collection[str]) -> None:
     """Remove all other inputs from a graph's file, in place.
 
     Args:
-        path: The graph. Its weights in other files stay as they are.
+        path: The graph. Weights in other files are not changed.
         names: Names of the inputs to keep.
     """
     model = onnx.load(path, load_external_data=False)
@@ -289,7 +282,7 @@ def keep_inputs(path: Path, names: Collection[str]) -> None:
 
 
 def read_precision(path: Path) -> Precision:
-    """The precision of most of a graph's weights: fp32, fp16, bf16, or int8 where it is quantized.
+    """Return the precision of most weights: fp32, fp16, bf16, or int8 for quantized graphs.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -307,7 +300,7 @@ def read_precision(path: Path) -> Precision:
 
 
 def count_products(path: Path) -> int:
-    """Number of convolutions and matrix products in a graph, without those in its subgraphs.
+    """Count the convolutions and matrix products in a graph, without its subgraphs.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -316,7 +309,7 @@ def count_products(path: Path) -> int:
 
 
 def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
-    """Find outputs that are no tensors, and the tensors that replace them.
+    """Find outputs that are not tensors, and the tensors that replace them.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -325,7 +318,7 @@ def read_replaced_outputs(path: Path) -> tuple[ReplacedOutput, ...]:
 
 
 def read_facts(path: Path) -> GraphFacts | None:
-    """Read the facts to remember; None where other files hold weights, or an output is no tensor.
+    """Read the facts to remember; None if other files hold weights, or an output is not a tensor.
 
     Raises:
         RepositoryError: As `read_signature`.
@@ -337,7 +330,7 @@ def read_facts(path: Path) -> GraphFacts | None:
 
 
 def save_with_tensor_outputs(path: Path, target: Path) -> None:
-    """Write a graph whose outputs are tensors, its weights inside or in a file beside it.
+    """Write a graph with tensor outputs only, with weights inside or in a file beside it.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -350,16 +343,16 @@ def save_with_tensor_outputs(path: Path, target: Path) -> None:
 
 
 def external_files(path: Path) -> list[str]:
-    """The files that hold a graph's weights, as it names them: relative to its folder, where they may be missing.
+    """Return the files of a graph's weights, relative to its folder; they may be missing.
 
     Raises:
-        RepositoryError: The file is no graph.
+        RepositoryError: The file is not a graph.
     """
     return sorted(external_locations(read_graph(path).graph))
 
 
 def _with_shapes(model: onnx.ModelProto) -> Sequence[onnx.ValueInfoProto]:
-    """The outputs of a graph; shapes that it does not state are inferred, as far as they can be."""
+    """Return the outputs of a graph; missing shapes are inferred if possible."""
     outputs = model.graph.output
     if all(value.type.tensor_type.HasField("shape") for value in outputs if value.type.HasField("tensor_type")):
         return outputs
@@ -377,7 +370,7 @@ def _counts(model: onnx.ModelProto) -> bool:
 
 
 def _counted(spec: TensorSpec, inputs: Sequence[TensorSpec]) -> TensorSpec:
-    """An output of a graph that counts: its first dimension is no batch unless an input's has the same name."""
+    """Mark the first dimension of an output as data-dependent, unless an input's has the same name."""
     if not spec.varies or any(spec.shape[0] in other.shape[:1] for other in inputs):
         return spec
     return replace(spec, shape=(counted_dim(spec.name, 0), *spec.shape[1:]))
@@ -431,7 +424,7 @@ def _dtype(number: int, tensor: str) -> DType:
 
 
 def _way_out(kind: str | None, graph: onnx.GraphProto) -> str:
-    """Hint for an input or output that is no tensor."""
+    """Return a hint for an input or output that is not a tensor."""
     if any(node.op_type == "ZipMap" for node in graph.node):
         return "export without ZipMap (skl2onnx: options={'zipmap': False})"
     ways = {
@@ -443,6 +436,6 @@ def _way_out(kind: str | None, graph: onnx.GraphProto) -> str:
 
 
 def _dim(dim: onnx.TensorShapeProto.Dimension, tensor: str, axis: int) -> Dim:
-    if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:  # -1 is how older exporters say that it varies
+    if dim.WhichOneof("value") == "dim_value" and dim.dim_value >= 0:  # older exporters write -1 for dynamic sizes
         return dim.dim_value
     return dim.dim_param or free_dim(tensor, axis)

@@ -36,8 +36,8 @@ _log = logging.getLogger("graphkiln.repository")
 T = TypeVar("T")
 
 _UNPUBLISHED_HINT = (
-    "graphkiln serve publishes what each version says with --model-control-mode=none (its default) or poll; where it "
-    "does not, correct config.pbtxt, or convert the version under another --name"
+    "graphkiln serve publishes the manifest of each version with --model-control-mode=none (its default) or poll; in "
+    "other modes, correct config.pbtxt, or convert the version under another --name"
 )
 
 
@@ -57,8 +57,7 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
 
     Args:
         config: Complete; changed in place.
-        model: The folder that holds the version folders. A version that cannot be read is left out: it is refused when
-            it is loaded, and takes no other with it.
+        model: The folder with the version folders. A damaged version is left out: it is refused when it is loaded.
         served: Numbers of the versions that will be served; by default those that the version policy selects.
     """
     for key in (CONTRACTS, GRAPHS):
@@ -131,9 +130,9 @@ def complete_contract(version: ModelVersion, config: ModelConfigProto, model: Pa
 
 
 def labels_file_of(version: Path) -> str | None:
-    """The labels file that names the classes of an output: of a version, relative to the model's folder.
+    """Return the labels file for an output of a version, relative to the model's folder.
 
-    It is the version's own, or else the model's; None for none, and for a task that is no classification.
+    It is the version's labels file, or else the model's; None without labels, and for other tasks than classification.
 
     Raises:
         ManifestError: The manifest cannot be read.
@@ -149,13 +148,13 @@ def _labels_file(version: Path, manifest: Manifest | None) -> str | None:
 
 
 def _read_versions(model: Path) -> list[_Version]:
-    """The versions of a model that can be read, in the order of their numbers."""
+    """Read all versions of a model except damaged ones, sorted by number."""
     versions = []
     for number, folder in version_folders(model.iterdir()).items():
         try:
             versions.append(_read_version(number, folder))
         except GraphkilnError as error:
-            _log.warning("what version %d of %s says is not published: %s", number, model.name, error)
+            _log.warning("the contract of version %d of %s is not published: %s", number, model.name, error)
     return versions
 
 
@@ -184,12 +183,12 @@ def _publish_value(
         config.parameters[key].string_value = encode_json(common)
     if before and before not in ["" if value is None else encode_json(value) for value in values]:
         _log.warning(
-            "config.pbtxt of %s gives a %s that no version has: what the manifests say is published", config.name, key
+            "config.pbtxt of %s gives a %s that no version has: those of the manifests are published", config.name, key
         )
 
 
 def _publish_labels(config: ModelConfigProto, versions: Sequence[_Version], served: Sequence[_Version]) -> None:
-    """Set the labels file for Triton's classification extension, where one holds for all versions that are served."""
+    """Set the labels file for Triton's classification extension, if it applies to all served versions."""
     outputs = {version.contract.output for version in versions if version.contract.labels}
     common = _common([(version.contract.output, version.contract.labels) for version in served])
     for output in config.output:
@@ -230,7 +229,7 @@ def _values_in(config: ModelConfigProto, model: Path, contract: Contract) -> dic
 def _unpublished(name: str, number: int, version: ModelVersion) -> RepositoryError:
     if version.manifest is None:
         return RepositoryError(
-            f"version {number} of '{name}' has no manifest, as other versions have: its labels are not known",
+            f"version {number} of '{name}' has no manifest, unlike other versions: its labels are not known",
             hint="copy the whole version folder, or convert the graph: graphkiln convert FILE.onnx",
         )
     return RepositoryError(

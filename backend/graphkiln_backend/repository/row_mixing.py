@@ -1,8 +1,8 @@
-"""Detection of graphs that compute a row of a batch from its neighbors, from their nodes alone.
+"""Detect graphs that compute a row of a batch from other rows, by their nodes.
 
-A first dimension that varies need not be a batch: it may be the time of a sequence, or a node may reduce over all rows.
-The axis of the rows is followed from the inputs as far as it is known; a node that works along it mixes rows. Nothing
-follows from what is not known: a session of the graph is tried with rows alone and together before it serves.
+A dynamic first dimension need not be a batch: it may be the time of a sequence, or a node may reduce over all rows. The
+axis of the rows is followed from the inputs as far as it is known; a node that works along it mixes rows. Unknown nodes
+are not reported: before a graph serves, its session is tested with rows alone and together.
 
 Source: ONNX operator schemas, versions 1 to 25.
 """
@@ -25,7 +25,7 @@ else:
 
 _DOMAINS = ("", "ai.onnx", "ai.onnx.ml")
 _BREAKING = frozenset({"Shape", "Size"})  # their outputs depend on no value
-_LARGEST_CONSTANT = 1024  # elements of constants that are read: axes and shapes are small
+_LARGEST_CONSTANT = 1024  # elements; axes and shapes are small
 _ATTRIBUTES = frozenset({"INT", "INTS", "STRING"})
 
 
@@ -38,17 +38,17 @@ class Mixes(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The axis of the rows of a value, out of `rank`."""
+    """Axis of the rows in a value with `rank` dimensions."""
 
     axis: int
     rank: int
 
 
 def find_mixing(model: onnx.ModelProto) -> str:
-    """Describe the first node that computes a row from others; empty where none is known to.
+    """Describe the first node that computes a row from others; empty if none is found.
 
     Args:
-        model: A graph whose inputs all have a first dimension that varies. Its weights need not be loaded.
+        model: A graph whose inputs have a dynamic first dimension. Its weights need not be loaded.
     """
     try:
         _read(model)
@@ -58,7 +58,7 @@ def find_mixing(model: onnx.ModelProto) -> str:
 
 
 def find_row_outputs(model: onnx.ModelProto) -> frozenset[str]:
-    """Return the outputs that surely have a row for each row of the inputs, whatever shape the file declares.
+    """Return the outputs that certainly have one row per row of the inputs, even if the file declares another shape.
 
     Args:
         model: As for `find_mixing`.
@@ -92,13 +92,13 @@ def _read(model: onnx.ModelProto) -> _Reader:
 
 @dataclass
 class _Reader:
-    """The rows, followed through the nodes of a graph.
+    """Follows the axis of the rows through the nodes of a graph.
 
     Attributes:
-        opset: Version of ONNX's own operators.
-        places: Value -> the axis of its rows.
-        unsure: Values that depend on the inputs, and whose axis of rows is not known.
-        shapes: Of constants; of other values the rank alone, where the file declares it.
+        opset: Version of the domain ai.onnx.
+        places: Axis of the rows by value.
+        unsure: Values that depend on the inputs, but whose axis of rows is unknown.
+        shapes: Shapes of constants; for other values only the declared rank.
         constants: Elements of small constants.
     """
 
@@ -109,13 +109,13 @@ class _Reader:
     constants: dict[str, list[Any]] = field(default_factory=dict)
 
     def add_constant(self, name: str, tensor: onnx.TensorProto) -> None:
-        """Remember the shape of a constant, and its elements where they are few."""
+        """Store the shape of a constant, and its elements if it is small."""
         self.shapes[name] = tuple(tensor.dims)
         if tensor.data_location != onnx.TensorProto.EXTERNAL and np.prod(tensor.dims) <= _LARGEST_CONSTANT:
             self.constants[name] = onnx.numpy_helper.to_array(tensor).ravel().tolist()
 
     def read(self, node: onnx.NodeProto) -> None:
-        """Follow the rows through a node, raising `Mixes` where it computes a row from others."""
+        """Follow the rows through a node; raise `Mixes` if it computes a row from others."""
         if node.op_type == "Constant":
             self._read_constant(node)
             return
@@ -174,7 +174,7 @@ class _Reader:
                 self.places[name] = Place(axes.index(label), len(axes))
 
     def _check_decision(self, node: onnx.NodeProto) -> None:
-        """Raise `Mixes` where one decision is taken for all rows, by their values."""
+        """Raise `Mixes` if a single decision for all rows depends on their values."""
         if node.op_type == "DynamicQuantizeLinear":
             raise Mixes(node, "chooses one scale for all rows")
         if node.op_type == "If" and self._depends(node.input[:1]):
@@ -208,7 +208,7 @@ def _needed(graph: onnx.GraphProto) -> list[onnx.NodeProto]:
 
 
 def _read_inside(node: onnx.NodeProto) -> list[str]:
-    """Return the names that the subgraphs of a node read, those of their own values among them."""
+    """Return the names that the subgraphs of a node read, including those of their own values."""
     names = list[str]()
     for attribute in node.attribute:
         for graph in (*([attribute.g] if attribute.HasField("g") else []), *attribute.graphs):
@@ -219,7 +219,7 @@ def _read_inside(node: onnx.NodeProto) -> list[str]:
 
 
 def _ends_by(node: onnx.NodeProto) -> set[str]:
-    """Return the names outside of a Loop that decide whether it goes on."""
+    """Return the names outside of a Loop that its termination depends on."""
     body = next(attribute.g for attribute in node.attribute if attribute.name == "body")
     needed = {body.output[0].name}
     for inner in reversed(body.node):

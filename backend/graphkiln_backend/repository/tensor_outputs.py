@@ -1,8 +1,8 @@
-"""Outputs that are no tensors, which Triton cannot carry: the tensor that they were made from takes their place.
+"""Replace outputs that are not tensors, which Triton does not support, by the tensors that they are made from.
 
-Exports of scikit-learn, XGBoost and LightGBM end in a ZipMap, which turns the probabilities `[batch, classes]` into one
-map for each row. The probabilities themselves are served, under the name of the output. An output that was made in any
-other way is left out, as long as a tensor remains.
+Exports of scikit-learn, XGBoost and LightGBM end in a ZipMap, which converts probabilities `[batch, classes]` to one
+map per row. The probabilities are served instead, under the name of the output. Other outputs that are not tensors are
+left out, as long as a tensor remains.
 
 Source: ONNX, "ai.onnx.ml.ZipMap".
 """
@@ -24,19 +24,17 @@ else:
     onnx = LazyModule("onnx")
 
 _MOST_NAMED = 10
-# Of a graph that has no operators of ONNX's own set so far.
-_IDENTITY_OPSET = 13
+_IDENTITY_OPSET = 13  # for graphs without operators of the domain ai.onnx
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ReplacedOutput:
-    """An output of a graph that is no tensor.
+    """An output of a graph that is not a tensor.
 
     Attributes:
-        name: Its name.
-        kind: What it is, in words.
-        classes: The keys of its maps, in the order of the columns of the tensor that is served in its place; empty for
-            an output that is left out.
+        name: Name of the output.
+        kind: Its type, for messages.
+        classes: Keys of its maps, in the order of the columns of the served tensor; empty if it is left out.
     """
 
     name: str
@@ -44,13 +42,13 @@ class ReplacedOutput:
     classes: tuple[str | int, ...] = ()
 
     def to_tensor(self, rows: object) -> AnyArray:
-        """Convert the output to the tensor that is served in its place: `[batch, classes]`, FP32.
+        """Convert the maps to the served tensor, FP32 `[batch, classes]`.
 
         Args:
-            rows: One mapping for each row, as ONNX Runtime returns them.
+            rows: One mapping per row, as returned by ONNX Runtime.
 
         Raises:
-            TypeError: It holds something else.
+            TypeError: The output is not a list.
         """
         if not isinstance(rows, list):
             raise TypeError(f"'{self.name}' holds a {type(rows).__name__}, not one map for each row")
@@ -68,7 +66,7 @@ class ReplacedOutput:
 
 
 def find_replaced(graph: onnx.GraphProto) -> tuple[ReplacedOutput, ...]:
-    """The outputs of a graph that are no tensors; none of them where nothing would be left to serve."""
+    """Find the outputs of a graph that are not tensors; empty if no output would be left to serve."""
     makers = {name: node for node in graph.node for name in node.output}
     found = tuple(_replaced(value, makers.get(value.name)) for value in graph.output if _kind(value))
     served = len(graph.output) - sum(not output.classes for output in found)
@@ -76,10 +74,10 @@ def find_replaced(graph: onnx.GraphProto) -> tuple[ReplacedOutput, ...]:
 
 
 def with_tensor_outputs(model: onnx.ModelProto) -> tuple[ReplacedOutput, ...]:
-    """Replace the outputs of a graph that are no tensors, in place, and drop what only they needed.
+    """Replace the outputs of a graph that are not tensors, in place, and remove nodes that only they need.
 
     Returns:
-        What was replaced or left out.
+        The outputs that were replaced or left out.
     """
     graph = model.graph
     replaced = {output.name: output for output in find_replaced(graph)}
@@ -98,7 +96,7 @@ def with_tensor_outputs(model: onnx.ModelProto) -> tuple[ReplacedOutput, ...]:
 
 
 def _kind(value: onnx.ValueInfoProto) -> str:
-    """Describe a value that is no tensor, such as `sequence of maps`; empty for a tensor or an unknown type."""
+    """Describe a value that is not a tensor, such as `sequence of maps`; empty for a tensor or an unknown type."""
     return "" if value.type.WhichOneof("value") in {None, "tensor_type"} else _words(value.type)
 
 
@@ -136,12 +134,12 @@ def _pass_through(zip_map: onnx.NodeProto) -> None:
 
 
 def _tensor(output: ReplacedOutput) -> onnx.ValueInfoProto:
-    """ZipMap takes FP32 alone."""
+    # ZipMap supports only FP32.
     return onnx.helper.make_tensor_value_info(output.name, onnx.TensorProto.FLOAT, [None, len(output.classes)])
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:
-    """Drop nodes that no output needs; nodes come before their consumers."""
+    """Remove nodes that no output needs; nodes are in topological order."""
     needed = {value.name for value in graph.output}
     kept: list[onnx.NodeProto] = []
     for node in reversed(graph.node):

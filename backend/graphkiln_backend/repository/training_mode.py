@@ -1,7 +1,7 @@
-"""Nodes of a graph that train or draw random numbers, read from its file.
+"""Find nodes of a graph in training mode, and nodes that draw random numbers.
 
-A model that was exported in training mode answers, and wrongly: it drops values at random, and normalizes by the
-statistics of each request instead of those that it has learned.
+A model that was exported in training mode gives wrong results: it drops values at random, and normalizes by the
+statistics of each request instead of the learned ones.
 
 Source: ONNX operator schemas, BatchNormalization 1 to 15 and Dropout 1 to 22.
 """
@@ -21,19 +21,19 @@ else:
     onnx = LazyModule("onnx")
 
 EVALUATION_MODE = "export the model in evaluation mode: model.eval(), and torch.onnx.export without training="
-# Operators that draw random numbers, whatever their mode; a Dropout does in training mode.
+# Operators that draw random numbers in any mode; Dropout does so in training mode.
 DRAWING = frozenset(
     ["Bernoulli", "Multinomial", "RandomNormal", "RandomNormalLike", "RandomUniform", "RandomUniformLike"]
 )
-# Opset since which an attribute sets a BatchNormalization's mode; before, its number of outputs does.
-_TELLS_BY_ATTRIBUTE = 14
-# Opsets since which an input sets a Dropout's mode, and since which it has none; before, an attribute does.
-_IS_INPUT, _IS_NEVER = 12, 7
+# Since this opset an attribute sets the mode of BatchNormalization; before, the number of outputs did.
+_MODE_IS_ATTRIBUTE = 14
+# Since opset 12 an input sets the mode of Dropout; opsets 7 to 11 have no training mode; before, an attribute set it.
+_MODE_IS_INPUT, _NO_MODE = 12, 7
 _MEAN = 3
 
 
 def draws_numbers(path: Path) -> bool:
-    """Return true where a graph draws random numbers, so that equal requests get different responses.
+    """Return true if a graph draws random numbers, so that equal requests get different responses.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -44,9 +44,9 @@ def draws_numbers(path: Path) -> bool:
 
 
 def find_training(path: Path) -> str:
-    """Describe the nodes of a graph that are in training mode; empty for none.
+    """Describe the nodes of a graph in training mode; empty for none.
 
-    A mode or statistics that are inputs of requests are intended.
+    Nodes whose mode or statistics are inputs of the graph do not count.
 
     Raises:
         RepositoryError: The file is damaged.
@@ -80,9 +80,9 @@ def _constants(model: onnx.ModelProto) -> dict[str, onnx.TensorProto]:
 
 
 def _drops(node: onnx.NodeProto, version: int, known: dict[str, onnx.TensorProto]) -> bool:
-    if node.op_type != "Dropout" or _IS_NEVER <= version < _IS_INPUT:
+    if node.op_type != "Dropout" or _NO_MODE <= version < _MODE_IS_INPUT:
         return False
-    if version < _IS_NEVER:
+    if version < _NO_MODE:
         return not _integer(node, "is_test")
     ratio, trains = (*node.input[1:], "", "")[:2]
     return bool(trains) and _may_be_true(trains, known) and (not ratio or _may_be_true(ratio, known))
@@ -97,13 +97,13 @@ def _may_be_true(name: str, known: dict[str, onnx.TensorProto]) -> bool:
 
 
 def _trains(node: onnx.NodeProto, version: int, known: dict[str, onnx.TensorProto]) -> bool:
-    if node.op_type == "Dropout" and version >= _IS_INPUT:
+    if node.op_type == "Dropout" and version >= _MODE_IS_INPUT:
         return _drops(node, version, known) and node.input[2] in known
     if node.op_type != "BatchNormalization" or len(node.input) <= _MEAN or node.input[_MEAN] not in known:
         return False
-    return any(node.output[1:]) if version < _TELLS_BY_ATTRIBUTE else _integer(node, "training_mode") == 1
+    return any(node.output[1:]) if version < _MODE_IS_ATTRIBUTE else _integer(node, "training_mode") == 1
 
 
 def _integer(node: onnx.NodeProto, name: str) -> int:
-    """An attribute, 0 where it is left out."""
+    """Read an integer attribute; 0 if it is omitted."""
     return next((attribute.i for attribute in node.attribute if attribute.name == name), 0)
