@@ -37,7 +37,7 @@ def test_store_at_the_root_of_a_volume(store: Path, start_server: StartServer, m
         listed = run_command("models", "--url", server.url)
         assert listed.returncode == 0
         assert not [name for name in ("lost+found", "empty", "docs", "__pycache__") if name in listed.stdout]
-    assert [server.log.count(f"/{name} is passed over") for name in ("docs", "empty")] == [1, 1]
+    assert [server.log.count(f"/{name} is ignored") for name in ("docs", "empty")] == [1, 1]
     assert "starting again" not in server.log
     assert server.stop()[0] == 0
 

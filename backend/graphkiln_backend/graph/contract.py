@@ -50,7 +50,7 @@ class Contract:
     task: Task | None = field(default=None, metadata=OMIT_DEFAULT)
 
     @property
-    def says_something(self) -> bool:
+    def is_specified(self) -> bool:
         """True if any value is specified."""
         return self != Contract()
 

@@ -66,7 +66,7 @@ class GoldenSamples:
         Args:
             size: Batch size.
         """
-        order = drawn_order(self.count, size)
+        order = random_order(self.count, size)
         inputs, graph = (
             {name: array[order] for name, array in group.items()} for group in (self.inputs, self.graph_outputs)
         )
@@ -130,7 +130,7 @@ def repeated(samples: Mapping[str, AnyArray], size: int) -> dict[str, AnyArray]:
     return {name: array[np.arange(size) % len(array)] for name, array in samples.items()}
 
 
-def drawn_order(count: int, size: int) -> npt.NDArray[np.int64]:
+def random_order(count: int, size: int) -> npt.NDArray[np.int64]:
     """Indices of samples, `[size]`, in a fixed pseudo-random order.
 
     For any size of parts, the first part of the batch differs from its neighbor and from the last, so that swapped
@@ -142,12 +142,12 @@ def drawn_order(count: int, size: int) -> npt.NDArray[np.int64]:
     """
     generator = np.random.default_rng(0)
     order = generator.integers(count, size=size)
-    while count > 1 and not _tells_parts(order):
+    while count > 1 and not _has_distinct_parts(order):
         order = generator.integers(count, size=size)
     return order
 
 
-def _tells_parts(order: npt.NDArray[np.int64]) -> bool:
+def _has_distinct_parts(order: npt.NDArray[np.int64]) -> bool:
     sizes = range(1, len(order) // 2 + 1)
     pairs = ((order[:rows], other) for rows in sizes for other in (order[rows : 2 * rows], order[-rows:]))
     return not any(np.array_equal(first, other) for first, other in pairs)

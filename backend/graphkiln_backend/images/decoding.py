@@ -119,7 +119,7 @@ def prepare(image: ImageLike, spec: Preprocess, *, name: str = "", budget: Pixel
             held.enter_context(budget(max(width * height, resized_width * resized_height)))
 
         name = name or describe(image)
-        with _telling(name):  # rare modes have no conversion to gray
+        with _translated_errors(name):  # rare modes have no conversion to gray
             decoded = to_color(_open(image, claim), spec.color)
         return Prepared(arrange(decoded, spec, name), decoded.height, decoded.width)
 
@@ -141,7 +141,7 @@ def open_image(image: ImageLike) -> Image.Image:
     Raises:
         InvalidInput: The file is not an image of a known format, damaged, missing or too large.
     """
-    with _telling(describe(image)):
+    with _translated_errors(describe(image)):
         return _open(image)
 
 
@@ -236,11 +236,11 @@ class _UnknownFormat(Exception):
         found = recognize(self.head)
         if found is None:
             return InvalidInput(message, hint=known)
-        return InvalidInput(f"{message}: it is {found.name}", hint="; ".join(filter(None, (found.way_out, known))))
+        return InvalidInput(f"{message}: it is {found.name}", hint="; ".join(filter(None, (found.hint, known))))
 
 
 @contextmanager
-def _telling(name: str) -> Iterator[None]:
+def _translated_errors(name: str) -> Iterator[None]:
     """Translate errors of Pillow and the file system into `InvalidInput` with the image's name."""
     try:
         yield
@@ -264,7 +264,7 @@ def _refuse_path(name: str, error: OSError) -> InvalidInput:
     if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
         return InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}")
     if found := recognize_text(name.encode("utf-8", "replace")):
-        return InvalidInput(f"{name} is no path: it is {found.name}", hint=found.way_out)
+        return InvalidInput(f"{name} is no path: it is {found.name}", hint=found.hint)
     return InvalidInput(f"there is no file {name}")
 
 
@@ -328,7 +328,7 @@ def upright_size(content: bytes) -> tuple[int, int]:
     Raises:
         InvalidInput: As for `open_image`; damage after the header is not detected.
     """
-    with _telling(describe(content)), _opened(io.BytesIO(content)) as image:
+    with _translated_errors(describe(content)), _opened(io.BytesIO(content)) as image:
         return (image.width, image.height) if _is_sideways(image, content) else (image.height, image.width)
 
 

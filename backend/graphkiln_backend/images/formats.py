@@ -19,11 +19,11 @@ class OtherFormat:
 
     Attributes:
         name: Name for messages: "it is NAME".
-        way_out: Advice; may be empty.
+        hint: Advice; may be empty.
     """
 
     name: str
-    way_out: str = ""
+    hint: str = ""
 
 
 _MAGICK = "convert it: magick FILE OUT.png"
@@ -46,9 +46,9 @@ _SIGNATURES = (
     (8, (b"WEBP",), "damaged: it begins as a WebP", ""),
     (0, (b"\0\0\0\x0cJXL ", b"\xff\x0a"), "JPEG XL", "convert it: djxl FILE OUT.png"),
     (0, (b"\0\0\0\x0cjP  ", b"\xff\x4f\xff\x51"), "JPEG 2000", "convert it: opj_decompress -i FILE -o OUT.png"),
-    (0, (b"\x1aE\xdf\xa3",), _VIDEO.name, _VIDEO.way_out),
-    (8, (b"AVI ",), _VIDEO.name, _VIDEO.way_out),
-    (0, (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"IIU\0"), _RAW.name, _RAW.way_out),
+    (0, (b"\x1aE\xdf\xa3",), _VIDEO.name, _VIDEO.hint),
+    (8, (b"AVI ",), _VIDEO.name, _VIDEO.hint),
+    (0, (b"FUJIFILMCCD-RAW", b"IIRO", b"IIRS", b"IIU\0"), _RAW.name, _RAW.hint),
     (0, (b"8BPS",), "a Photoshop file", "convert it: magick 'FILE[0]' OUT.png"),
     (0, (b"\0\0\1\0",), "an icon", _MAGICK),
     (0, (b"DDS ",), "a texture", _MAGICK),
@@ -83,9 +83,9 @@ def recognize(head: bytes) -> OtherFormat | None:
         if b"avif" in head[8:48] or head[8:12] == b"avis":
             return _AVIF
         return _HEIC if head[8:12] in _HEIC_BRANDS else _RAW if head[8:12] == b"crx " else _VIDEO
-    for start, signatures, name, way_out in _SIGNATURES:
+    for start, signatures, name, hint in _SIGNATURES:
         if head[start:].startswith(signatures):
-            return OtherFormat(name, way_out)
+            return OtherFormat(name, hint)
     return recognize_text(head)
 
 
@@ -97,7 +97,7 @@ def recognize_text(head: bytes) -> OtherFormat | None:
     text = text.lower()
     if text.startswith((b"<svg", b"<?xml", b"<!--")) and b"<svg" in text:
         return _SVG
-    return next((OtherFormat(name, way_out) for begin, name, way_out in _TEXTS if text.startswith(begin)), None)
+    return next((OtherFormat(name, hint) for begin, name, hint in _TEXTS if text.startswith(begin)), None)
 
 
 # Suffixes of image files, in lower case.

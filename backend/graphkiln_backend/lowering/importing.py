@@ -24,7 +24,7 @@ from graphkiln_backend.graph.modules import version_of
 from graphkiln_backend.lowering.artifacts import FILE_HASH, GRAPH_FACTS, FileHash, recall
 from graphkiln_backend.repository.importers import ForeignGraph, find_foreign_graph
 from graphkiln_backend.repository.onnx_file import known_facts, read_facts, remember_facts
-from graphkiln_backend.repository.version import GRAPH_FILE, has_own_graph, tells_by_graph
+from graphkiln_backend.repository.version import GRAPH_FILE, has_own_graph, needs_graph_facts
 
 if TYPE_CHECKING:
     from multiprocessing.connection import Connection
@@ -53,7 +53,7 @@ def convert_if_needed(version: Path, cache: ArtifactCache, *, in_subprocess: boo
     """
     found = None if has_own_graph(version) else find_foreign_graph(version)
     if found is None:
-        if tells_by_graph(version):
+        if needs_graph_facts(version):
             recall_graph(version / GRAPH_FILE, cache)
         return version
     name = f"{version.parent.name} {version.name}"

@@ -401,7 +401,7 @@ def _spec(value: onnx.ValueInfoProto, graph: onnx.GraphProto, path: Path) -> Ten
         raise RepositoryError(
             f"{path}: '{value.name}' is {_KINDS.get(kind or '', 'a value without a type')}, and Triton's protocol has "
             "tensors only",
-            hint=_way_out(kind, graph),
+            hint=_hint_for(kind, graph),
         )
     tensor = value.type.tensor_type
     if len(tensor.shape.dim) > _MOST_DIMENSIONS:
@@ -423,7 +423,7 @@ def _dtype(number: int, tensor: str) -> DType:
         raise ManifestError(f"'{tensor}': {error.message}", hint=error.hint) from None
 
 
-def _way_out(kind: str | None, graph: onnx.GraphProto) -> str:
+def _hint_for(kind: str | None, graph: onnx.GraphProto) -> str:
     """Return a hint for an input or output that is not a tensor."""
     if any(node.op_type == "ZipMap" for node in graph.node):
         return "export without ZipMap (skl2onnx: options={'zipmap': False})"

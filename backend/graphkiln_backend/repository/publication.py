@@ -63,7 +63,7 @@ def publish(config: ModelConfigProto, model: Path, served: Collection[int] | Non
     for key in (CONTRACTS, GRAPHS):
         config.parameters.pop(key, None)
     versions = _read_versions(model)
-    if not any(version.contract.says_something for version in versions):
+    if not any(version.contract.is_specified for version in versions):
         return
     contracts = {str(version.number): version.contract for version in versions if version.has_manifest}
     config.parameters[CONTRACTS].string_value = Contracts.of(contracts).to_json()

@@ -19,9 +19,9 @@ from graphkiln_backend.graph.image_model import image_model_name
 from graphkiln_backend.graph.text import fault_in_served_name
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import (
-    is_passed_over,
+    is_ignored,
     is_version,
-    reason_to_pass_over,
+    reason_to_ignore,
     version_folders,
     visible,
 )
@@ -82,8 +82,8 @@ def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     found: dict[str, StoredModel] = {}
     for store in stores:
         for folder in model_folders(store):
-            if reason := reason_to_pass_over(folder):
-                _log_once(logging.WARNING, f"{folder} is passed over: {reason}")
+            if reason := reason_to_ignore(folder):
+                _log_once(logging.WARNING, f"{folder} is ignored: {reason}")
             elif fault := fault_in_served_name(folder.name):
                 _log_once(logging.ERROR, f"a folder of {folder.parent} is not served: {fault}: rename it")
             elif first := found.get(folder.name):
@@ -110,7 +110,7 @@ def model_folders(store: Path) -> list[Path]:
     Raises:
         OSError: It cannot be listed.
     """
-    return sorted(path for path in store.iterdir() if not is_passed_over(path.name) and _is_folder(path))
+    return sorted(path for path in store.iterdir() if not is_ignored(path.name) and _is_folder(path))
 
 
 def _is_folder(path: Path) -> bool:
@@ -216,5 +216,5 @@ def walk(path: Path, depth: int = 0) -> Iterator[tuple[Path, os.stat_result]]:
     yield path, status
     if stat.S_ISDIR(status.st_mode):
         for entry in sorted(path.iterdir()):
-            if not is_passed_over(entry.name):
+            if not is_ignored(entry.name):
                 yield from walk(entry, depth + 1)

@@ -80,7 +80,7 @@ def has_own_graph(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
 
 
-def tells_by_graph(folder: Path) -> bool:
+def needs_graph_facts(folder: Path) -> bool:
     """Return true if facts must be read from the graph, since the manifest is missing or does not hold them."""
     if not (folder / GRAPH_FILE).is_file():
         return False

@@ -59,7 +59,7 @@ _LIKE_A_VERSION = re.compile(r"(v|ver|version)?[-_. ]?[0-9]+([._][0-9]+)*", re.I
 _MAX_DEPTH = 3
 
 
-def is_passed_over(name: str) -> bool:
+def is_ignored(name: str) -> bool:
     """Return true for hidden names and for folders of file systems and tools."""
     return name.startswith(".") or name in _SYSTEM_FOLDERS
 
@@ -70,10 +70,10 @@ def visible(folder: Path) -> list[Path]:
     Raises:
         OSError: The folder cannot be listed.
     """
-    return [path for path in folder.iterdir() if not is_passed_over(path.name)]
+    return [path for path in folder.iterdir() if not is_ignored(path.name)]
 
 
-def reason_to_pass_over(folder: Path) -> str:
+def reason_to_ignore(folder: Path) -> str:
     """Explain why a folder of a store is not a model.
 
     Returns an empty string for a model, a broken model, and a folder that cannot be read.

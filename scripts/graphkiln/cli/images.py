@@ -306,7 +306,7 @@ def check_place(image: Path) -> None:
     if found := recognize_text(os.fsencode(image)):
         shown = str(image)[:_SHOWN_CHARACTERS]
         raise InvalidInput(
-            f"{shown}... is not a path but {found.name}", hint=f"{found.way_out}; then give the path of the file"
+            f"{shown}... is not a path but {found.name}", hint=f"{found.hint}; then give the path of the file"
         )
     if str(image).startswith(_URLS):
         raise InvalidInput(

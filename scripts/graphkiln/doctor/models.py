@@ -52,7 +52,7 @@ class Need:
 def check_models(request: Request) -> Iterator[Finding]:
     """Check all versions of all models in all stores."""
     from graphkiln_backend.repository.stores import model_at, model_folders
-    from graphkiln_backend.repository.version_folders import reason_to_pass_over
+    from graphkiln_backend.repository.version_folders import reason_to_ignore
 
     needs = []
     for store in request.stores:
@@ -64,7 +64,7 @@ def check_models(request: Request) -> Iterator[Finding]:
             continue
         yield from find_unfinished(store, time.time())
         folders = [model] if (model := model_at(store)) else model_folders(store)
-        others = {folder: reason for folder in folders if (reason := reason_to_pass_over(folder))}
+        others = {folder: reason for folder in folders if (reason := reason_to_ignore(folder))}
         for folder, reason in others.items():
             hint = "remove it from the store, or add a version"
             yield Finding(subject=folder.name, level=Level.WARNING, message=f"ignored: {reason}", hint=hint)

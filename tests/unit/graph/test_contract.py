@@ -46,8 +46,8 @@ def test_older_clients_read_new_contracts() -> None:
 
 
 def test_empty_contract() -> None:
-    assert not Contract().says_something
-    assert all(contract.says_something for contract in (CONTRACT, *OTHERS[1:]))
+    assert not Contract().is_specified
+    assert all(contract.is_specified for contract in (CONTRACT, *OTHERS[1:]))
 
 
 def test_contracts_round_trip() -> None:

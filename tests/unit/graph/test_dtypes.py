@@ -66,7 +66,6 @@ def test_unsupported_onnx_types(name: str) -> None:
 
 @pytest.mark.parametrize("dtype", list(DType))
 def test_onnxruntime_names(dtype: DType) -> None:
-    """A session of one input of the type says its name."""
     text = dtype is DType.BYTES
     element = onnx.TensorProto.STRING if text else onnx.helper.np_dtype_to_tensor_dtype(dtype.numpy)
     values = [onnx.helper.make_tensor_value_info(name, element, [1]) for name in ("x", "y")]

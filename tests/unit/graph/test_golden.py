@@ -10,7 +10,7 @@ import pytest
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
-from graphkiln_backend.graph.golden import GoldenSamples, drawn_order
+from graphkiln_backend.graph.golden import GoldenSamples, random_order
 
 GOLDEN = GoldenSamples(
     inputs={"x": np.arange(6, dtype=np.float32).reshape(2, 3), "text": np.array(["a", "größe"])},
@@ -136,7 +136,7 @@ class TestDrawnOrder:
     @pytest.mark.parametrize("count", [2, 3, 16])
     @pytest.mark.parametrize("size", [2, 3, 4, 6, 7, 32])
     def test_parts_differ_from_their_neighbors(self, count: int, size: int) -> None:
-        order = drawn_order(count, size)
+        order = random_order(count, size)
         assert set(order.tolist()) <= set(range(count))
         for rows in range(1, size // 2 + 1):
             assert order[:rows].tolist() not in (order[rows : 2 * rows].tolist(), order[-rows:].tolist())
@@ -144,16 +144,16 @@ class TestDrawnOrder:
     def test_two_samples_in_two_rows(self) -> None:
         """The first draw is twice the same sample, which would hide swapped parts."""
         assert np.random.default_rng(0).integers(2, size=2).tolist() == [1, 1]
-        assert sorted(drawn_order(2, 2).tolist()) == [0, 1]
+        assert sorted(random_order(2, 2).tolist()) == [0, 1]
 
     def test_order_is_reproducible(self) -> None:
-        assert drawn_order(3, 8).tolist() == drawn_order(3, 8).tolist()
-        assert drawn_order(1, 4).tolist() == [0] * 4
-        assert drawn_order(3, 1).shape == (1,)
+        assert random_order(3, 8).tolist() == random_order(3, 8).tolist()
+        assert random_order(1, 4).tolist() == [0] * 4
+        assert random_order(3, 1).shape == (1,)
 
     def test_shuffled(self) -> None:
         shuffled = GOLDEN.shuffled(5)
-        order = drawn_order(2, 5)
+        order = random_order(2, 5)
         np.testing.assert_array_equal(shuffled.inputs["x"], GOLDEN.inputs["x"][order])
         np.testing.assert_array_equal(shuffled.inputs["text"], GOLDEN.inputs["text"][order])
         np.testing.assert_array_equal(shuffled.graph_outputs["y"], GOLDEN.graph_outputs["y"][order])

@@ -59,7 +59,7 @@ def test_compatible_changes(change: tuple[str, str]) -> None:
 
 
 class TestOtherVersions:
-    """Versions of one model, each with its own number of columns, under a configuration that says nothing of them."""
+    """Versions with different numbers of columns, under a configuration without dims."""
 
     @pytest.fixture
     def model(self, tmp_path: Path) -> Path:

@@ -14,7 +14,7 @@ from graphkiln_backend.repository.version import find_graph, has_own_graph
 
 
 class FirstImporter:
-    """Finds what lies in `first/`."""
+    """Finds saved graphs in `first/`."""
 
     kind = "first"
     framework = "First"

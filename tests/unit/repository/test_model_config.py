@@ -71,7 +71,7 @@ class TestReading:
 
 
 class TestJson:
-    """What `initialize` gets: every field that Triton knows, also those that are empty."""
+    """JSON as passed to `initialize`: all fields of Triton, including empty ones."""
 
     WHOLE: dict[str, Any] = {  # noqa: RUF012 - read only
         "name": "m",
@@ -151,7 +151,7 @@ class TestDevice:
         ("group", "has_gpu", "expected"),
         [
             ({"kind": "KIND_CPU"}, True, CPU),
-            ({"kind": "KIND_GPU"}, False, Device.gpu(0)),  # the engine says that there is none
+            ({"kind": "KIND_GPU"}, False, Device.gpu(0)),  # refused by the engine
             ({"kind": "KIND_GPU", "gpus": [2, 0]}, True, Device.gpu(2)),
             ({"kind": "KIND_AUTO"}, True, Device.gpu(0)),
             ({"kind": "KIND_AUTO", "gpus": [1]}, True, Device.gpu(1)),

@@ -233,7 +233,7 @@ class TestBorder:
         proto = old_graph()
         proto.graph.output[0].type.tensor_type.ClearField("shape")
         (output,) = read_signature(write(path, proto)).outputs
-        assert (len(output.shape), output.shape[1], output.batchable) == (2, 2, False)  # nobody said that it is a batch
+        assert (len(output.shape), output.shape[1], output.batchable) == (2, 2, False)
 
     def test_rank_is_unknown_without_inference(self, path: Path) -> None:
         proto = zoo.identity(())
@@ -267,7 +267,7 @@ def test_external_files(tmp_path: Path) -> None:
     assert external_files(path) == ["w.bin"]
 
 
-# An ONNX file is read once, however many ask for what it says.
+# Parsed graphs are cached.
 
 WEIGHTS = np.ones((256, 256), np.float32)
 
@@ -316,7 +316,7 @@ def test_replaced_file_is_read_again(graph: Path, read: Counter[str], how: str) 
     assert read["model.onnx"] == 2
 
 
-# What is known of a graph's file holds as long as the file is the same.
+# Facts from the artifact cache.
 
 FACTS = GraphFacts(signature=Signature(inputs=(), outputs=()), precision=Precision.BF16)
 

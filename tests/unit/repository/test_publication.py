@@ -35,7 +35,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def add(model: Path, digits: Path) -> Any:
-    """Adds a version with labels and preprocessing of its own."""
+    """Add a version with labels and preprocessing."""
 
     def add(
         number: int, labels: tuple[str, ...] = DIGITS, preprocess: Preprocess | None = RGB, **changes: Any
@@ -202,7 +202,7 @@ class TestCheckPublished:
 
 
 class TestWithoutPublication:
-    """A server whose configuration nobody completed: what config.pbtxt says, it says of every version."""
+    """A server without completed configurations: config.pbtxt applies to all versions."""
 
     @pytest.mark.parametrize("key", ["preprocess", "labels"])
     def test_config_contradicts_a_version(self, model: Path, add: Any, key: str) -> None:
@@ -230,7 +230,7 @@ class TestLabelsFile:
         assert labels_file_of(model / "2") == "labels.txt"
 
 
-# What a version says goes before what its model's configuration says.
+# Manifests take precedence over the configuration.
 
 SPEC, OTHER = Preprocess(crop=(8, 8)), Preprocess(crop=(9, 9))
 RANKING = Ranking(scores="y", indices="i")

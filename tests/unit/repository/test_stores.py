@@ -110,7 +110,7 @@ def test_other_folders_are_logged_once(store: Path, tmp_path: Path, logged: list
     (store / "my notes" / "README.md").touch()
     for _ in range(2):
         assert list(scan_stores([store, tmp_path / "second"])) == ["m"]
-    assert [line.partition(" is passed over: ")[0] for line in logged] == [
+    assert [line.partition(" is ignored: ")[0] for line in logged] == [
         str(store / "empty"),
         str(store / "my notes"),
         str(tmp_path / "second" / "empty"),

@@ -8,9 +8,9 @@ import pytest
 
 from graphkiln_backend.repository.version_folders import (
     confuses_triton,
-    is_passed_over,
+    is_ignored,
     is_version,
-    reason_to_pass_over,
+    reason_to_ignore,
     version_number,
     visible,
 )
@@ -34,7 +34,7 @@ def test_names_that_confuse_triton(name: str) -> None:
     assert not is_version(name)
 
 
-# What lies in a model store and is no model, and what is a broken one.
+# Folders without models, and broken models.
 
 
 def make(folder: Path, *files: str) -> Path:
@@ -51,7 +51,7 @@ def make(folder: Path, *files: str) -> Path:
 @pytest.mark.parametrize("name", [".git", ".ipynb_checkpoints", ".DS_Store", "lost+found", "__pycache__", "__MACOSX"])
 def test_system_folders_are_ignored(tmp_path: Path, name: str) -> None:
     make(tmp_path / "m", f"{name}/", "1/")
-    assert is_passed_over(name)
+    assert is_ignored(name)
     assert visible(tmp_path / "m") == [tmp_path / "m" / "1"]
 
 
@@ -61,11 +61,11 @@ def test_system_folders_are_ignored(tmp_path: Path, name: str) -> None:
         ("README.md", "img/a.png"),
         ("train.py", "data/2024-01/x.csv"),
         ("empty/",),
-        ("a/b/c/model.onnx",),  # too deep for a model that lies wrongly
+        ("a/b/c/model.onnx",),  # too deep
     ],
 )
 def test_folders_without_models(tmp_path: Path, files: tuple[str, ...]) -> None:
-    assert "no files of a model" in reason_to_pass_over(make(tmp_path / "docs", *files))
+    assert "no files of a model" in reason_to_ignore(make(tmp_path / "docs", *files))
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_folders_without_models(tmp_path: Path, files: tuple[str, ...]) -> None:
     ],
 )
 def test_models_and_broken_models(tmp_path: Path, files: tuple[str, ...]) -> None:
-    assert reason_to_pass_over(make(tmp_path / "m", *files)) == ""
+    assert reason_to_ignore(make(tmp_path / "m", *files)) == ""
 
 
 def test_unreadable_folder_may_be_a_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -93,13 +93,13 @@ def test_unreadable_folder_may_be_a_model(tmp_path: Path, monkeypatch: pytest.Mo
         raise PermissionError(13, "Permission denied", str(path))
 
     monkeypatch.setattr(Path, "iterdir", refuse)
-    assert reason_to_pass_over(tmp_path) == ""
+    assert reason_to_ignore(tmp_path) == ""
 
 
 def test_links_are_not_searched(tmp_path: Path) -> None:
     make(tmp_path / "elsewhere", "model.onnx")
     folder = make(tmp_path / "docs", "README.md")
     (folder / "link").symlink_to(tmp_path / "elsewhere")
-    assert reason_to_pass_over(folder)
+    assert reason_to_ignore(folder)
     (folder / "model.onnx").symlink_to(tmp_path / "elsewhere" / "model.onnx")
-    assert reason_to_pass_over(folder) == ""
+    assert reason_to_ignore(folder) == ""
