@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from graphkiln_backend.images.masks import Mask
     from graphkiln_client.async_client import AsyncClient, AsyncModel
     from graphkiln_client.client import Client, Model
-    from graphkiln_client.tasks import Classification, Health, Result, ServedModel
+    from graphkiln_client.published import Health, ServedModel
+    from graphkiln_client.tasks import Classification, Result
 
 __all__ = [
     "AsyncClient",
@@ -46,7 +47,8 @@ _HOMES = {
     "Client": f"{__name__}.client",
     "Mask": "graphkiln_backend.images.masks",
     "Model": f"{__name__}.client",
-    **dict.fromkeys(("Classification", "Health", "Result", "ServedModel"), f"{__name__}.tasks"),
+    **dict.fromkeys(("Health", "ServedModel"), f"{__name__}.published"),
+    **dict.fromkeys(("Classification", "Result"), f"{__name__}.tasks"),
     **dict.fromkeys(("Box", "Detection", "SegmentedImage"), "graphkiln_backend.images.answers"),
 }
 

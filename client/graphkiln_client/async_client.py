@@ -27,7 +27,7 @@ from graphkiln_client import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.connection import Connection
 from graphkiln_client.image_requests import ImageRequests
 from graphkiln_client.preparing import Form
-from graphkiln_client.published import check_statistics
+from graphkiln_client.published import Health, ServedModel, check_statistics
 from graphkiln_client.remote_model import RemoteModel, new_request_id
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.tasks import (
@@ -35,11 +35,9 @@ from graphkiln_client.tasks import (
     Detect,
     Detections,
     Embed,
-    Health,
     ImageTask,
     Result,
     Segment,
-    ServedModel,
     Vector,
 )
 from graphkiln_client.transports.base import PLAIN, InferResponse, Transport

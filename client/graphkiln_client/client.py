@@ -21,16 +21,15 @@ from graphkiln_backend.images.decoding import ImageLike
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_client import DEFAULT_MAX_RETRIES, DEFAULT_TIMEOUT_S, DEFAULT_URL
 from graphkiln_client.async_client import AsyncClient, AsyncModel, Many, ManyOptions, ModelOptions, OnError, Progress
+from graphkiln_client.published import Health, ServedModel
 from graphkiln_client.tasks import (
     Classify,
     Detect,
     Detections,
     Embed,
-    Health,
     ImageTask,
     Result,
     Segment,
-    ServedModel,
     Vector,
 )
 from graphkiln_client.transports.base import InferResponse, Transport

@@ -1,4 +1,4 @@
-"""What a server publishes about a model version: metadata, configuration and contract, validated."""
+"""Validated documents of a server: its state, its models, and metadata, configuration and contract of a version."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from graphkiln_backend.graph.errors import InvalidInput, ManifestError, Protocol
 from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, IMAGE_MODEL, TENSOR_MODEL, image_model_name
 from graphkiln_backend.graph.preprocess import PREPROCESS, Preprocess
 from graphkiln_backend.graph.task import RANKING, TASK, Ranking, Task, read_task
+from graphkiln_backend.graph.text import plain_reason
 
 T = TypeVar("T")
 Labels = tuple[str, ...]
@@ -25,6 +26,56 @@ _RANKABLE_TYPES = {
     f"TYPE_{name}"
     for name in ("UINT8", "UINT16", "UINT32", "UINT64", "INT8", "INT16", "INT32", "INT64", "FP32", "FP64")
 }
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Health:
+    """State of a server.
+
+    Attributes:
+        server: Name and version of the server, for example `triton 2.51.0`; empty if the server is not live.
+        not_ready: Model versions that are not ready.
+    """
+
+    live: bool
+    ready: bool
+    server: str = ""
+    not_ready: tuple[ServedModel, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedModel:
+    """A model version in a server's repository index.
+
+    Attributes:
+        version: Version; empty if no version was ever loaded.
+        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`; empty if no version was ever loaded.
+        reason: Reason why the version is not ready, or empty.
+    """
+
+    name: str
+    version: str
+    state: str
+    reason: str
+
+    @property
+    def ready(self) -> bool:
+        """True if the version can serve requests."""
+        return self.state == "READY"
+
+    @classmethod
+    def parse(cls, row: dict[str, Any]) -> ServedModel:
+        """Parse a row of the repository index.
+
+        Source: Triton's model repository extension.
+
+        Raises:
+            ProtocolError: The row has no model name.
+        """
+        if not isinstance(row.get("name"), str):
+            raise ProtocolError(f"a row of the repository index has no model name: {str(row)[:80]}")
+        version, state, reason = (str(row.get(key, "")) for key in ("version", "state", "reason"))
+        return cls(name=row["name"], version=version, state=state, reason=plain_reason(reason))
 
 
 @dataclass(frozen=True, kw_only=True)  # no slots, because of cached_property

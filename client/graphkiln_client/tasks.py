@@ -15,7 +15,6 @@ from graphkiln_backend.graph import task as graph_task
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_backend.graph.task import VERBS, Ranking, Task, is_classification, output_names
-from graphkiln_backend.graph.text import plain_reason
 from graphkiln_backend.images.answers import (
     Detection,
     Sample,
@@ -156,56 +155,6 @@ def parse_labels(output: AnyArray) -> Labels:
         invalid = min(labels) if min(labels) < 0 else max(labels)
         raise ProtocolError(f"the server returned class index {invalid}, expected 0 to {limit - 1}")
     return tuple(labels.get(index, "") for index in range(max(labels, default=-1) + 1))
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Health:
-    """State of a server.
-
-    Attributes:
-        server: Name and version of the server, for example `triton 2.51.0`; empty if the server is not live.
-        not_ready: Model versions that are not ready.
-    """
-
-    live: bool
-    ready: bool
-    server: str = ""
-    not_ready: tuple[ServedModel, ...] = ()
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ServedModel:
-    """A model version in a server's repository index.
-
-    Attributes:
-        version: Version; empty if no version was ever loaded.
-        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`; empty if no version was ever loaded.
-        reason: Reason why the version is not ready, or empty.
-    """
-
-    name: str
-    version: str
-    state: str
-    reason: str
-
-    @property
-    def ready(self) -> bool:
-        """True if the version can serve requests."""
-        return self.state == "READY"
-
-    @classmethod
-    def parse(cls, row: dict[str, Any]) -> ServedModel:
-        """Parse a row of the repository index.
-
-        Source: Triton's model repository extension.
-
-        Raises:
-            ProtocolError: The row has no model name.
-        """
-        if not isinstance(row.get("name"), str):
-            raise ProtocolError(f"a row of the repository index has no model name: {str(row)[:80]}")
-        version, state, reason = (str(row.get(key, "")) for key in ("version", "state", "reason"))
-        return cls(name=row["name"], version=version, state=state, reason=plain_reason(reason))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

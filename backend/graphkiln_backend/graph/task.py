@@ -20,175 +20,15 @@ from graphkiln_backend.graph.files import TEXT_LIMIT, read_bytes
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 
-# Labels files have one class name per line, as in Triton.
-
-_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
-
-
-def read_labels(path: Path) -> tuple[str, ...]:
-    """Read the labels of a file. Only a line feed ends a line, as in Triton.
-
-    Raises:
-        ManifestError: The file cannot be read, or is not UTF-8.
-    """
-    try:
-        text = read_bytes(path, TEXT_LIMIT).decode("utf-8-sig")
-    except OSError as error:
-        raise ManifestError(f"cannot read labels from {path}: {error.strerror or error}") from error
-    except UnicodeDecodeError as error:
-        raise ManifestError(f"cannot read labels from {path}: they are not UTF-8: {error}") from error
-    lines = [line.removesuffix("\r") for line in text.split("\n")]
-    return tuple(lines if lines[-1] else lines[:-1])
-
-
-def labels_text(labels: Sequence[str]) -> str:
-    """Make the content of a labels file.
-
-    Raises:
-        ManifestError: A label contains a line feed or is otherwise not one line.
-    """
-    for index, label in enumerate(labels):
-        if _CONTROL.search(label):
-            raise ManifestError(
-                f"the label of class {index} holds a control character: {label[:80]!r}", hint="a label is one line"
-            )
-    return "".join(f"{label}\n" for label in labels)
-
-
-def count_classes(signature: Signature) -> int | None:
-    """Number of classes of the first output if it is `[batch, classes]`, else None."""
-    shape = signature.outputs[0].shape if signature.outputs else ()
-    last = shape[-1] if len(shape) == 2 else None
-    return last if isinstance(last, int) else None
-
-
-def check_count(labels: Sequence[str], signature: Signature, origin: object) -> None:
-    """Check that there is one label per class.
-
-    Raises:
-        ManifestError: The numbers differ.
-    """
-    if (classes := count_classes(signature)) is not None:
-        _check_number(labels, classes, signature.outputs[0].name, origin)
-
-
-def _check_number(labels: Sequence[str], classes: int, output: str, origin: object) -> None:
-    if labels and len(labels) != classes:
-        raise ManifestError(
-            f"{origin} has {len(labels)} labels, but output '{output}' has {classes} classes",
-            hint="one line for each class, in the order of the output",
-        )
-
-
-# Ranking: the outputs of a top-k embedded in the graph, and the names of the classes.
-#
-# Triton attaches labels to scores by their position in the output; in a top-k output the position is the rank.
-
-# The key of config.pbtxt's `parameters` under which it is published, as JSON.
-RANKING = "ranking"
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Ranking:
-    """Outputs of an embedded top-k.
-
-    Attributes:
-        scores: Name of the output of scores, `[batch, k]`, best first.
-        indices: Name of the output of class indices, integers of the same shape.
-        labels: Class names by index; empty for none.
-    """
-
-    scores: str
-    indices: str
-    labels: tuple[str, ...] = ()
-
-    @classmethod
-    def from_json(cls, text: str) -> Ranking:
-        """Parse a published ranking.
-
-        Raises:
-            ManifestError: Not JSON, or not a ranking; the message names the bad key.
-        """
-        return decode_json(cls, text, what="the ranking", path=RANKING)
-
-    def to_json(self) -> str:
-        """Serialize the ranking as one line of JSON."""
-        return encode_json(self)
-
-
-# The best classes of a score tensor, with a defined order for ties, NaN and infinities.
-
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 else:
     np = LazyModule("numpy")
 
-
-def top_k(scores: AnyArray, k: int) -> tuple[npt.NDArray[np.int64], AnyArray]:
-    """Find the `k` best classes along the last axis, best first.
-
-    Order: higher scores first, then the lower index; NaN comes after everything, `-inf` included.
-
-    Args:
-        scores: `[..., classes]`, floats, integers or booleans.
-        k: Number of classes to return, limited to all classes.
-
-    Returns:
-        Indices and scores, both `[..., min(k, classes)]`; scores in the dtype of the input.
-
-    Raises:
-        InvalidInput: The tensor holds strings, has no axis, or `k` is less than 1.
-    """
-    if k < 1:
-        raise InvalidInput(f"top_k must be at least 1, got {k}")
-    if scores.ndim < 1 or scores.dtype.kind in "OSU":
-        raise InvalidInput(f"{scores.dtype}{list(scores.shape)} cannot be ranked", hint="read the output with infer()")
-    keys = _sort_keys(scores)
-    order = _best_first(keys, min(k, scores.shape[-1]))
-    return order, np.take_along_axis(scores, order, axis=-1)
-
-
-def softmax(scores: AnyArray) -> npt.NDArray[np.float64]:
-    """Probabilities along the last axis.
-
-    `-inf` becomes 0; where a score is NaN, or all are `-inf`, or one is `+inf`, there is no distribution: NaN.
-
-    Args:
-        scores: `[..., classes]`, numbers.
-    """
-    wide = scores.astype(np.float64)
-    with np.errstate(invalid="ignore"):
-        powers = np.exp(wide - wide.max(axis=-1, keepdims=True))
-    result: npt.NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
-    return result
-
-
-def _sort_keys(scores: AnyArray) -> AnyArray:
-    """Make sort keys in ascending order, best first. Negation would overflow for the smallest integer."""
-    if scores.dtype.kind in "iub":
-        return np.invert(scores)  # ~x = -x - 1, and reverses unsigned numbers and booleans, too
-    wide = scores if scores.dtype.itemsize >= np.dtype(np.float32).itemsize else scores.astype(np.float32)
-    return np.negative(wide)  # numpy sorts NaN last
-
-
-def _best_first(keys: AnyArray, k: int) -> npt.NDArray[np.int64]:
-    """Indices of the `k` least keys, stable.
-
-    A partition finds the k-th key, then only candidates up to it are sorted: 21,000 classes cost 0.1 ms instead of 1.
-    """
-    classes = keys.shape[-1]
-    if k >= classes or keys.size != classes:
-        return np.argsort(keys, axis=-1, kind="stable")[..., :k]
-    flat = keys.reshape(-1)
-    worst = np.partition(flat, k - 1)[k - 1]
-    candidates = np.flatnonzero(flat <= worst) if worst == worst else np.arange(classes)  # noqa: PLR0124 - NaN
-    best: npt.NDArray[np.int64] = candidates[np.argsort(flat[candidates], kind="stable")[:k]]
-    return best.reshape(*keys.shape[:-1], k)
-
-
-# The key of config.pbtxt's `parameters` under which it is published, as JSON.
+# Keys of config.pbtxt's `parameters` under which task and ranking are published, as JSON.
 TASK = "task"
+RANKING = "ranking"
 
 # Display names of tasks in clients and on the command line.
 VERBS = {"classification": "classify", "detection": "detect", "segmentation": "segment", "embedding": "embed"}
@@ -283,6 +123,39 @@ class Embedding:
     kind: Literal["embedding"] = "embedding"
 
 
+# Ranking: outputs of a top-k embedded in the graph, and names of the classes.
+#
+# Triton attaches labels to scores by their position in the output; in a top-k output the position is the rank.
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ranking:
+    """Outputs of an embedded top-k.
+
+    Attributes:
+        scores: Name of the output of scores, `[batch, k]`, best first.
+        indices: Name of the output of class indices, integers of the same shape.
+        labels: Class names by index; empty for none.
+    """
+
+    scores: str
+    indices: str
+    labels: tuple[str, ...] = ()
+
+    @classmethod
+    def from_json(cls, text: str) -> Ranking:
+        """Parse a published ranking.
+
+        Raises:
+            ManifestError: Not JSON, or not a ranking; the message names the bad key.
+        """
+        return decode_json(cls, text, what="the ranking", path=RANKING)
+
+    def to_json(self) -> str:
+        """Serialize the ranking as one line of JSON."""
+        return encode_json(self)
+
+
 # Discriminated by `kind`.
 Task = Classification | Detection | Segmentation | Embedding
 
@@ -369,3 +242,128 @@ def _check_output(spec: TensorSpec, wanted: Mapping[str, Any], key: str) -> None
         types = " or ".join(map(str, wanted["types"]))
         size = f", {last} in the last" if last else ""
         raise ManifestError(f"'{TASK}.{key}' must name {types} of {wanted['rank']} dimensions{size}, got {spec}")
+
+
+# Labels files have one class name per line, as in Triton.
+
+_CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
+
+
+def read_labels(path: Path) -> tuple[str, ...]:
+    """Read the labels of a file. Only a line feed ends a line, as in Triton.
+
+    Raises:
+        ManifestError: The file cannot be read, or is not UTF-8.
+    """
+    try:
+        text = read_bytes(path, TEXT_LIMIT).decode("utf-8-sig")
+    except OSError as error:
+        raise ManifestError(f"cannot read labels from {path}: {error.strerror or error}") from error
+    except UnicodeDecodeError as error:
+        raise ManifestError(f"cannot read labels from {path}: they are not UTF-8: {error}") from error
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return tuple(lines if lines[-1] else lines[:-1])
+
+
+def labels_text(labels: Sequence[str]) -> str:
+    """Make the content of a labels file.
+
+    Raises:
+        ManifestError: A label contains a line feed or is otherwise not one line.
+    """
+    for index, label in enumerate(labels):
+        if _CONTROL.search(label):
+            raise ManifestError(
+                f"the label of class {index} holds a control character: {label[:80]!r}", hint="a label is one line"
+            )
+    return "".join(f"{label}\n" for label in labels)
+
+
+def count_classes(signature: Signature) -> int | None:
+    """Number of classes of the first output if it is `[batch, classes]`, else None."""
+    shape = signature.outputs[0].shape if signature.outputs else ()
+    last = shape[-1] if len(shape) == 2 else None
+    return last if isinstance(last, int) else None
+
+
+def check_count(labels: Sequence[str], signature: Signature, origin: object) -> None:
+    """Check that there is one label per class.
+
+    Raises:
+        ManifestError: The numbers differ.
+    """
+    if (classes := count_classes(signature)) is not None:
+        _check_number(labels, classes, signature.outputs[0].name, origin)
+
+
+def _check_number(labels: Sequence[str], classes: int, output: str, origin: object) -> None:
+    if labels and len(labels) != classes:
+        raise ManifestError(
+            f"{origin} has {len(labels)} labels, but output '{output}' has {classes} classes",
+            hint="one line for each class, in the order of the output",
+        )
+
+
+# The best classes of a score tensor, with a defined order for ties, NaN and infinities.
+
+
+def top_k(scores: AnyArray, k: int) -> tuple[npt.NDArray[np.int64], AnyArray]:
+    """Find the `k` best classes along the last axis, best first.
+
+    Order: higher scores first, then the lower index; NaN comes after everything, `-inf` included.
+
+    Args:
+        scores: `[..., classes]`, floats, integers or booleans.
+        k: Number of classes to return, limited to all classes.
+
+    Returns:
+        Indices and scores, both `[..., min(k, classes)]`; scores in the dtype of the input.
+
+    Raises:
+        InvalidInput: The tensor holds strings, has no axis, or `k` is less than 1.
+    """
+    if k < 1:
+        raise InvalidInput(f"top_k must be at least 1, got {k}")
+    if scores.ndim < 1 or scores.dtype.kind in "OSU":
+        raise InvalidInput(f"{scores.dtype}{list(scores.shape)} cannot be ranked", hint="read the output with infer()")
+    keys = _sort_keys(scores)
+    order = _best_first(keys, min(k, scores.shape[-1]))
+    return order, np.take_along_axis(scores, order, axis=-1)
+
+
+def softmax(scores: AnyArray) -> npt.NDArray[np.float64]:
+    """Probabilities along the last axis.
+
+    `-inf` becomes 0; where a score is NaN, or all are `-inf`, or one is `+inf`, there is no distribution: NaN.
+
+    Args:
+        scores: `[..., classes]`, numbers.
+    """
+    wide = scores.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        powers = np.exp(wide - wide.max(axis=-1, keepdims=True))
+    result: npt.NDArray[np.float64] = powers / powers.sum(axis=-1, keepdims=True)
+    return result
+
+
+def _sort_keys(scores: AnyArray) -> AnyArray:
+    """Make sort keys in ascending order, best first. Negation would overflow for the smallest integer."""
+    if scores.dtype.kind in "iub":
+        return np.invert(scores)  # ~x = -x - 1, and reverses unsigned numbers and booleans, too
+    wide = scores if scores.dtype.itemsize >= np.dtype(np.float32).itemsize else scores.astype(np.float32)
+    return np.negative(wide)  # numpy sorts NaN last
+
+
+def _best_first(keys: AnyArray, k: int) -> npt.NDArray[np.int64]:
+    """Indices of the `k` least keys, stable.
+
+    A partition finds the k-th key, then only candidates up to it are sorted: 21,000 classes cost 0.1 ms instead of 1.
+    """
+    classes = keys.shape[-1]
+    if k >= classes or keys.size != classes:
+        return np.argsort(keys, axis=-1, kind="stable")[..., :k]
+    flat = keys.reshape(-1)
+    worst = np.partition(flat, k - 1)[k - 1]
+    candidates = np.flatnonzero(flat <= worst) if worst == worst else np.arange(classes)  # noqa: PLR0124 - NaN
+    best: npt.NDArray[np.int64] = candidates[np.argsort(flat[candidates], kind="stable")[:k]]
+    return best.reshape(*keys.shape[:-1], k)

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.errors import ProtocolError
-from graphkiln_client.tasks import Classification, Result, ServedModel
+from graphkiln_client.published import ServedModel
+from graphkiln_client.tasks import Classification, Result
 
 
 class TestClassification:
