@@ -27,7 +27,7 @@ from graphkiln.tuning.candidate import (
 from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.space import Axis, Space
 from graphkiln.tuning.statistics import Latency, Seconds, throughput
-from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop, SessionTiming
 
 _LOAD_S, _WARMUP_S, _HANG_S = 2.0, 0.5, 20.0
 _MOST = 50_000  # requests of one measurement
@@ -103,13 +103,15 @@ class SimulatedServer:
         """Virtual seconds."""
         return self.now_s
 
-    def probe(self, session: Candidate) -> Bare | Failed:
+    def probe(self, session: Candidate) -> SessionTiming | Failed:
         """Measure the bare session, and compare its outputs."""
         self.now_s += 1.0
         wrong = [str(value) for value in session.values.values() if value in self.model.wrong]
         self.served, fastest = None, min(self.inputs) / self.speed(self.now_s)
         times = {batch: self.model.run_s(session, batch) * fastest for batch in (1, 8)}
-        return Bare(batch_s=times, accuracy=f"{wrong[0]}: outputs differ by 0.3, allowed 0.02" if wrong else "")
+        return SessionTiming(
+            batch_s=times, accuracy=f"{wrong[0]}: outputs differ by 0.3, allowed 0.02" if wrong else ""
+        )
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         """Load the candidate, warm up, and measure."""

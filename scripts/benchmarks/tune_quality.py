@@ -37,7 +37,7 @@ from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Journal, RecordedTrials
 from graphkiln.tuning.local_trials import FLAGS, LocalTrials
 from graphkiln.tuning.measure import Loading
-from graphkiln.tuning.questions import read_questions
+from graphkiln.tuning.requests import read_requests
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search, probe
 from graphkiln.tuning.space import Axis, Space, span_space
@@ -324,7 +324,7 @@ def _measure_real(name: str, model: Model, journals: Path, seconds: float) -> li
     with tempfile.TemporaryDirectory() as folder, vanishing_cache() as cache:
         add_model(Path(folder), "model", exported_graph(model.architecture))
         subject = read_subject(Path(folder) / "model" / "1", cache)
-        loading = Loading(questions=read_questions(subject), timeout_s=40 * model.p99_s)
+        loading = Loading(requests=read_requests(subject), timeout_s=40 * model.p99_s)
 
         @contextmanager
         def open_trials() -> Iterator[tuple[Trials, Callable[[], float]]]:

@@ -21,7 +21,7 @@ from tune_command import digest, environment, journal, leftovers, measured, proc
 
 from graphkiln.tuning.apply import Applied, prove, write
 from graphkiln.tuning.candidate import Candidate
-from graphkiln.tuning.questions import read_questions
+from graphkiln.tuning.requests import read_requests
 from graphkiln.tuning.subject import read_subject, vanishing_cache
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.repository.config import read_config
@@ -158,7 +158,7 @@ CHOSEN = Candidate.of(
 def apply_chosen(model: Path) -> Applied:
     with vanishing_cache() as cache:
         subject = read_subject(model / "1", cache)
-        prove(CHOSEN, subject, read_questions(subject))
+        prove(CHOSEN, subject, read_requests(subject))
         return write(CHOSEN, subject)
 
 

@@ -12,8 +12,8 @@ import pytest
 from graphkiln.tuning import space
 from graphkiln.tuning.candidate import Candidate, Value
 from graphkiln.tuning.contest import CandidateScore, Point
-from graphkiln.tuning.questions import read_questions
 from graphkiln.tuning.report import document_of
+from graphkiln.tuning.requests import read_requests
 from graphkiln.tuning.result import Result, Row
 from graphkiln.tuning.space import Space, span_space
 from graphkiln.tuning.statistics import Interval, Latency
@@ -95,7 +95,7 @@ def tuning(subject: Subject, folder: Path, **changes: Any) -> Tuning:
     """A search of the example model on a machine with all engines and instructions."""
     facts = {
         "subject": subject, "space": span_everything(subject), "target": Target(p99_s=0.05),
-        "questions": read_questions(subject), "folder": folder,
+        "requests": read_requests(subject), "folder": folder,
     }  # fmt: skip
     return Tuning(**{**facts, **changes})
 

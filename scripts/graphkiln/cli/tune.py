@@ -93,8 +93,8 @@ def tune(
     from graphkiln.tuning.apply import check_writable
     from graphkiln.tuning.candidate import parse_fixes
     from graphkiln.tuning.measure import Arriving
-    from graphkiln.tuning.questions import check_floor, read_questions, samples_to_read
     from graphkiln.tuning.report import document_of, print_result, render_page
+    from graphkiln.tuning.requests import check_floor, read_requests, samples_to_read
     from graphkiln.tuning.space import narrow, span_space
     from graphkiln.tuning.subject import vanishing_cache, with_int8
     from graphkiln.tuning.tuner import Tuning, search_folder
@@ -108,15 +108,15 @@ def tune(
         subject = _read_subject(model, cache)
         if calibration:
             subject = with_int8(subject, calibration, samples, folder / "int8")
-        questions = read_questions(subject, samples, samples_to_read(target.accuracy_floor))
-        check_floor(questions, target.accuracy_floor)
+        requests = read_requests(subject, samples, samples_to_read(target.accuracy_floor))
+        check_floor(requests, target.accuracy_floor)
         space = span_space(subject, p99_s=target.p99_s)
         varying = [key.strip() for key in only.split(",") if key.strip()]
         tuning = Tuning(
             subject=subject,
             space=narrow(space, varying, parse_fixes(fix or [], space.default)),
             target=target,
-            questions=questions,
+            requests=requests,
             arriving=Arriving.of(burst, trace),
             budget_s=budget_s,
         )
@@ -192,10 +192,10 @@ def show_space(tuning: Tuning, *, as_json: bool, dry_run: bool) -> None:
 
 def doubts(tuning: Tuning) -> Iterator[str]:
     """Yield warnings before the search."""
-    from graphkiln.tuning.questions import undecided
+    from graphkiln.tuning.requests import undecided
     from graphkiln.tuning.subject import served_versions
 
-    if doubt := undecided(tuning.questions, tuning.target.accuracy_floor):
+    if doubt := undecided(tuning.requests, tuning.target.accuracy_floor):
         yield doubt
     own, served = tuning.subject.version, served_versions(tuning.subject)
     if own not in served:
@@ -232,7 +232,7 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
     if candidate == tuning.space.today:
         say(f"nothing is written: today's configuration of '{name}' is the best")
         return
-    application.prove(candidate, tuning.subject, tuning.questions)
+    application.prove(candidate, tuning.subject, tuning.requests)
     applied = application.write(candidate, tuning.subject)
     lines = (
         f"wrote {' and '.join(str(path) for path in (applied.config, applied.version) if path)}",

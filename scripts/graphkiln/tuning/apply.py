@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln.tuning.candidate import Candidate, changes_of, version_of
-from graphkiln.tuning.local_trials import BareJob, probe_session
-from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.local_trials import ProbeJob, probe_session
+from graphkiln.tuning.requests import Requests
 from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, served_versions, stage, vanishing_cache
 from graphkiln.tuning.trials import Failed
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, VerificationError
@@ -70,7 +70,7 @@ def check_writable(subject: Subject) -> None:
         )
 
 
-def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
+def prove(candidate: Candidate, subject: Subject, requests: Requests) -> None:
     """Build and prove a candidate, as the server does, without writing anything.
 
     Raises:
@@ -79,7 +79,7 @@ def prove(candidate: Candidate, subject: Subject, questions: Questions) -> None:
         RepositoryError: config.pbtxt was changed during tuning.
     """
     check_unchanged(subject)
-    job = BareJob(subject=subject, session=candidate, batch_sizes=(1,), questions=questions)
+    job = ProbeJob(subject=subject, session=candidate, batch_sizes=(1,), requests=requests)
     found = probe_session(job, _DEADLINE_S)
     if reason := found.reason if isinstance(found, Failed) else found.accuracy:
         raise VerificationError("the configuration is not written: its proof failed", report=reason)

@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 from graphkiln.reporting.json_text import finite
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.trials import WARM_S, Bare, Failed, LoadShape, Measured, Trials
+from graphkiln.tuning.trials import WARM_S, Failed, LoadShape, Measured, SessionTiming, Trials
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.system.closing import Closeable
@@ -218,7 +218,7 @@ class Budget:
 # A candidate has failed after killing the tuner this often in the same measurement, for example by filling the memory.
 _MOST_DEATHS = 3
 
-Outcome = Bare | Measured | Failed
+Outcome = SessionTiming | Measured | Failed
 _Outcome = TypeVar("_Outcome", bound=Outcome)
 
 
@@ -283,10 +283,10 @@ class RecordedTrials:
         """Number of measurements so far."""
         return len(self._requested)
 
-    def probe(self, session: Candidate) -> Bare | Failed:
+    def probe(self, session: Candidate) -> SessionTiming | Failed:
         """See `Trials.probe`."""
 
-        def work() -> Bare | Failed:
+        def work() -> SessionTiming | Failed:
             self._running = None  # no server runs while a session is timed
             return self._trials.probe(session)
 
@@ -385,7 +385,7 @@ def _key(task: dict[str, Any]) -> str:
     return json.dumps(task, sort_keys=True)
 
 
-_KINDS: dict[str, type[Outcome]] = {"bare": Bare, "measured": Measured, "failed": Failed}
+_KINDS: dict[str, type[Outcome]] = {"bare": SessionTiming, "measured": Measured, "failed": Failed}
 # Fields that may be infinite, which is null in JSON; no other field of theirs may be null.
 _ENDLESS = ("value", "lower", "upper", "mean_s", "p50_s", "p99_wide_s", "mean_margin_s")
 
@@ -406,8 +406,10 @@ def outcome_from_json(data: Mapping[str, Any]) -> Outcome:
     """
     values = {key: value for key, value in data.items() if key != "kind"}
     kind = _KINDS[data["kind"]]
-    if kind is Bare:
-        return Bare(**values | {"batch_s": {int(size): float(each) for size, each in values["batch_s"].items()}})
+    if kind is SessionTiming:
+        return SessionTiming(
+            **values | {"batch_s": {int(size): float(each) for size, each in values["batch_s"].items()}}
+        )
     if kind is Measured:
         latency = _endless(values["latency"]) | {"p99": Interval(**_endless(values["latency"]["p99"]))}
         through = Interval(**_endless(values["throughput"]))

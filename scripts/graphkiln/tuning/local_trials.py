@@ -17,9 +17,9 @@ from pathlib import Path
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln.tuning.candidate import ENGINE, MAX_BATCH_SIZE, PRECISION, Candidate, changes_of, version_of
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate, ServerWatch, read_placement
-from graphkiln.tuning.questions import Arrays, Questions
+from graphkiln.tuning.requests import Arrays, Requests
 from graphkiln.tuning.subject import PREFIX, Subject, read_subject, stage, vanishing_cache
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
+from graphkiln.tuning.trials import Failed, LoadShape, Measured, SessionTiming
 from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.errors import ConnectionFailed, GraphkilnError, MeasurementError
 from graphkiln_backend.graph.golden import repeated
@@ -53,11 +53,11 @@ class LocalTrials(Closeable):
     _served: ServedCandidate | None = None
     _server: ExitStack = field(default_factory=ExitStack)
 
-    def probe(self, session: Candidate) -> Bare | Failed:
+    def probe(self, session: Candidate) -> SessionTiming | Failed:
         """See `Trials.probe`."""
         self.close()  # a running server would take cores from the timed session
-        kills, questions = oom_kills(), self.loading.questions
-        job = BareJob(subject=self.subject, session=session, batch_sizes=self.batch_sizes, questions=questions)
+        kills, requests = oom_kills(), self.loading.requests
+        job = ProbeJob(subject=self.subject, session=session, batch_sizes=self.batch_sizes, requests=requests)
         found = probe_session(job, self.deadline_s)
         return excused(found, kills) if isinstance(found, Failed) else found
 
@@ -177,23 +177,23 @@ _STAGED = re.compile(rf"[^\s'\"]*/{re.escape(PREFIX)}[^/\s]+/store")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class BareJob:
+class ProbeJob:
     """Task of the child process.
 
     Attributes:
         subject: Model.
         session: Candidate with the session's keys.
         batch_sizes: Batch sizes to time, ascending.
-        questions: Requests to check, one by one.
+        requests: Requests to check, one by one.
     """
 
     subject: Subject
     session: Candidate
     batch_sizes: tuple[int, ...]
-    questions: Questions
+    requests: Requests
 
 
-def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
+def probe_session(job: ProbeJob, deadline_s: float) -> SessionTiming | Failed:
     """Build, time and check a session in a child process, which is killed after `deadline_s` seconds."""
     command = [sys.executable, "-P", "-m", "graphkiln.tuning.local_trials"]
     with start(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
@@ -207,13 +207,13 @@ def probe_session(job: BareJob, deadline_s: float) -> Bare | Failed:
         code = worker.returncode
         killed = signal.Signals(-code).name if code < 0 else f"exit code {code}"
         return Failed(reason=f"the session crashed the process that built it ({killed})")
-    found: Bare | Failed = pickle.loads(output)  # noqa: S301 - from our own process
+    found: SessionTiming | Failed = pickle.loads(output)  # noqa: S301 - from our own process
     return found
 
 
-def run_job(job: BareJob) -> Bare | Failed:
+def run_job(job: ProbeJob) -> SessionTiming | Failed:
     """Build, time and check a session in this process."""
-    session, questions = job.session, job.questions
+    session, requests = job.session, job.requests
     largest = max(job.batch_sizes)
     staged = session.with_values({MAX_BATCH_SIZE: largest}) if largest > 1 else session
     try:
@@ -223,19 +223,19 @@ def run_job(job: BareJob) -> Bare | Failed:
         ):
             served = read_subject(store / job.subject.name / str(job.subject.version), cache)
             with served.deployment.build(cache).session as built:
-                times = _time_sizes(built, questions.feeds[0], job.batch_sizes)
-                found = [built.run(feeds) for feeds in questions.feeds]
+                times = _time_sizes(built, requests.feeds[0], job.batch_sizes)
+                found = [built.run(feeds) for feeds in requests.feeds]
     except (GraphkilnError, OSError, MemoryError) as error:
         reason = str(error) or "there is not enough memory"
         return Failed(reason=_STAGED.sub(str(job.subject.folder.parent), reason))
-    engine, precision = session.values.get(ENGINE, "the engine"), session.values.get(PRECISION, questions.saved)
-    objection = questions.objection(dict(enumerate(found)), engine=str(engine), precision=str(precision))
-    return Bare(batch_s=times, accuracy=objection, accuracy_lost=accuracy_lost(questions, found))
+    engine, precision = session.values.get(ENGINE, "the engine"), session.values.get(PRECISION, requests.saved)
+    objection = requests.objection(dict(enumerate(found)), engine=str(engine), precision=str(precision))
+    return SessionTiming(batch_s=times, accuracy=objection, accuracy_lost=accuracy_lost(requests, found))
 
 
-def accuracy_lost(questions: Questions, found: Sequence[Arrays]) -> float | None:
+def accuracy_lost(requests: Requests, found: Sequence[Arrays]) -> float | None:
     """Return the accuracy of the saved graph minus that of these outputs; None without labels."""
-    right, now = questions.accuracy(questions.answers), questions.accuracy(found)
+    right, now = requests.accuracy(requests.answers), requests.accuracy(found)
     return None if right is None or now is None else right - now
 
 

@@ -21,7 +21,7 @@ from graphkiln.bench.processes import Load, Target, record_load
 from graphkiln.page.server import parse_metrics, read_metrics
 from graphkiln.story.server import LocalServer
 from graphkiln.tuning.candidate import PRECISION, Candidate
-from graphkiln.tuning.questions import Arrays, Questions
+from graphkiln.tuning.requests import Arrays, Requests
 from graphkiln.tuning.statistics import Interval, Latency, throughput
 from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop
 from graphkiln_backend.graph.errors import ClientError, InvalidInput
@@ -80,12 +80,12 @@ class Loading:
     """Load that is the same for all candidates.
 
     Attributes:
-        questions: Contents of requests, with reference outputs.
+        requests: Contents of requests, with reference outputs.
         arriving: Arrival process of an open loop.
         timeout_s: Seconds after which a request counts as failed.
     """
 
-    questions: Questions
+    requests: Requests
     arriving: Arriving = field(default_factory=Arriving)
     timeout_s: float = 10.0
 
@@ -121,7 +121,7 @@ class ServedCandidate:
     loading: Loading
     placed: Placed
     watch: ServerWatch
-    _next_question: int = 0
+    _next_request: int = 0
 
     def measure(self, shape: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         """Measure under a load after a warm-up; the seed selects the arrivals."""
@@ -134,17 +134,17 @@ class ServedCandidate:
         timeout_s = self.loading.timeout_s
         client = {"url": self.server.grpc_url, "timeout_s": timeout_s, "max_retries": 0}
         target = Target(client=client, model=self.model)
-        questions = self.loading.questions
-        engine, precision = self.placed.engine, str(self.candidate.values.get(PRECISION, questions.saved))
+        requests = self.loading.requests
+        engine, precision = self.placed.engine, str(self.candidate.values.get(PRECISION, requests.saved))
         meters = _Meters(self.watch, seconds)
         with Client(self.server.http_url, timeout_s=timeout_s, max_retries=0) as checking:
             ask = checking.model(self.model).infer
-            with AnswerWatch(ask, questions, self._next_question, rate, engine=engine, precision=precision) as answers:
+            with AnswerWatch(ask, requests, self._next_request, rate, engine=engine, precision=precision) as answers:
                 try:
-                    recording = record_load(target, questions.sent, load, meters.begin)
+                    recording = record_load(target, requests.sent, load, meters.begin)
                 finally:
                     meters.end()
-        self._next_question = answers.next_question
+        self._next_request = answers.next_request
         if reason := self.watch.death():
             return Failed(reason=f"under load, {reason}")
         if reason := answers.objection():
@@ -351,22 +351,20 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
 
     Args:
         ask: Sends a request.
-        questions: Requests to send in turn.
+        requests: Requests to send in turn.
         first: Number of the first request.
         rate: Requests per second of the load; 0 for a closed loop.
         engine: Engine of the instance.
         precision: Requested precision.
 
     Attributes:
-        next_question: Number of the next request.
+        next_request: Number of the next request.
         checked: Number of compared answers.
     """
 
-    def __init__(
-        self, ask: Send, questions: Questions, first: int, rate: float, *, engine: str, precision: str
-    ) -> None:
-        self.next_question, self.checked = first, 0
-        self._send, self._questions = ask, questions
+    def __init__(self, ask: Send, requests: Requests, first: int, rate: float, *, engine: str, precision: str) -> None:
+        self.next_request, self.checked = first, 0
+        self._send, self._requests = ask, requests
         self._engine, self._precision = engine, precision
         self._pause_s = max(_PAUSE_S, 1 / (_SHARE * rate)) if rate else _PAUSE_S
         self._block: dict[int, Arrays] = {}
@@ -410,22 +408,22 @@ class AnswerWatch(AbstractContextManager["AnswerWatch"]):
             self._failure = error
 
     def _check_next(self) -> None:
-        number = self.next_question % len(self._questions.feeds)
-        self.next_question += 1
+        number = self.next_request % len(self._requests.feeds)
+        self.next_request += 1
         try:
-            answer = self._questions.answer(number, self._send(self._questions.request(number)))
+            answer = self._requests.answer(number, self._send(self._requests.request(number)))
         except ClientError as error:  # refused by an overloaded server, which the load counts
             self._refusal = str(error)
             return
         if number in self._block:  # the requests in between were refused
             self._compare(self._block)
         self._block[number] = answer
-        if len(self._block) == min(_BLOCK, len(self._questions.feeds)):
+        if len(self._block) == min(_BLOCK, len(self._requests.feeds)):
             self._compare(self._block)
 
     def _compare(self, found: dict[int, Arrays]) -> None:
         """Compare a block of answers, and keep it to complete a short last block."""
         self.checked += len(self._block)
         if not self._objection:
-            self._objection = self._questions.objection(found, engine=self._engine, precision=self._precision)
+            self._objection = self._requests.objection(found, engine=self._engine, precision=self._precision)
         self._last, self._block = self._block, {}

@@ -16,9 +16,9 @@ from graphkiln.reporting.report import Table as HtmlTable
 from graphkiln.tuning.candidate import Candidate, format_value
 from graphkiln.tuning.contest import Point
 from graphkiln.tuning.journal import Progress
-from graphkiln.tuning.questions import undecided
+from graphkiln.tuning.requests import undecided
 from graphkiln.tuning.result import Result, Row
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, OpenLoop
+from graphkiln.tuning.trials import Failed, LoadShape, OpenLoop, SessionTiming
 from graphkiln.tuning.tuner import Tuning
 from graphkiln_backend.graph.files import MIB
 
@@ -182,7 +182,7 @@ def _outcome(progress: Progress) -> str:
     outcome = progress.outcome
     if isinstance(outcome, Failed):
         return f"failed: {_shortened(outcome.reason)}"
-    if isinstance(outcome, Bare):
+    if isinstance(outcome, SessionTiming):
         return f"wrong: {_shortened(outcome.accuracy)}" if outcome.accuracy else f"{outcome.batch_s[1] * 1e3:.3g} ms"
     p99_ms, per_second = outcome.latency.p99.value * 1e3, outcome.throughput.value
     p99 = f"p99 {p99_ms:.3g} ms" if p99_ms < float("inf") else "more than 1 in 100 requests failed"
@@ -218,7 +218,7 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
 
     identity, legal = tuning.identity(), set(tuning.space.candidates)
     refused = Counter(each.reason for each in result.exclusions if each.candidate in legal)
-    doubt = undecided(tuning.questions, tuning.target.accuracy_floor)
+    doubt = undecided(tuning.requests, tuning.target.accuracy_floor)
     notes = dict.fromkeys((*result.notes, *_warnings(result), *([doubt] if doubt else [])))
     document = {
         "model": tuning.subject.name,
@@ -234,7 +234,7 @@ def document_of(result: Result, tuning: Tuning, command: str) -> dict[str, Any]:
         "machine": identity["machine"],
         "server": identity["server"],
         "load": str(tuning.arriving),
-        "requests": tuning.questions.origin,
+        "requests": tuning.requests.origin,
         "space": space_document(tuning),
         "chosen": row(result.chosen),
         "promise": point(result.promise),

@@ -11,7 +11,7 @@ from graphkiln.tuning.contest import CandidateScore, Point
 from graphkiln.tuning.drift import Reading
 from graphkiln.tuning.space import Exclusion
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, Measured, OpenLoop
+from graphkiln.tuning.trials import Measured, OpenLoop, SessionTiming
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -107,7 +107,7 @@ def closest_row(rows: Sequence[Row], target: Target) -> Row | None:
 _MUCH = 0.5
 
 
-def limit_of(scored: CandidateScore, bare: Bare, target: Target, cores: int) -> str:
+def limit_of(scored: CandidateScore, timing: SessionTiming, target: Target, cores: int) -> str:
     """Describe the bottleneck of a candidate: errors, the model, the batcher, the cores or the queue."""
     point = _hardest(scored, target)
     if point is None:
@@ -118,7 +118,7 @@ def limit_of(scored: CandidateScore, bare: Bare, target: Target, cores: int) -> 
         return f"errors: {count} requests ended with {kind}"
     if isinstance(point.load, OpenLoop) and not measured.keeps_up:
         return f"throughput: {measured.throughput.value:.3g} of {point.load.rate:.3g} requests per second are answered"
-    return _slowest_part(scored.candidate, measured, min(bare.batch_s.values()), cores)
+    return _slowest_part(scored.candidate, measured, min(timing.batch_s.values()), cores)
 
 
 def _slowest_part(candidate: Candidate, measured: Measured, run_s: float, cores: int) -> str:

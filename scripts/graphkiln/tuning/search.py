@@ -32,7 +32,7 @@ from graphkiln.tuning.result import Result, Row, closest_row, has_reached, knee,
 from graphkiln.tuning.space import Exclusion, Space, bound_of, objection
 from graphkiln.tuning.statistics import requests_needed
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, LoadShape, Measured, OpenLoop, Trials
+from graphkiln.tuning.trials import ClosedLoop, Failed, LoadShape, Measured, OpenLoop, SessionTiming, Trials
 
 # Confirmation: a longer measurement with other arrivals and without conversion of the machine's speed.
 
@@ -181,11 +181,11 @@ class Probes:
         refused: The other candidates, with reasons.
     """
 
-    sessions: Mapping[Candidate, Bare | Failed]
+    sessions: Mapping[Candidate, SessionTiming | Failed]
     viable: tuple[Candidate, ...] = ()
     refused: tuple[Exclusion, ...] = ()
 
-    def bare(self, candidate: Candidate) -> Bare:
+    def timing(self, candidate: Candidate) -> SessionTiming:
         """Return the times of a viable candidate's session.
 
         Raises:
@@ -204,7 +204,7 @@ def session_of(candidate: Candidate) -> Candidate:
 
 def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], bool] = lambda: True) -> Probes:
     """Time each distinct session of the candidates once; at least that of the simplest candidate."""
-    sessions: dict[Candidate, Bare | Failed] = {}
+    sessions: dict[Candidate, SessionTiming | Failed] = {}
     for session in dict.fromkeys(map(session_of, space.candidates)):
         sessions[session] = trials.probe(session) if not sessions or has_time() else _UNTIMED
     viable, refused = [], []
@@ -220,7 +220,7 @@ def probe(space: Space, target: Target, trials: Trials, has_time: Callable[[], b
 def shortlist(probes: Probes, most: int, first: Sequence[Candidate] = ()) -> list[Candidate]:
     """Select `most` candidates evenly from all sessions, beginning with the fastest sessions."""
     by_session: dict[Candidate, list[Candidate]] = {}
-    for candidate in sorted(probes.viable, key=lambda each: -bound_of(each, probes.bare(each)).rate):
+    for candidate in sorted(probes.viable, key=lambda each: -bound_of(each, probes.timing(each)).rate):
         by_session.setdefault(session_of(candidate), []).append(candidate)
     turns = zip_longest(*(_spread(each) for each in by_session.values()))
     ordered = [candidate for turn in turns for candidate in turn if candidate is not None]
@@ -294,7 +294,7 @@ class Search:
         return self._budget.spent_s < share * self._budget.total_s and self._budget.searching_s > 0
 
     def _enter(self, candidate: Candidate) -> CandidateScore:
-        return self._contest.enter(candidate, bound_of(candidate, self._probes.bare(candidate)).rate)
+        return self._contest.enter(candidate, bound_of(candidate, self._probes.timing(candidate)).rate)
 
     def _store(self, scored: CandidateScore) -> None:
         self._scores[scored.candidate] = scored
@@ -560,7 +560,7 @@ class Search:
         )
 
     def _row(self, scored: CandidateScore, chosen: CandidateScore | None) -> Row:
-        bare = self._probes.bare(scored.candidate)
+        timing = self._probes.timing(scored.candidate)
         if chosen and scored.candidate != chosen.candidate and not scored.lost:
             scored = scored.out(self._reason_for_loss(scored, chosen))
         is_met = has_reached(scored, self._target)
@@ -568,8 +568,8 @@ class Search:
         return Row(
             scored=scored,
             score=words if is_met else f"{words}; no load met the target",
-            limit=limit_of(scored, bare, self._target, self._cores),
-            accuracy_lost=bare.accuracy_lost,
+            limit=limit_of(scored, timing, self._target, self._cores),
+            accuracy_lost=timing.accuracy_lost,
         )
 
     def _reason_for_loss(self, scored: CandidateScore, chosen: CandidateScore) -> str:
@@ -592,10 +592,14 @@ class Search:
     def _bound_notes(self) -> list[str]:
         """Describe the best bounds if the sessions' times rule out every candidate."""
         sessions = self._probes.sessions
-        timed = {each: bare for each, bare in sessions.items() if isinstance(bare, Bare) and not bare.accuracy}
+        timed = {
+            each: timing
+            for each, timing in sessions.items()
+            if isinstance(timing, SessionTiming) and not timing.accuracy
+        }
         if self._probes.viable or not timed:
             return []
-        run_s = {each: min(bare.batch_s.values()) for each, bare in timed.items()}
+        run_s = {each: min(timing.batch_s.values()) for each, timing in timed.items()}
         fastest = min(run_s, key=lambda each: run_s[each])
         notes = [f"the fastest session without a server takes {run_s[fastest] * 1e3:.3g} ms: {fastest}"]
         if self._target.rate:

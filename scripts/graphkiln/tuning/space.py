@@ -28,7 +28,7 @@ from graphkiln.tuning.candidate import (
 )
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Target
-from graphkiln.tuning.trials import Bare, Failed
+from graphkiln.tuning.trials import Failed, SessionTiming
 from graphkiln_backend.engines.hardware import missing_instructions
 from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.errors import InvalidInput
@@ -400,28 +400,28 @@ class Bound:
     latency_s: float
 
 
-def bound_of(candidate: Candidate, bare: Bare) -> Bound:
+def bound_of(candidate: Candidate, timing: SessionTiming) -> Bound:
     """Compute the bounds from a session's fastest batch size.
 
     Times of other batch sizes are extrapolated linearly from the smallest and the largest measured ones.
     """
     largest = max(1, candidate.number(MAX_BATCH_SIZE))
-    sizes = {size for size in bare.batch_s if size <= largest} | {1, largest}
-    fastest = max(size / _run_s(bare, size) for size in sizes)
+    sizes = {size for size in timing.batch_s if size <= largest} | {1, largest}
+    fastest = max(size / _run_s(timing, size) for size in sizes)
     rate = candidate.number(INSTANCES) * fastest * _SLACK
-    return Bound(rate=rate, latency_s=min(bare.batch_s.values()) / _SLACK)
+    return Bound(rate=rate, latency_s=min(timing.batch_s.values()) / _SLACK)
 
 
-def objection(candidate: Candidate, bare: Bare | Failed, target: Target) -> str:
+def objection(candidate: Candidate, timing: SessionTiming | Failed, target: Target) -> str:
     """Return why a candidate cannot meet a target with any scheduling, or ""."""
-    if isinstance(bare, Failed):
-        return bare.reason
-    if bare.accuracy:
-        return f"changes the outputs: {bare.accuracy}"
-    lost, floor = bare.accuracy_lost, target.accuracy_floor
+    if isinstance(timing, Failed):
+        return timing.reason
+    if timing.accuracy:
+        return f"changes the outputs: {timing.accuracy}"
+    lost, floor = timing.accuracy_lost, target.accuracy_floor
     if lost is not None and floor is not None and lost > floor:
         return f"loses {lost:.2%} of accuracy, but only {floor:.2%} is allowed"
-    bound = bound_of(candidate, bare)
+    bound = bound_of(candidate, timing)
     if bound.latency_s > target.p99_s:
         return f"a session without a server takes {bound.latency_s * _SLACK * 1e3:.3g} ms"
     if target.rate and bound.rate < target.rate:
@@ -429,11 +429,11 @@ def objection(candidate: Candidate, bare: Bare | Failed, target: Target) -> str:
     return ""
 
 
-def _run_s(bare: Bare, size: int) -> float:
-    if size in bare.batch_s:
-        return bare.batch_s[size]
-    smallest, largest = min(bare.batch_s), max(bare.batch_s)
+def _run_s(timing: SessionTiming, size: int) -> float:
+    if size in timing.batch_s:
+        return timing.batch_s[size]
+    smallest, largest = min(timing.batch_s), max(timing.batch_s)
     if smallest == largest:
-        return bare.batch_s[largest]  # lower bound: larger batches may cost the same
-    each = (bare.batch_s[largest] - bare.batch_s[smallest]) / (largest - smallest)
-    return max(bare.batch_s[smallest] + (size - smallest) * each, min(bare.batch_s.values()))
+        return timing.batch_s[largest]  # lower bound: larger batches may cost the same
+    each = (timing.batch_s[largest] - timing.batch_s[smallest]) / (largest - smallest)
+    return max(timing.batch_s[smallest] + (size - smallest) * each, min(timing.batch_s.values()))

@@ -46,7 +46,7 @@ class Failed:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Bare:
+class SessionTiming:
     """Performance of a candidate's session without a server: bounds that no scheduling can beat.
 
     Attributes:
@@ -113,7 +113,7 @@ class Measured:
 class Trials(Protocol):
     """Measurements of candidates on a real or simulated server."""
 
-    def probe(self, session: Candidate) -> Bare | Failed:
+    def probe(self, session: Candidate) -> SessionTiming | Failed:
         """Time a session without a server and check its outputs."""
         ...
 

@@ -18,7 +18,7 @@ from graphkiln.tuning.candidate import MAX_BATCH_SIZE
 from graphkiln.tuning.journal import Journal, RecordedTrials, Report
 from graphkiln.tuning.local_trials import LocalTrials
 from graphkiln.tuning.measure import Arriving, Loading
-from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.requests import Requests
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
 from graphkiln.tuning.space import Space
@@ -51,7 +51,7 @@ class Tuning:
         subject: Model to tune.
         space: Candidates.
         target: Required p99, rate and objective.
-        questions: Contents of requests.
+        requests: Contents of requests.
         arriving: Arrival process of requests.
         budget_s: Seconds for all measurements.
         folder: Folder of the journals; below the user's cache folder by default.
@@ -60,7 +60,7 @@ class Tuning:
     subject: Subject
     space: Space
     target: Target
-    questions: Questions
+    requests: Requests
     arriving: Arriving = field(default_factory=Arriving)
     budget_s: float = 1200.0
     folder: Path | None = None
@@ -92,7 +92,7 @@ class Tuning:
             "target": str(self.target),
             "floor": self.target.accuracy_floor,
             "load": f"{self.arriving}; {moments}",
-            "requests": _digest_of(self.questions),
+            "requests": _digest_of(self.requests),
         }
 
     @property
@@ -100,7 +100,7 @@ class Tuning:
         """Load for all candidates."""
         least, most = _TIMEOUT_S
         timeout_s = max(min(most, max(least, _PATIENCE * self.target.p99_s)), _LEAST_PATIENCE * self.target.p99_s)
-        return Loading(questions=self.questions, arriving=self.arriving, timeout_s=timeout_s)
+        return Loading(requests=self.requests, arriving=self.arriving, timeout_s=timeout_s)
 
     def run(self, report: Report) -> Result:
         """Run the search or continue an interrupted one; call `report` after each new measurement.
@@ -139,9 +139,9 @@ def batch_sizes(space: Space) -> tuple[int, ...]:
     return tuple(sorted({1, *(value for value in tried if isinstance(value, int) and value > 0)}))
 
 
-def _digest_of(questions: Questions) -> str:
-    digest = hashlib.sha256(questions.origin.encode())
-    for feeds in questions.feeds:
+def _digest_of(requests: Requests) -> str:
+    digest = hashlib.sha256(requests.origin.encode())
+    for feeds in requests.feeds:
         for name, array in feeds.items():
             digest.update(name.encode() + (repr(array.tolist()).encode() if array.dtype.hasobject else array.tobytes()))
     return digest.hexdigest()[:16]

@@ -193,7 +193,7 @@ def test_model_of_tritons_cpp_backend(run: RunVerb, ran: Ran, digits: Path, tmp_
     assert today["spin"] is False, "a single thread does not spin"
     assert (today["engine"], today["threads"], today["instances"], today["max_batch_size"]) == ("onnxruntime", 1, 2, 16)
     assert (today["max_queue_delay_us"], today["preferred_batch_sizes"]) == (500, (4, 8))
-    assert asked.questions.origin == "made up"
+    assert asked.requests.origin == "made up"
     assert (model / "config.pbtxt").read_text() == FOREIGN
 
 

@@ -12,7 +12,7 @@ from simulated_server import SimulatedServer, simulated_space, true_rate
 from graphkiln.tuning.candidate import ENGINE, PRECISION
 from graphkiln.tuning.drift import Reference
 from graphkiln.tuning.journal import Journal, RecordedTrials
-from graphkiln.tuning.questions import Questions, read_questions
+from graphkiln.tuning.requests import Requests, read_requests
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.search import Search
 from graphkiln.tuning.space import Space
@@ -31,9 +31,9 @@ def subject(repository: Path) -> Subject:
 
 
 @pytest.fixture(scope="session")
-def questions(repository: Path) -> Questions:
+def requests(repository: Path) -> Requests:
     """The golden samples of the subject."""
-    return read_questions(digits_subject(repository))
+    return read_requests(digits_subject(repository))
 
 
 @pytest.fixture(scope="session")

@@ -14,9 +14,9 @@ from graphkiln.tuning import apply as application
 from graphkiln.tuning.apply import Applied, prove, write
 from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.local_trials import run_job
-from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.requests import Requests
 from graphkiln.tuning.subject import Subject, read_subject, vanishing_cache
-from graphkiln.tuning.trials import Bare
+from graphkiln.tuning.trials import SessionTiming
 from graphkiln_backend.graph.errors import RepositoryError, VerificationError
 from graphkiln_backend.repository.config import read_config
 
@@ -42,16 +42,16 @@ def read_again(model: Path) -> Subject:
 @pytest.fixture
 def built(monkeypatch: pytest.MonkeyPatch) -> None:
     """A successful proof without a child process."""
-    monkeypatch.setattr(application, "probe_session", lambda *_: Bare(batch_s={1: 0.001}))
+    monkeypatch.setattr(application, "probe_session", lambda *_: SessionTiming(batch_s={1: 0.001}))
 
 
 def go_back(applied: Applied) -> None:
     subprocess.run(["bash", "-c", applied.commands_back[0]], check=True)
 
 
-def test_configuration_is_written(subject: Subject, questions: Questions) -> None:
+def test_configuration_is_written(subject: Subject, requests: Requests) -> None:
     before = (subject.folder / "config.pbtxt").read_text()
-    prove(CHOSEN, subject, questions)
+    prove(CHOSEN, subject, requests)
     applied = write(CHOSEN, subject)
     config = read_config(applied.config)
     assert config.max_batch_size == 8
@@ -74,7 +74,7 @@ def test_other_served_versions_are_noted(subject: Subject) -> None:
 
 @pytest.mark.usefixtures("built")
 def test_other_version_that_would_not_load_prevents_writing(
-    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch
+    subject: Subject, requests: Requests, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A version that does not load today either is ignored."""
     shutil.copytree(subject.folder / "1", subject.folder / "2")
@@ -89,11 +89,11 @@ def test_other_version_that_would_not_load_prevents_writing(
     monkeypatch.setattr(application, "_refusal", refusal)
     broken = False
     with pytest.raises(VerificationError, match=r"version 2.*takes no batches.*version_policy"):
-        prove(CHOSEN, subject, questions)
+        prove(CHOSEN, subject, requests)
 
     assert checked == [(2, True), (2, False)]
     broken = True
-    prove(CHOSEN, subject, questions)
+    prove(CHOSEN, subject, requests)
 
 
 def test_invalidated_signature_is_noted(subject: Subject) -> None:
@@ -139,23 +139,23 @@ def test_backups_are_not_overwritten(subject: Subject) -> None:
     ]  # fmt: skip
 
 
-def test_changed_configuration_is_not_overwritten(subject: Subject, questions: Questions) -> None:
+def test_changed_configuration_is_not_overwritten(subject: Subject, requests: Requests) -> None:
     with (subject.folder / "config.pbtxt").open("a") as config:
         config.write("# changed meanwhile\n")
     before = (subject.folder / "config.pbtxt").read_text()
-    for attempt in (lambda: prove(CHOSEN, subject, questions), lambda: write(CHOSEN, subject)):
+    for attempt in (lambda: prove(CHOSEN, subject, requests), lambda: write(CHOSEN, subject)):
         with pytest.raises(RepositoryError, match="was changed"):
             attempt()
     assert (subject.folder / "config.pbtxt").read_text() == before
 
 
-def test_failed_proof_is_refused(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_proof_is_refused(subject: Subject, requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(application, "probe_session", lambda job, _deadline_s: run_job(job))
-    wrong = replace(questions, answers=tuple(reversed(questions.answers)))
+    wrong = replace(requests, answers=tuple(reversed(requests.answers)))
     with pytest.raises(VerificationError, match="not written"):
         prove(CHOSEN, subject, wrong)
     with pytest.raises(VerificationError, match="no bf16 kernels"):
-        prove(CHOSEN.with_values({"precision": "bf16"}), subject, questions)
+        prove(CHOSEN.with_values({"precision": "bf16"}), subject, requests)
     assert len(list(subject.folder.iterdir())) == 2
 
 

@@ -15,7 +15,7 @@ from tuned import exact
 from graphkiln.tuning.candidate import ENGINE, Candidate
 from graphkiln.tuning.journal import Journal, RecordedTrials, outcome_as_json, outcome_from_json
 from graphkiln.tuning.statistics import Interval, Latency
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import Failed, LoadShape, Measured, OpenLoop, SessionTiming
 from graphkiln_backend.graph.errors import MeasurementError
 
 SUBJECT = {"model": "abc", "machine": {"cores": 2}}
@@ -126,9 +126,9 @@ class Scripted:
     def clock(self) -> float:
         return 2.0 * self.calls
 
-    def probe(self, session: Candidate) -> Bare | Failed:
+    def probe(self, session: Candidate) -> SessionTiming | Failed:
         self.calls += 1
-        return Bare(batch_s={1: 0.01, 8: 0.05}, accuracy=str(session[ENGINE]))
+        return SessionTiming(batch_s={1: 0.01, 8: 0.05}, accuracy=str(session[ENGINE]))
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured | Failed:
         del candidate
@@ -227,8 +227,8 @@ def test_invalid_event_is_reported(tmp_path: Path, event: dict[str, object]) -> 
 ENDLESS = np.append(np.full(50, 0.01), [math.inf] * 10)
 OUTCOMES = [
     Failed(reason="it hung"),
-    Bare(batch_s={1: 0.01, 8: 0.06}, accuracy="", accuracy_lost=None),
-    Bare(batch_s={1: 0.01}, accuracy="differs", accuracy_lost=0.01),
+    SessionTiming(batch_s={1: 0.01, 8: 0.06}, accuracy="", accuracy_lost=None),
+    SessionTiming(batch_s={1: 0.01}, accuracy="differs", accuracy_lost=0.01),
     Measured(latency=Latency.of(ENDLESS), throughput=Interval(5.0, 4.0, 6.0), seconds=3.0),
     Measured(
         latency=Latency.of(np.full(5, math.inf)),
@@ -244,6 +244,6 @@ OUTCOMES = [
 
 
 @pytest.mark.parametrize("outcome", OUTCOMES)
-def test_outcome_round_trip(outcome: Bare | Measured | Failed) -> None:
+def test_outcome_round_trip(outcome: SessionTiming | Measured | Failed) -> None:
     text = json.dumps(outcome_as_json(outcome), allow_nan=False)
     assert outcome_from_json(json.loads(text)) == outcome

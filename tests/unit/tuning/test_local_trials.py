@@ -16,11 +16,11 @@ import pytest
 from graphkiln.story.server import LocalServer, PortTaken
 from graphkiln.tuning import local_trials
 from graphkiln.tuning.candidate import Candidate, Value
-from graphkiln.tuning.local_trials import BareJob, LocalTrials, accuracy_lost, check_placement, probe_session, run_job
+from graphkiln.tuning.local_trials import LocalTrials, ProbeJob, accuracy_lost, check_placement, probe_session, run_job
 from graphkiln.tuning.measure import Loading, Placed, ServedCandidate
-from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.requests import Requests
 from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.trials import Bare, Failed, OpenLoop
+from graphkiln.tuning.trials import Failed, OpenLoop, SessionTiming
 from graphkiln_backend.graph.errors import ConnectionFailed, MeasurementError
 from graphkiln_backend.repository.config import read_config
 
@@ -55,8 +55,8 @@ def events(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def trials(subject: Subject, questions: Questions) -> Iterator[LocalTrials]:
-    with LocalTrials(subject=subject, loading=Loading(questions=questions), batch_sizes=(1, 4)) as open_:
+def trials(subject: Subject, requests: Requests) -> Iterator[LocalTrials]:
+    with LocalTrials(subject=subject, loading=Loading(requests=requests), batch_sizes=(1, 4)) as open_:
         yield open_
 
 
@@ -123,10 +123,10 @@ def test_server_is_stopped_before_a_session_is_timed(
     trials: LocalTrials, events: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jobs: list[Any] = []
-    bare = Bare(batch_s={1: 0.001})
-    monkeypatch.setattr(local_trials, "probe_session", lambda job, deadline_s: jobs.append((job, deadline_s)) or bare)
+    timing = SessionTiming(batch_s={1: 0.001})
+    monkeypatch.setattr(local_trials, "probe_session", lambda job, deadline_s: jobs.append((job, deadline_s)) or timing)
     trials.measure(FIRST, OpenLoop(1), 1, 0)
-    assert trials.probe(FIRST) == bare
+    assert trials.probe(FIRST) == timing
     assert events[-1] == "stop 4"
     ((job, deadline_s),) = jobs
     assert (job.batch_sizes, job.session, deadline_s) == ((1, 4), FIRST, 180)
@@ -164,40 +164,40 @@ class TestPlacement:
 VALUES: dict[str, Value] = {"engine": "onnxruntime", "precision": "fp32", "threads": 1, "streams": 1, "spin": False}
 
 
-def job(subject: Subject, questions: Questions, **values: Value) -> BareJob:
+def job(subject: Subject, requests: Requests, **values: Value) -> ProbeJob:
     session = Candidate.of({**VALUES, **values})
-    return BareJob(subject=subject, session=session, batch_sizes=(1, 8), questions=questions)
+    return ProbeJob(subject=subject, session=session, batch_sizes=(1, 8), requests=requests)
 
 
-def test_session_is_timed_and_checked(subject: Subject, questions: Questions) -> None:
-    found = run_job(job(subject, questions))
-    assert isinstance(found, Bare)
+def test_session_is_timed_and_checked(subject: Subject, requests: Requests) -> None:
+    found = run_job(job(subject, requests))
+    assert isinstance(found, SessionTiming)
     assert set(found.batch_s) == {1, 8}
     assert 0 < found.batch_s[1] < found.batch_s[8] * 2
     assert found.accuracy == ""
     assert found.accuracy_lost is None
 
 
-def test_lost_accuracy_counts_labelled_samples(questions: Questions) -> None:
+def test_lost_accuracy_counts_labelled_samples(requests: Requests) -> None:
     """All reference answers are correct, and one of four answers of the session."""
-    best = [int(answer["OUTPUT_0"].argmax()) for answer in questions.answers]
-    labelled = replace(questions, targets=np.array(best))
-    shuffled = [questions.answers[0], *(questions.answers[0],) * 3]
+    best = [int(answer["OUTPUT_0"].argmax()) for answer in requests.answers]
+    labelled = replace(requests, targets=np.array(best))
+    shuffled = [requests.answers[0], *(requests.answers[0],) * 3]
     lost = accuracy_lost(labelled, shuffled)
     assert lost == pytest.approx(1 - np.mean([each == best[0] for each in best]))
-    assert accuracy_lost(questions, shuffled) is None
+    assert accuracy_lost(requests, shuffled) is None
 
 
-def test_crashed_session_fails(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_crashed_session_fails(subject: Subject, requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_process(monkeypatch, "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)")
-    found = probe_session(job(subject, questions), 60)
+    found = probe_session(job(subject, requests), 60)
     assert isinstance(found, Failed)
     assert "crashed the process that built it (SIGSEGV)" in found.reason
 
 
-def test_hanging_session_is_killed(subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_session_is_killed(subject: Subject, requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
     replace_process(monkeypatch, "import time; time.sleep(600)")
-    found = probe_session(job(subject, questions), 0.3)
+    found = probe_session(job(subject, requests), 0.3)
     assert isinstance(found, Failed)
     assert "within 0.3 s" in found.reason
 
@@ -215,13 +215,13 @@ def replace_process(monkeypatch: pytest.MonkeyPatch, program: str) -> None:
     ("error", "reason"), [(OSError(28, "No space left on device"), "No space left"), (MemoryError(), "enough memory")]
 )
 def test_full_disk_and_low_memory_fail(
-    subject: Subject, questions: Questions, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
+    subject: Subject, requests: Requests, monkeypatch: pytest.MonkeyPatch, error: Exception, reason: str
 ) -> None:
     def fail(*_: Any) -> Any:
         raise error
 
     monkeypatch.setattr(local_trials, "read_subject", fail)
-    found = run_job(job(subject, questions))
+    found = run_job(job(subject, requests))
     assert isinstance(found, Failed)
     assert reason in found.reason
 

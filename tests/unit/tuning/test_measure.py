@@ -32,7 +32,7 @@ from graphkiln.tuning.measure import (
     read_placement,
     summarize,
 )
-from graphkiln.tuning.questions import Questions
+from graphkiln.tuning.requests import Requests
 from graphkiln.tuning.trials import Failed, Measured, OpenLoop
 from graphkiln_backend.graph.errors import InvalidInput, Overloaded
 from graphkiln_backend.graph.precision import Precision
@@ -40,7 +40,7 @@ from graphkiln_backend.graph.precision import Precision
 GENERATOR = np.random.default_rng(1)
 ANSWERS = tuple({"Y": GENERATOR.normal(size=(1, 50)).astype(np.float32)} for _ in range(3))
 FEEDS = tuple({"X": np.full((1, 1), number, np.float32)} for number in range(3))
-QUESTIONS = Questions(origin="test", feeds=FEEDS, answers=ANSWERS, saved=Precision.FP32)
+REQUESTS = Requests(origin="test", feeds=FEEDS, answers=ANSWERS, saved=Precision.FP32)
 CANDIDATE = Candidate.of({"engine": "openvino", "precision": "fp32"})
 
 
@@ -92,7 +92,7 @@ def served(monkeypatch: pytest.MonkeyPatch) -> ServedCandidate:
     watch: Any = FakeWatch()
     return ServedCandidate(
         candidate=CANDIDATE, model="m", server=LocalServer(http_url="http://h:2", grpc_url="grpc://h:1", pid=1),
-        loading=Loading(questions=QUESTIONS), watch=watch,
+        loading=Loading(requests=REQUESTS), watch=watch,
         placed=Placed(engine="openvino", precision="fp32", device="cpu"),
     )  # fmt: skip
 
@@ -155,7 +155,7 @@ def answer(feeds: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def watch_of(ask: Send, first: int = 0, rate: float = 0.0) -> AnswerWatch:
-    return AnswerWatch(ask, QUESTIONS, first, rate, engine="onnxruntime", precision="fp32")
+    return AnswerWatch(ask, REQUESTS, first, rate, engine="onnxruntime", precision="fp32")
 
 
 class Asked:

@@ -21,7 +21,7 @@ from graphkiln.tuning.result import Result
 from graphkiln.tuning.space import Exclusion
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.subject import Subject
-from graphkiln.tuning.trials import Bare, ClosedLoop, Failed, OpenLoop
+from graphkiln.tuning.trials import ClosedLoop, Failed, OpenLoop, SessionTiming
 from graphkiln.tuning.tuner import Tuning
 
 
@@ -129,8 +129,12 @@ ENDLESS = replace(measured(90, 0.02), latency=replace(measured(90, 0.02).latency
 @pytest.mark.parametrize(
     ("load", "outcome", "line"),
     [
-        (None, Bare(batch_s={1: 0.002}), "threads=1, session without a server: 2 ms"),
-        (None, Bare(batch_s={1: 0.002}, accuracy="other"), "threads=1, session without a server: wrong: other"),
+        (None, SessionTiming(batch_s={1: 0.002}), "threads=1, session without a server: 2 ms"),
+        (
+            None,
+            SessionTiming(batch_s={1: 0.002}, accuracy="other"),
+            "threads=1, session without a server: wrong: other",
+        ),
         (OpenLoop(100.0), ENDLESS, "threads=1, 100/s: 90/s, more than 1 in 100 requests failed"),
         (ClosedLoop(4), measured(90, 0.02, warning="busy"), "threads=1, 4 callers: 90/s, p99 20 ms (busy)"),
         (OpenLoop(100.0), Failed(reason="x" * 200), f"threads=1, 100/s: failed: {'x' * 100}..."),

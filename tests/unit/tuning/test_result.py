@@ -13,7 +13,7 @@ from graphkiln.tuning.contest import CandidateScore, Point
 from graphkiln.tuning.result import Row, closest_row, knee, limit_of, pareto_front
 from graphkiln.tuning.statistics import Interval, Latency
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, Measured, OpenLoop
+from graphkiln.tuning.trials import Measured, OpenLoop, SessionTiming
 
 TARGET = Target(p99_s=0.05)
 BY_LATENCY = Target(p99_s=0.05, rate=60.0, objective=Objective.LATENCY)
@@ -83,12 +83,12 @@ def test_bottleneck(measured: Measured, delay_us: int, words: str) -> None:
     scored = CandidateScore(
         candidate=Candidate.of({QUEUE_DELAY_US: delay_us}), score=Interval(90, 80, 100), points=points
     )
-    assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2).startswith(words)
+    assert limit_of(scored, SessionTiming(batch_s={1: 0.01}), TARGET, cores=2).startswith(words)
 
 
 def test_bottleneck_without_measurement_is_the_reason() -> None:
     scored = CandidateScore(candidate=Candidate.of({}), score=exact(0.0), lost="it did not load")
-    assert limit_of(scored, Bare(batch_s={1: 0.01}), TARGET, cores=2) == "it did not load"
+    assert limit_of(scored, SessionTiming(batch_s={1: 0.01}), TARGET, cores=2) == "it did not load"
 
 
 @pytest.mark.parametrize(

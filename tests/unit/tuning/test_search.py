@@ -28,7 +28,7 @@ from graphkiln.tuning.search import Search
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.statistics import Interval
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import WARM_S, Bare, LoadShape, Measured, OpenLoop
+from graphkiln.tuning.trials import WARM_S, LoadShape, Measured, OpenLoop, SessionTiming
 
 CORES, P99_S, BUDGET_S = 2, 0.08, 1000.0
 TARGET = Target(p99_s=P99_S)
@@ -149,7 +149,7 @@ class SlowToStart(SimulatedServer):
             self.now_s += 12.0
         return super().measure(candidate, load, seconds, seed)
 
-    def probe(self, session: Candidate) -> Bare:
+    def probe(self, session: Candidate) -> SessionTiming:
         self.now_s += 4.0
         return super().probe(session)
 

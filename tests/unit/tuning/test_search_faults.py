@@ -14,7 +14,7 @@ from graphkiln.tuning.candidate import MAX_BATCH_SIZE, PRECISION, QUEUE_DELAY_US
 from graphkiln.tuning.result import Result
 from graphkiln.tuning.space import Space
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, Failed, LoadShape, Measured
+from graphkiln.tuning.trials import Failed, LoadShape, Measured, SessionTiming
 
 CORES, P99_S = 2, 0.08
 AT_60 = Target(p99_s=P99_S, rate=60.0, objective=Objective.LATENCY)
@@ -88,7 +88,7 @@ def test_promise_accounts_for_slow_inputs(tune, tiny: Space) -> None:
 class SlowToBuild(SimulatedServer):
     """Building a session takes a minute."""
 
-    def probe(self, session: Candidate) -> Bare | Failed:
+    def probe(self, session: Candidate) -> SessionTiming | Failed:
         self.now_s += 60.0
         return super().probe(session)
 

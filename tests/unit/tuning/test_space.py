@@ -14,7 +14,7 @@ from graphkiln.tuning.space import Axis, Space, bound_of, constraint_of, narrow
 from graphkiln.tuning.space import objection as bound_objection
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, Failed
+from graphkiln.tuning.trials import Failed, SessionTiming
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.precision import Precision
@@ -248,7 +248,7 @@ def test_today_is_always_legal(subject: Subject) -> None:
 
 # Bounds from sessions without a server.
 
-BARE = Bare(batch_s={1: 0.010, 8: 0.045})
+TIMING = SessionTiming(batch_s={1: 0.010, 8: 0.045})
 TARGET = Target(p99_s=0.05)
 
 
@@ -257,31 +257,31 @@ def batched(instances: int, batch: int) -> Candidate:
 
 
 def test_fastest_batch_bounds_the_rate() -> None:
-    assert bound_of(batched(1, 1), BARE).rate == pytest.approx(1.2 / 0.010)
-    assert bound_of(batched(2, 8), BARE).rate == pytest.approx(1.2 * 2 * 8 / 0.045)
-    assert bound_of(batched(1, 1), BARE).latency_s == pytest.approx(0.010 / 1.2)
+    assert bound_of(batched(1, 1), TIMING).rate == pytest.approx(1.2 / 0.010)
+    assert bound_of(batched(2, 8), TIMING).rate == pytest.approx(1.2 * 2 * 8 / 0.045)
+    assert bound_of(batched(1, 1), TIMING).latency_s == pytest.approx(0.010 / 1.2)
 
 
 def test_unmeasured_batch_sizes_are_extrapolated() -> None:
-    assert bound_of(batched(1, 4), BARE).rate == pytest.approx(1.2 * 4 / 0.025)
-    assert bound_of(batched(1, 15), BARE).rate == pytest.approx(1.2 * 15 / 0.080)
-    assert bound_of(batched(1, 8), Bare(batch_s={1: 0.01})).rate == pytest.approx(1.2 * 800)
+    assert bound_of(batched(1, 4), TIMING).rate == pytest.approx(1.2 * 4 / 0.025)
+    assert bound_of(batched(1, 15), TIMING).rate == pytest.approx(1.2 * 15 / 0.080)
+    assert bound_of(batched(1, 8), SessionTiming(batch_s={1: 0.01})).rate == pytest.approx(1.2 * 800)
 
 
 @pytest.mark.parametrize(
-    ("bare", "target", "reason"),
+    ("timing", "target", "reason"),
     [
-        (BARE, TARGET, ""),
+        (TIMING, TARGET, ""),
         (Failed(reason="it did not load"), TARGET, "it did not load"),
-        (Bare(batch_s={1: 0.01}, accuracy="0.3 off"), TARGET, "changes the outputs: 0.3 off"),
-        (Bare(batch_s={1: 0.01}, accuracy_lost=0.004), Target(p99_s=1, accuracy_floor=0.005), ""),
-        (Bare(batch_s={1: 0.01}, accuracy_lost=0.006), Target(p99_s=1, accuracy_floor=0.005), "loses 0.60%"),
-        (Bare(batch_s={1: 0.06}), TARGET, ""),  # within the slack
-        (Bare(batch_s={1: 0.07}), TARGET, "without a server takes 70 ms"),
-        (BARE, Target(p99_s=0.05, rate=250, objective=Objective.COST), "at most 213 requests"),
+        (SessionTiming(batch_s={1: 0.01}, accuracy="0.3 off"), TARGET, "changes the outputs: 0.3 off"),
+        (SessionTiming(batch_s={1: 0.01}, accuracy_lost=0.004), Target(p99_s=1, accuracy_floor=0.005), ""),
+        (SessionTiming(batch_s={1: 0.01}, accuracy_lost=0.006), Target(p99_s=1, accuracy_floor=0.005), "loses 0.60%"),
+        (SessionTiming(batch_s={1: 0.06}), TARGET, ""),  # within the slack
+        (SessionTiming(batch_s={1: 0.07}), TARGET, "without a server takes 70 ms"),
+        (TIMING, Target(p99_s=0.05, rate=250, objective=Objective.COST), "at most 213 requests"),
     ],
 )
-def test_objection_to_a_candidate(bare: Bare | Failed, target: Target, reason: str) -> None:
-    found = bound_objection(batched(1, 8), bare, target)
+def test_objection_to_a_candidate(timing: SessionTiming | Failed, target: Target, reason: str) -> None:
+    found = bound_objection(batched(1, 8), timing, target)
     assert reason in found
     assert bool(found) == bool(reason)

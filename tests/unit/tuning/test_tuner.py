@@ -22,7 +22,7 @@ from graphkiln.tuning.measure import Arriving
 from graphkiln.tuning.space import narrow
 from graphkiln.tuning.subject import Subject
 from graphkiln.tuning.target import Objective, Target
-from graphkiln.tuning.trials import Bare, LoadShape, Measured
+from graphkiln.tuning.trials import LoadShape, Measured, SessionTiming
 from graphkiln.tuning.tuner import Tuning, search_folder
 from graphkiln_backend.graph.errors import MeasurementError, RepositoryError
 
@@ -42,9 +42,9 @@ class FakeTrials:
     def __exit__(self, *_: object) -> None:
         self.open = False
 
-    def probe(self, _: Candidate) -> Bare:
+    def probe(self, _: Candidate) -> SessionTiming:
         assert self.open
-        return Bare(batch_s={1: 0.001, **dict.fromkeys(self.facts["batch_sizes"], 0.001)})
+        return SessionTiming(batch_s={1: 0.001, **dict.fromkeys(self.facts["batch_sizes"], 0.001)})
 
     def measure(self, candidate: Candidate, load: LoadShape, seconds: float, seed: int) -> Measured:
         del load, seconds, seed
@@ -140,7 +140,7 @@ def interrupted(self: FakeTrials, **facts: Any) -> None:
         lambda t: replace(t, target=Target(p99_s=0.06)),
         lambda t: replace(t, subject=replace(t.subject, cores=1)),
         lambda t: replace(t, arriving=Arriving(trace=np.array([0.0, 1.0]))),
-        lambda t: replace(t, questions=replace(t.questions, feeds=t.questions.feeds[:2])),
+        lambda t: replace(t, requests=replace(t.requests, feeds=t.requests.feeds[:2])),
         lambda t: replace(t, space=narrow(t.space, ["engine"], {})),
     ],
 )

@@ -42,7 +42,7 @@ Arrays = Mapping[str, AnyArray]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Questions:
+class Requests:
     """Requests with the reference outputs of the saved graph.
 
     Attributes:
@@ -133,7 +133,7 @@ def _best_class(outputs: Arrays, ranking: Ranking | None, name: str) -> int:
     return int(scores.ravel().argmax())
 
 
-def read_questions(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Questions:
+def read_requests(subject: Subject, samples: Path | None = None, most: int = MOST_SAMPLES) -> Requests:
     """Read the user's samples, otherwise the golden samples, otherwise generate requests.
 
     Raises:
@@ -148,14 +148,14 @@ def read_questions(subject: Subject, samples: Path | None = None, most: int = MO
             outputs if golden.whole else {name: array[number : number + 1] for name, array in outputs.items()}
             for number in range(golden.count)
         )
-        return Questions(
+        return Requests(
             origin="golden samples", feeds=golden.feeds, answers=answers, saved=subject.deployment.saved,
             reading=version.reading, unlabelled="golden samples have none", is_batched=is_batched,
         )  # fmt: skip
     feeds, targets = _read(subject, samples, most) if samples else (_make_up(subject), None)
     with open_reference(version.graph_path, subject.deployment.settings.op_libraries) as reference:
         answers = tuple(map(reference.run, feeds))
-    return Questions(
+    return Requests(
         origin=str(samples) if samples else "made up",  # part of a journal's identity
         feeds=feeds,
         answers=answers,
@@ -250,7 +250,7 @@ def samples_needed(floor: float) -> int | None:
     return requests_needed(0, 1 - floor) if floor else None
 
 
-def check_floor(questions: Questions, floor: float | None) -> None:
+def check_floor(requests: Requests, floor: float | None) -> None:
     """Check that the model gives classes and the samples have labels if there is an accuracy floor.
 
     Raises:
@@ -258,23 +258,23 @@ def check_floor(questions: Questions, floor: float | None) -> None:
     """
     if floor is None:
         return
-    if not classifies(questions.reading):
+    if not classifies(requests.reading):
         raise InvalidInput(
             "--accuracy-floor counts correct classes, but this model does not classify",
             hint="leave it out: the outputs are held to the limits of their task in any case",
         )
-    if questions.targets is None:
+    if requests.targets is None:
         raise InvalidInput(
-            f"--accuracy-floor needs labelled samples: {questions.unlabelled}",
+            f"--accuracy-floor needs labelled samples: {requests.unlabelled}",
             hint="--samples DIR with one folder of images for each label of the model",
         )
 
 
-def undecided(questions: Questions, floor: float | None) -> str:
+def undecided(requests: Requests, floor: float | None) -> str:
     """Return a warning if the samples are too few to verify the floor; "" otherwise."""
-    if floor is None or questions.targets is None:
+    if floor is None or requests.targets is None:
         return ""
-    count, needed = len(questions.targets), samples_needed(floor)
+    count, needed = len(requests.targets), samples_needed(floor)
     if needed is not None and count >= needed:
         return ""
     undetected = 1 - (1 - CONFIDENCE) ** (1 / count)

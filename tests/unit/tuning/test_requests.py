@@ -11,11 +11,11 @@ import pytest
 from PIL import Image
 from task_outputs import DETECTION, detector_outputs
 
-from graphkiln.tuning.questions import (
+from graphkiln.tuning.requests import (
     MOST_SAMPLES,
-    Questions,
+    Requests,
     check_floor,
-    read_questions,
+    read_requests,
     samples_needed,
     undecided,
 )
@@ -36,17 +36,17 @@ def labelled(tmp_path: Path, repository: Path) -> Path:
     return tmp_path / "samples"
 
 
-def test_wrong_outputs_have_an_objection(questions: Questions) -> None:
-    swapped = {0: questions.answers[1], 1: questions.answers[0]}
-    assert "OUTPUT_0" in questions.objection(swapped, engine="openvino", precision="bf16")
-    off = {name: array * np.float32(1.001) for name, array in questions.answers[0].items()}
-    assert "relative L2" in questions.objection({0: off}, engine="onnxruntime", precision="fp32")
-    assert questions.objection({0: off}, engine="openvino", precision="bf16") == ""
+def test_wrong_outputs_have_an_objection(requests: Requests) -> None:
+    swapped = {0: requests.answers[1], 1: requests.answers[0]}
+    assert "OUTPUT_0" in requests.objection(swapped, engine="openvino", precision="bf16")
+    off = {name: array * np.float32(1.001) for name, array in requests.answers[0].items()}
+    assert "relative L2" in requests.objection({0: off}, engine="onnxruntime", precision="fp32")
+    assert requests.objection({0: off}, engine="openvino", precision="bf16") == ""
 
 
 def test_order_of_detections_is_irrelevant() -> None:
     answers = tuple(detector_outputs(images=1) for _ in range(2))
-    asked = Questions(origin="test", feeds=({}, {}), answers=answers, saved=Precision.FP32, reading=DETECTION)
+    asked = Requests(origin="test", feeds=({}, {}), answers=answers, saved=Precision.FP32, reading=DETECTION)
     order = [1, 0, 2, 3, 4, 5]
     shuffled = {name: array[:, order] if array.ndim > 1 else array for name, array in answers[0].items()}
     found = {0: shuffled, 1: answers[1]}
@@ -59,7 +59,7 @@ def test_order_of_detections_is_irrelevant() -> None:
 def test_folders_are_labels(subject: Subject, labelled: Path) -> None:
     contract = replace(subject.deployment.version.contract, labels=LABELS)
     version = replace(subject.deployment.version, contract=contract)
-    found = read_questions(replace(subject, deployment=replace(subject.deployment, version=version)), labelled)
+    found = read_requests(replace(subject, deployment=replace(subject.deployment, version=version)), labelled)
     assert found.targets is not None
     assert found.targets.tolist() == [8, 7, 3]
     assert found.accuracy(found.answers) == pytest.approx(2 / 3)
@@ -67,7 +67,7 @@ def test_folders_are_labels(subject: Subject, labelled: Path) -> None:
 
 def test_requests_are_generated_without_golden_samples(subject: Subject) -> None:
     bare = replace(subject.deployment.version, golden=None, manifest=None)
-    found = read_questions(replace(subject, deployment=replace(subject.deployment, version=bare)))
+    found = read_requests(replace(subject, deployment=replace(subject.deployment, version=bare)))
     assert found.origin == "made up"
     assert len(found.feeds) == 8
     assert not np.array_equal(found.feeds[0]["INPUT_0"], found.feeds[1]["INPUT_0"])
@@ -88,18 +88,18 @@ def test_samples_with_other_shapes_are_refused(
     path = tmp_path / "samples.npz"
     np.savez(path, INPUT_0=array)
     with pytest.raises(ConversionError, match=f"samples.npz do not fit the model: {reason}"):
-        read_questions(subject, path)
+        read_requests(subject, path)
 
 
-def test_reason_for_missing_labels(subject: Subject, labelled: Path, questions: Questions) -> None:
-    assert questions.unlabelled == "golden samples have none"
+def test_reason_for_missing_labels(subject: Subject, labelled: Path, requests: Requests) -> None:
+    assert requests.unlabelled == "golden samples have none"
     (labelled / "three").rename(labelled / "thre")
 
     for labels, reason in (((), "the model has no labels"), (LABELS, "'thre' is not a label of the model")):
         contract = replace(subject.deployment.version.contract, labels=labels)
         version = replace(subject.deployment.version, contract=contract)
         asked = replace(subject, deployment=replace(subject.deployment, version=version))
-        found = read_questions(asked, labelled)
+        found = read_requests(asked, labelled)
         assert found.targets is None
 
         assert found.unlabelled == reason
@@ -108,16 +108,16 @@ def test_reason_for_missing_labels(subject: Subject, labelled: Path, questions: 
 def test_number_of_samples_read_and_sent(subject: Subject, tmp_path: Path) -> None:
     path = tmp_path / "samples.npz"
     np.savez(path, INPUT_0=np.zeros((400, 1, 32, 32), np.float32))
-    assert len(read_questions(subject, path).feeds) == MOST_SAMPLES
-    found = read_questions(subject, path, 300)
+    assert len(read_requests(subject, path).feeds) == MOST_SAMPLES
+    found = read_requests(subject, path, 300)
     assert (len(found.feeds), len(found.sent)) == (300, 150)
 
 
-def test_scalars_have_another_shape_on_the_server(questions: Questions) -> None:
+def test_scalars_have_another_shape_on_the_server(requests: Requests) -> None:
     """Triton represents one number per row, such as a number of boxes, as [rows, 1]."""
     feeds = {"image": np.zeros((1, 3), np.float32), "threshold": np.array([0.5], np.float32)}
     outputs = {"boxes": np.zeros((1, 4, 4), np.float32), "count": np.array([2], np.int32)}
-    asked = Questions(origin="test", feeds=(feeds,), answers=(outputs,), saved=Precision.FP32, is_batched=True)
+    asked = Requests(origin="test", feeds=(feeds,), answers=(outputs,), saved=Precision.FP32, is_batched=True)
     assert {name: array.shape for name, array in asked.request(0).items()} == {"image": (1, 3), "threshold": (1, 1)}
     assert asked.sent[0]["threshold"].shape == (1, 1)
     served = {**outputs, "count": outputs["count"][:, None]}
@@ -130,15 +130,15 @@ def test_scalars_have_another_shape_on_the_server(questions: Questions) -> None:
     assert scalar.answer(0, {"count": np.array([2])})["count"].shape == ()
     other = asked.answer(0, {"count": np.zeros((1, 2), np.int32)})
     assert other["count"].shape == (1, 2), "other shapes are unchanged"
-    assert questions.is_batched
+    assert requests.is_batched
 
 
 # Accuracy floors.
 
-PLAIN = Questions(origin="test", feeds=(), answers=(), saved=Precision.FP32, unlabelled="golden samples have none")
+PLAIN = Requests(origin="test", feeds=(), answers=(), saved=Precision.FP32, unlabelled="golden samples have none")
 
 
-def labelled_questions(count: int) -> Questions:
+def labelled_requests(count: int) -> Requests:
     return replace(PLAIN, targets=np.zeros(count, np.int64), unlabelled="")
 
 
@@ -152,24 +152,24 @@ def test_samples_needed(floor: float, count: int) -> None:
 
 def test_too_few_samples_are_a_warning() -> None:
 
-    warning = undecided(labelled_questions(50), 0.005)
+    warning = undecided(labelled_requests(50), 0.005)
     assert "a loss below 5.8%" in warning
     assert "598" in warning
-    assert undecided(labelled_questions(598), 0.005) == ""
-    assert undecided(labelled_questions(5), None) == ""
+    assert undecided(labelled_requests(598), 0.005) == ""
+    assert undecided(labelled_requests(5), None) == ""
     assert undecided(PLAIN, 0.01) == ""
 
 
 def test_floor_requires_a_classifier() -> None:
     with pytest.raises(InvalidInput, match="does not classify"):
-        check_floor(replace(labelled_questions(3), reading=DETECTION), 0.01)
+        check_floor(replace(labelled_requests(3), reading=DETECTION), 0.01)
     check_floor(replace(PLAIN, reading=DETECTION), None)
-    check_floor(labelled_questions(3), 0.01)
+    check_floor(labelled_requests(3), 0.01)
 
 
 def test_classes_of_the_labelled_output() -> None:
     outputs = {"features": np.array([[9.0, 0.0]]), "scores": np.array([[0.0, 1.0]])}
-    asked = Questions(
+    asked = Requests(
         origin="test", feeds=({},), answers=(outputs,), saved=Precision.FP32, targets=np.array([1]), output="scores"
     )
     assert asked.accuracy([outputs]) == 1.0
