@@ -127,6 +127,6 @@ def test_start_stopped_while_copying_reports_its_progress(tmp_path: Path) -> Non
             _, said = stopped.communicate(timeout=60)
     assert stopped.returncode == 0, said
     *_, how_far, why = said.splitlines()
-    assert " of 4.5 MB came in " in how_far
+    assert " of 4.5 MB copied in " in how_far
     assert why.endswith("before it was copied")
     assert list(tmp_path.rglob("part*.bin")) == []

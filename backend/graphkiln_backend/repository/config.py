@@ -284,7 +284,8 @@ def _complete_tensors(
 def _complete_tensor(tensor: Any, spec: TensorSpec, kind: str, *, batched: bool) -> None:
     data_type = int(pb.DataType.Value(spec.dtype.config_name))
     tensor.data_type = tensor.data_type or data_type
-    dims = _dims(spec, batched=batched)
+    shape = spec.shape[1:] if batched else spec.shape
+    dims = [dim if isinstance(dim, int) and dim else -1 for dim in shape]  # Triton does not support sizes of 0
     if not spec.has_rank:
         if kind == "input" and not tensor.dims:
             raise RepositoryError(
@@ -334,11 +335,6 @@ def _add_warmup(config: ModelConfigProto) -> None:
         warmup.inputs[tensor.name].data_type = tensor.data_type
         warmup.inputs[tensor.name].dims.extend(tensor.dims)
         warmup.inputs[tensor.name].zero_data = True
-
-
-def _dims(spec: TensorSpec, *, batched: bool) -> list[int]:
-    shape = spec.shape[1:] if batched else spec.shape
-    return [dim if isinstance(dim, int) and dim else -1 for dim in shape]  # Triton does not support sizes of 0
 
 
 def select_versions(config: ModelConfigProto, versions: Iterable[int]) -> list[int]:

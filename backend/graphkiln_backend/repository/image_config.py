@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from graphkiln_backend.graph.contract import CONTRACTS, Contracts
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import RepositoryError
@@ -46,7 +44,9 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
         name=image_model_name(tensor_model.name), backend="python", max_batch_size=tensor_model.max_batch_size
     )
     batched = tensor_model.max_batch_size > 0
-    config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[1 if batched else _whole_images(tensor_model)])
+    dims = list(tensor_model.input[0].dims)
+    images = dims[0] if not batched and len(dims) > _IMAGE_DIMS else 1  # -1 for any number
+    config.input.add(name=IMAGE_INPUT, data_type=pb.TYPE_STRING, dims=[images])
     config.output.extend(tensor_model.output)
     config.version_policy.CopyFrom(tensor_model.version_policy)
     if tensor_model.max_batch_size > 1:
@@ -57,7 +57,10 @@ def image_config(tensor_model: ModelConfigProto, *, instances: int, has_gpu: boo
             config.parameters[key].string_value = tensor_model.parameters[key].string_value
     config.parameters[TENSOR_MODEL].string_value = tensor_model.name
     config.parameters[TENSOR_INPUT].string_value = tensor_model.input[0].name
-    config.parameters[_PARTS].string_value = str(_parts(tensor_model, has_gpu=has_gpu))
+    # One part for each CPU instance, since a single large batch would leave the others idle; one part on a GPU.
+    read = ModelConfig.from_protobuf(tensor_model, has_gpu=has_gpu)
+    parts = read.instances if all(group.device == CPU for group in read.instance_groups) else 1
+    config.parameters[_PARTS].string_value = str(parts)
     config.parameters[_RANK].string_value = str(len(tensor_model.input[0].dims) + batched)
     config.parameters[IMAGE_SAMPLE_BYTES].string_value = str(tensor_bytes(tensor_model.input[0]))
     return config
@@ -82,12 +85,6 @@ def parts_of(config: ModelConfigProto) -> int:
     return int(config.parameters[_PARTS].string_value)
 
 
-def _parts(tensor_model: ModelConfigProto, *, has_gpu: bool) -> int:
-    """One part for each CPU instance, since a single large batch would leave the others idle; one part on a GPU."""
-    read = ModelConfig.from_protobuf(tensor_model, has_gpu=has_gpu)
-    return read.instances if all(group.device == CPU for group in read.instance_groups) else 1
-
-
 def _check(config: ModelConfigProto) -> None:
     where = f"parameters: {ACCEPT_IMAGES} of '{config.name}'"
     if config.HasField("sequence_batching"):
@@ -98,30 +95,20 @@ def _check(config: ModelConfigProto) -> None:
         raise RepositoryError(
             f"{where}: expected a model with one input, got {len(config.input) + len(config.batch_input)}"
         )
-    if PREPROCESS not in config.parameters and not _all_say_preprocess(config):
+    if PREPROCESS not in config.parameters and not _all_have_preprocess(config):
         raise RepositoryError(
             f"{where}: the model has no preprocessing",
             hint="convert the model with --preprocess, or give the spec as parameters: preprocess",
         )
-    if len(_sample_dims(config.input[0], batched=config.max_batch_size > 0)) != _IMAGE_DIMS:
+    # Without batching, a leading dimension may count images.
+    ranks = {_IMAGE_DIMS} if config.max_batch_size > 0 else {_IMAGE_DIMS, _IMAGE_DIMS + 1}
+    if len(config.input[0].dims) not in ranks:
         raise RepositoryError(f"{where}: input '{config.input[0].name}' does not have the dims of an image")
 
 
-def _all_say_preprocess(config: ModelConfigProto) -> bool:
+def _all_have_preprocess(config: ModelConfigProto) -> bool:
     """Return true if the contracts of all versions have a preprocessing."""
     if CONTRACTS not in config.parameters:
         return False
     contracts = Contracts.from_json(config.parameters[CONTRACTS].string_value)
     return all(contract.preprocess for contract in contracts.contracts.values())
-
-
-def _sample_dims(tensor: Any, *, batched: bool) -> list[int]:
-    """Dims of one image, without the leading dimension that counts images in models without batching."""
-    dims = list(tensor.dims)
-    return dims if batched or len(dims) == _IMAGE_DIMS else dims[1:]
-
-
-def _whole_images(config: ModelConfigProto) -> int:
-    """Number of images in one request to a model without batching; -1 for any number."""
-    dims = list(config.input[0].dims)
-    return dims[0] if len(dims) > _IMAGE_DIMS else 1

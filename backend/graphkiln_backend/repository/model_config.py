@@ -147,7 +147,8 @@ class ModelConfig:
     def gpus(self) -> tuple[int, ...]:
         """GPU number of each GPU instance."""
         groups = [group for group in self.instance_groups if group.device and group.device.is_gpu]
-        return tuple(gpu for group in groups for gpu in _gpus_of(group) for _ in range(group.count))
+        numbers = [(group.gpus or (group.device.index,), group.count) for group in groups if group.device]
+        return tuple(gpu for gpus, count in numbers for gpu in gpus for _ in range(count))
 
     @property
     def device(self) -> Device:
@@ -193,10 +194,6 @@ def _group(kind: str, count: int, gpu: int, backend: str, *, has_gpu: bool) -> I
     if kind == "KIND_GPU" or (kind == "KIND_AUTO" and has_gpu):
         return InstanceGroup(count=count or 1, device=Device.gpu(gpu))
     return InstanceGroup(count=count or _DEFAULT_CPU_INSTANCES.get(backend, 1), device=CPU)
-
-
-def _gpus_of(group: InstanceGroup) -> tuple[int, ...]:
-    return group.gpus or ((group.device.index,) if group.device else ())
 
 
 def _accelerator(block: Any) -> Accelerator:

@@ -408,19 +408,12 @@ def _spec(value: onnx.ValueInfoProto, graph: onnx.GraphProto, path: Path) -> Ten
         raise RepositoryError(
             f"{path}: '{value.name}' has {len(tensor.shape.dim)} dimensions, and arrays have {_MOST_DIMENSIONS} at most"
         )
-    shape = tuple(_dim(dim, value.name, axis) for axis, dim in enumerate(tensor.shape.dim))
-    return TensorSpec(
-        name=value.name,
-        dtype=_dtype(tensor.elem_type, value.name),
-        shape=shape if tensor.HasField("shape") else (ANY_RANK,),
-    )
-
-
-def _dtype(number: int, tensor: str) -> DType:
     try:
-        return DType.from_onnx(number)
+        dtype = DType.from_onnx(tensor.elem_type)
     except ManifestError as error:
-        raise ManifestError(f"'{tensor}': {error.message}", hint=error.hint) from None
+        raise ManifestError(f"'{value.name}': {error.message}", hint=error.hint) from None
+    shape = tuple(_dim(dim, value.name, axis) for axis, dim in enumerate(tensor.shape.dim))
+    return TensorSpec(name=value.name, dtype=dtype, shape=shape if tensor.HasField("shape") else (ANY_RANK,))
 
 
 def _hint_for(kind: str | None, graph: onnx.GraphProto) -> str:

@@ -188,8 +188,10 @@ class RemoteCopy:
                 files, folder, lambda path: os.link(folder / path, self._whole_file(path, files[path]))
             )
         except SystemExit:  # raised by a signal: log the progress, since a startup probe may be too short
-            seconds, fetched = time.monotonic() - start, _size_of(files, folder) / 1e6
-            _log.warning("%s: %.1f of %.1f MB came in %.0f s", self.files.address, fetched, megabytes, seconds)
+            paths = [folder / path for path in files]
+            fetched = sum(path.stat().st_size for path in paths if path.exists()) / 1e6
+            seconds = time.monotonic() - start
+            _log.warning("%s: %.1f of %.1f MB copied in %.0f s", self.files.address, fetched, megabytes, seconds)
             raise
 
     def _check_room(self, needed_bytes: int) -> None:
@@ -262,11 +264,6 @@ def unit_of(path: str) -> Unit | None:
     if len(parts) < 2:
         return None
     return parts[0], parts[1] if len(parts) > 2 and version_number(parts[1]) is not None else ""
-
-
-def _size_of(files: Listing, folder: Path) -> int:
-    """Total size of the files in a folder, including partial ones."""
-    return sum((folder / path).stat().st_size for path in files if (folder / path).exists())
 
 
 def _is_complete(folder: Path, unit: Unit) -> bool:

@@ -7,7 +7,7 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Collection, Mapping, Set
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -16,7 +16,7 @@ from typing import Any
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.onnx_file import external_files
 from graphkiln_backend.repository.remote_copy import Listing, Unit, by_unit
-from graphkiln_backend.repository.stores import StoredModel, scan_stores, walk
+from graphkiln_backend.repository.stores import scan_stores, walk
 from graphkiln_backend.repository.version_folders import is_version, version_number
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile, RemoteFiles, translate
@@ -100,8 +100,12 @@ def fetch_model(address: RemoteAddress, folder: Path) -> Path:
     chosen = version or str(max((number for number in numbers.values() if number is not None), default=""))
     wanted = [path for path in listing if numbers.get(path) is None or path.startswith(f"{chosen}/")]
     if not any(path.startswith(f"{chosen}/") for path in wanted):
-        existing = {number for number in numbers.values() if number is not None}
-        raise _missing(address, above.root.rpartition("/")[2], existing)
+        if existing := sorted({number for number in numbers.values() if number is not None}):
+            raise RemoteStoreError(
+                f"{address}: model '{above.root.rpartition('/')[2]}' has no such version",
+                hint=f"existing versions: {', '.join(map(str, existing))}",
+            )
+        raise RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")
     model = folder / files.address.root.rpartition("/")[2]
     for path in wanted:
         (model / path).parent.mkdir(parents=True, exist_ok=True)
@@ -113,16 +117,6 @@ def is_model(listing: Collection[str]) -> bool:
     """Return true if these paths are the files of one model rather than of a store."""
     models = {path.partition("/")[0] for path in listing if "/" in path}
     return "config.pbtxt" in listing or (bool(models) and all(map(is_version, models)))
-
-
-def _missing(address: RemoteAddress, model: str, existing: Set[int]) -> RemoteStoreError:
-    """Error for an address without a version, given the versions that the model has."""
-    if existing:
-        versions = ", ".join(map(str, sorted(existing)))
-        return RemoteStoreError(
-            f"{address}: model '{model}' has no such version", hint=f"existing versions: {versions}"
-        )
-    return RemoteStoreError(f"there is no model at {address}", hint="STORE/NAME, or STORE/NAME/VERSION")
 
 
 # A pull fetches everything into a hidden staging folder of the store and checks it as a whole. Then each new version is
@@ -314,7 +308,11 @@ def push_store(store: Path, address: RemoteAddress) -> Pushed:
     models = scan_stores([store])
     if not models:
         raise RepositoryError(f"{store} holds no model", hint="expected a model store, or a model in one")
-    files = [path for model in models.values() for path in _files_of_model(model)]
+    for model in models.values():
+        if problem := model.problem or next(iter(model.faults.values()), ""):
+            raise RepositoryError(f"cannot push {model.name}: {problem}")
+    walked = (found for model in models.values() for found in walk(model.folder))
+    files = [path for path, status in walked if stat.S_ISREG(status.st_mode)]
     try:
         registry = OciRegistry(address.root, address.options["protocol"])
         layers = []
@@ -332,12 +330,6 @@ def push_store(store: Path, address: RemoteAddress) -> Pushed:
             raise
         raise translate(error, address) from error
     return Pushed(digest=digest_of(manifest), files=len(layers), size_bytes=sum(layer["size"] for layer in layers))
-
-
-def _files_of_model(model: StoredModel) -> list[Path]:
-    if problem := model.problem or next(iter(model.faults.values()), ""):
-        raise RepositoryError(f"cannot push {model.name}: {problem}")
-    return [path for path, status in walk(model.folder) if stat.S_ISREG(status.st_mode)]
 
 
 def _upload(registry: OciRegistry, path: Path, media_type: str) -> dict[str, Any]:

@@ -68,7 +68,11 @@ class ReplacedOutput:
 def find_replaced(graph: onnx.GraphProto) -> tuple[ReplacedOutput, ...]:
     """Find the outputs of a graph that are not tensors; empty if no output would be left to serve."""
     makers = {name: node for node in graph.node for name in node.output}
-    found = tuple(_replaced(value, makers.get(value.name)) for value in graph.output if _kind(value))
+    found = tuple(
+        ReplacedOutput(name=value.name, kind=_words(value.type), classes=_classes(makers.get(value.name)))
+        for value in graph.output
+        if value.type.WhichOneof("value") not in {None, "tensor_type"}
+    )
     served = len(graph.output) - sum(not output.classes for output in found)
     return found if served else ()
 
@@ -81,26 +85,30 @@ def with_tensor_outputs(model: onnx.ModelProto) -> tuple[ReplacedOutput, ...]:
     """
     graph = model.graph
     replaced = {output.name: output for output in find_replaced(graph)}
-    if any(output.classes for output in replaced.values()):
-        _import_identity(model)
+    if not replaced:
+        return ()
     for node in graph.node:
         if node.op_type == "ZipMap" and replaced.keys() & set(node.output):
-            _pass_through(node)
-    outputs = [value for value in graph.output if value.name not in replaced or replaced[value.name].classes]
-    kept = [_tensor(replaced[value.name]) if value.name in replaced else value for value in outputs]
-    if replaced:
-        del graph.output[:]
-        graph.output.extend(kept)
-        _drop_unused(graph)
+            node.op_type, node.domain = "Identity", ""
+            del node.attribute[:]
+    has_classes = any(output.classes for output in replaced.values())
+    if has_classes and not any(opset.domain in {"", "ai.onnx"} for opset in model.opset_import):
+        model.opset_import.add(domain="", version=_IDENTITY_OPSET)
+    kept = []
+    for value in graph.output:
+        if value.name not in replaced:
+            kept.append(value)
+        elif classes := replaced[value.name].classes:  # ZipMap supports only FP32
+            shape = [None, len(classes)]
+            kept.append(onnx.helper.make_tensor_value_info(value.name, onnx.TensorProto.FLOAT, shape))
+    del graph.output[:]
+    graph.output.extend(kept)
+    _drop_unused(graph)
     return tuple(replaced.values())
 
 
-def _kind(value: onnx.ValueInfoProto) -> str:
-    """Describe a value that is not a tensor, such as `sequence of maps`; empty for a tensor or an unknown type."""
-    return "" if value.type.WhichOneof("value") in {None, "tensor_type"} else _words(value.type)
-
-
 def _words(kind: onnx.TypeProto) -> str:
+    """Describe a type that is not a tensor, such as `sequence of maps`."""
     name = kind.WhichOneof("value")
     if name == "sequence_type":
         return f"sequence of {_words(kind.sequence_type.elem_type)}s"
@@ -111,31 +119,14 @@ def _words(kind: onnx.TypeProto) -> str:
     )
 
 
-def _replaced(value: onnx.ValueInfoProto, maker: onnx.NodeProto | None) -> ReplacedOutput:
-    classes = _classes(maker) if maker is not None and maker.op_type == "ZipMap" else ()
-    return ReplacedOutput(name=value.name, kind=_words(value.type), classes=classes)
-
-
-def _classes(zip_map: onnx.NodeProto) -> tuple[str | int, ...]:
-    attributes = {attribute.name: attribute for attribute in zip_map.attribute}
+def _classes(maker: onnx.NodeProto | None) -> tuple[str | int, ...]:
+    """Return the classes of an output that a ZipMap makes."""
+    if maker is None or maker.op_type != "ZipMap":
+        return ()
+    attributes = {attribute.name: attribute for attribute in maker.attribute}
     if "classlabels_strings" in attributes:
         return tuple(label.decode("utf-8", "replace") for label in attributes["classlabels_strings"].strings)
     return tuple(attributes["classlabels_int64s"].ints) if "classlabels_int64s" in attributes else ()
-
-
-def _import_identity(model: onnx.ModelProto) -> None:
-    if not any(opset.domain in {"", "ai.onnx"} for opset in model.opset_import):
-        model.opset_import.add(domain="", version=_IDENTITY_OPSET)
-
-
-def _pass_through(zip_map: onnx.NodeProto) -> None:
-    zip_map.op_type, zip_map.domain = "Identity", ""
-    del zip_map.attribute[:]
-
-
-def _tensor(output: ReplacedOutput) -> onnx.ValueInfoProto:
-    # ZipMap supports only FP32.
-    return onnx.helper.make_tensor_value_info(output.name, onnx.TensorProto.FLOAT, [None, len(output.classes)])
 
 
 def _drop_unused(graph: onnx.GraphProto) -> None:

@@ -186,7 +186,12 @@ class RemoteFiles:
             found = system.find(self.address.root, detail=True)
         except Exception as error:
             raise translate(error, self.address) from error
-        return dict(self._described(found))
+        listed: dict[str, RemoteFile] = {}
+        for name, details in found.items():
+            path = str(name).lstrip("/").removeprefix(f"{self.address.root}/")
+            if details.get("type") != "directory" and _is_wanted(path):
+                listed[path] = RemoteFile(_stamp_of(details), int(details.get("size") or 0))
+        return listed
 
     def fetch(self, path: str, target: Path) -> None:
         """Download a file.
@@ -221,7 +226,7 @@ class RemoteFiles:
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             self.fetch(path, folder / path)
             if (size := (folder / path).stat().st_size) != wanted[path].size:
-                words = f"{self.address}/{path}: {size} bytes came, not {wanted[path].size}"
+                words = f"{self.address}/{path}: got {size} bytes, expected {wanted[path].size}"
                 raise RemoteStoreError(words, passing=True)
             whole(path)
 
@@ -231,13 +236,6 @@ class RemoteFiles:
         if self._system is None:
             self._system = open_file_system(self.address)
         return self._system
-
-    def _described(self, found: Mapping[str, Mapping[str, Any]]) -> Iterator[tuple[str, RemoteFile]]:
-        prefix = f"{self.address.root}/"
-        for name, details in found.items():
-            path = str(name).lstrip("/").removeprefix(prefix)
-            if details.get("type") != "directory" and _is_wanted(path):
-                yield path, RemoteFile(_stamp_of(details), int(details.get("size") or 0))
 
 
 def open_file_system(address: RemoteAddress) -> Any:
@@ -331,7 +329,7 @@ def _is_wanted(path: str) -> bool:
     parts = path.split("/")
     if any(part in {"", ".", ".."} or "\\" in part or not part.isprintable() for part in parts):
         if not path.endswith("/"):  # placeholders of empty folders
-            _log.warning("%r is not copied: its name is no path", path)
+            _log.warning("%r is not copied: its name is not a valid path", path)
         return False
     return not any(part.startswith(".") for part in parts)
 

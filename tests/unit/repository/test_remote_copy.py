@@ -162,7 +162,7 @@ def test_short_file_is_refused(files: FakeFiles, copy: RemoteCopy) -> None:
         files.contents[path] = b"who"
 
     files.on_fetch = cut
-    with pytest.raises(RemoteStoreError, match="3 bytes came, not 5"):
+    with pytest.raises(RemoteStoreError, match="got 3 bytes, expected 5"):
         copy.fetch(settled=True)
 
 
@@ -199,7 +199,7 @@ def test_stopped_copy_is_continued(
         patched.setattr(files, "fetch_all", stop_half_way)
         with pytest.raises(SystemExit):
             copy.fetch(settled=True)
-    assert "s3://bucket/store: 4.0 of 8.0 MB came in 0 s" in caplog.text
+    assert "s3://bucket/store: 4.0 of 8.0 MB copied in 0 s" in caplog.text
     follow(RemoteCopy(files, copy.folder), settled=True)
     assert files.fetched == ["a/1/weights.bin"]
     assert {path: (copy.store / path).read_bytes() for path in files.contents} == files.contents
