@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections.abc import Callable
 from typing import Any
@@ -48,7 +49,8 @@ class TestHttp:
         ],
     )
     def test_status_to_error(self, infer: Infer, status: str, kind: type[ClientError]) -> None:
-        with CannedHttp([http(b'{"error": "because"}', status, "Retry-After: 7")]) as server:
+        answer = http(b'{"error": "because"}', status, "Retry-After: 7", "Location: /elsewhere")
+        with CannedHttp([answer]) as server:
             with pytest.raises(kind, match="because") as caught:
                 infer(server.url, max_retries=0)
             assert type(caught.value) is kind
@@ -56,7 +58,19 @@ class TestHttp:
             assert caught.value.body == '{"error": "because"}'
             assert caught.value.retry_after_s == 7
             assert len(caught.value.request_id or "") == 32
-            assert len(server.requests) == 1
+            assert len(server.requests) == 1, "redirects are not followed"
+
+    def test_connection_refused(self, infer: Infer) -> None:
+        with socket.socket() as held:
+            held.bind(("127.0.0.1", 0))
+            with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1") as caught:
+                infer(f"http://127.0.0.1:{held.getsockname()[1]}", max_retries=0)
+        assert "graphkiln health" in caught.value.hint
+
+    def test_path_prefix(self, infer: Infer) -> None:
+        with CannedHttp([http(b'{"extensions": ["binary_tensor_data"]}'), INFERRED]) as server:
+            infer(f"{server.url}/gateway/a%20b")
+            assert server.requests[-1].startswith(b"POST /gateway/a%20b/v2/models/m/infer HTTP/1.1\r\n")
 
     @pytest.mark.parametrize(
         ("answer", "kind", "words"),

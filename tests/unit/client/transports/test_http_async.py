@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from canned import CannedHttp, http, silence
 
-from graphkiln_backend.graph.errors import DeadlineExceeded, ServerError
+from graphkiln_backend.graph.errors import DeadlineExceeded
 from graphkiln_client.transports.base import Deadline
 from graphkiln_client.transports.endpoint import Endpoint
 from graphkiln_client.transports.http_async import AsyncHttpTransport
@@ -73,29 +73,3 @@ def test_deadline_ends_only_its_request() -> None:
         late, good = asyncio.run(main(server.url))
     assert isinstance(late, DeadlineExceeded)
     assert good == []
-
-
-def test_redirects_are_not_followed() -> None:
-    async def main(url: str) -> None:
-        transport = open_transport(url)
-        try:
-            await index(transport)
-        finally:
-            await transport.close()
-
-    with CannedHttp([http(b"", "302 Found", "Location: /elsewhere")]) as server:
-        with pytest.raises(ServerError, match="returned 302"):
-            asyncio.run(main(server.url))
-        assert len(server.requests) == 1
-
-
-def test_path_prefix_is_quoted_once() -> None:
-    async def main(url: str) -> None:
-        transport = open_transport(url)
-        call = transport.wire.load("a b/c")
-        await transport.send(call, Deadline.after(5))
-        await transport.close()
-
-    with CannedHttp([OK]) as server:
-        asyncio.run(main(f"{server.url}/gateway"))
-        assert server.requests[0].startswith(b"POST /gateway/v2/repository/models/a%20b%2Fc/load HTTP/1.1")

@@ -180,25 +180,11 @@ class TestRequests:
 
 
 class TestReaching:
-    def test_connection_refused(self) -> None:
-        with socket.socket() as held:
-            held.bind(("127.0.0.1", 0))
-            transport = open_transport(f"http://127.0.0.1:{held.getsockname()[1]}")
-            with pytest.raises(ConnectionFailed, match=r"cannot reach http://127\.0\.0\.1") as caught:
-                index(transport)
-        assert "graphkiln health" in caught.value.hint
-
     def test_connect_timeout(self) -> None:
         with socket.create_server(("127.0.0.1", 0), backlog=1) as listener:
             transport = open_transport(f"http://127.0.0.1:{listener.getsockname()[1]}")
             with pytest.raises(DeadlineExceeded, match=r"within 0\.2 s"):
                 index(transport, 0.2)
-
-    def test_path_prefix(self, server: Counting) -> None:
-        transport = open_transport(f"{server.url}/gateway/a")
-        index(transport)
-        run(transport.close())
-        assert server.requests[0].startswith(b"POST /gateway/a/v2/repository/index HTTP/1.1\r\n")
 
 
 class TestProxies:
