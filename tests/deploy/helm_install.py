@@ -1,8 +1,8 @@
-"""Has Helm install a chart into an API server that only writes down what it is sent. A program: JSON in, JSON out.
+"""Install a chart by Helm into an API server that only records its requests. A program: JSON in, JSON out.
 
-helm-sdkpy is the Go library of Helm 4. It has no `template`, but what `helm install` sends is what counts: rendered,
-held to the chart's schema, and mapped to the resources of an API server. The one here knows the kinds of the chart and
-keeps nothing.
+helm-sdkpy is the Go library of Helm 4. It has no `template`, but `helm install` sends what counts: objects rendered,
+validated against the chart's schema, and mapped to the resources of an API server. The server here knows the kinds of
+the chart and stores nothing.
 
 Standard input: `{"chart": PATH, "cases": [VALUES, ...]}`; `name` among the values is that of the release. Standard
 output: `{"lint": [...], "cases": [...]}`; a case is
@@ -36,11 +36,11 @@ KINDS = {
     "keda.sh/v1alpha1": {"scaledobjects": "ScaledObject"},
     "monitoring.coreos.com/v1": {"servicemonitors": "ServiceMonitor", "prometheusrules": "PrometheusRule"},
 }
-"""Group and version -> plural -> kind."""
+"""Kinds by group and version, and by plural."""
 
 
 def discovery(path: str) -> dict[str, Any] | None:
-    """What an API server says of itself; None for any other path."""
+    """Discovery documents of an API server; None for any other path."""
     if path == "/version":
         return {"major": "1", "minor": "30", "gitVersion": "v1.30.0"}
     if path == "/api":
@@ -68,7 +68,7 @@ def resources(version: str) -> dict[str, Any] | None:
 
 
 class Recorder(BaseHTTPRequestHandler):
-    """Answers as an empty cluster would."""
+    """Respond like an empty cluster."""
 
     protocol_version = "HTTP/1.1"
     created: list[dict[str, Any]]
@@ -76,7 +76,7 @@ class Recorder(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         path = self.path.partition("?")[0]
         known = discovery(path)
-        if known is None and path.endswith("/secrets"):  # where Helm looks for releases
+        if known is None and path.endswith("/secrets"):  # Helm looks for releases
             known = {"kind": "SecretList", "apiVersion": "v1", "metadata": {}, "items": []}
         if known is not None:
             return self._send(200, json.dumps(known).encode())
@@ -85,7 +85,7 @@ class Recorder(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = self.rfile.read(int(self.headers["Content-Length"]))
-        if not self.path.partition("?")[0].endswith("/secrets"):  # those are Helm's own notes
+        if not self.path.partition("?")[0].endswith("/secrets"):  # Helm's records of releases
             type(self).created.append(json.loads(body))
         self._send(201, body)
 
@@ -100,7 +100,7 @@ class Recorder(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """Says nothing."""
+        pass
 
 
 def kubeconfig(port: int) -> str:
@@ -118,7 +118,7 @@ def kubeconfig(port: int) -> str:
 
 
 async def install(chart: str, values: dict[str, Any], config: str) -> dict[str, Any]:
-    """The objects that Helm creates for some values, or why it creates none."""
+    """Objects that Helm creates for some values, or its error."""
     name = values.pop("name", "graphkiln")
     Recorder.created = []
     try:
@@ -129,7 +129,7 @@ async def install(chart: str, values: dict[str, Any], config: str) -> dict[str, 
 
 
 async def lint(chart: str, config: str) -> list[dict[str, Any]]:
-    """What `helm lint` says of the chart."""
+    """Messages of `helm lint`."""
     return (await HELM.Lint(HELM.Configuration("models", config)).run(chart))["Messages"]  # type: ignore[no-any-return]
 
 
@@ -140,11 +140,11 @@ async def main() -> None:
     with tempfile.NamedTemporaryFile("w", suffix=".json") as config:
         config.write(kubeconfig(server.server_port))
         config.flush()
-        told = {
+        result = {
             "lint": await lint(asked["chart"], config.name),
             "cases": [await install(asked["chart"], values, config.name) for values in asked["cases"]],
         }
-    json.dump(told, sys.stdout)
+    json.dump(result, sys.stdout)
     server.shutdown()
 
 

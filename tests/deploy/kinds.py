@@ -1,4 +1,4 @@
-"""Renders manifests with the real kustomize and holds each object to its schema, as strictly as an API server would."""
+"""Render manifests with the real kustomize and validate objects as strictly as an API server."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ import yaml
 Manifest = dict[str, Any]
 
 VERSIONS = ("1.27", "1.37")
-"""Of Kubernetes: the oldest that has every field that is used, and the newest whose schemas are installed."""
+"""Versions of Kubernetes: the oldest with all fields in use, and the newest with installed schemas."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CRDS = Path(__file__).parent / "crds"
 
 
-def _what_kubectl_lacks() -> str | None:
+def _kubectl_problem() -> str | None:
     if shutil.which("kubectl") is None:
         return (
             "no kubectl on this machine: apt-get install kubernetes-client, or https://kubernetes.io/docs/tasks/tools"
@@ -36,12 +36,12 @@ def _what_kubectl_lacks() -> str | None:
     return "this kubectl is too old for components of kustomize: 1.24 or newer is needed (Debian 12 has 1.20)"
 
 
-_LACK = _what_kubectl_lacks()
-needs_kubectl = pytest.mark.skipif(_LACK is not None, reason=str(_LACK))
+_PROBLEM = _kubectl_problem()
+needs_kubectl = pytest.mark.skipif(_PROBLEM is not None, reason=str(_PROBLEM))
 
 
 def kustomize(folder: Path) -> list[Manifest]:
-    """The objects of an overlay, as `kubectl apply -k` would send them."""
+    """Objects of an overlay, as `kubectl apply -k` sends them."""
     return [each for each in yaml.load_all(_rendered(folder), Loader=_LOADER) if each]
 
 
@@ -53,17 +53,17 @@ def _rendered(folder: Path) -> str:
 
 
 def only(manifests: list[Manifest], kind: str) -> Manifest:
-    """The one object of a kind."""
+    """The only object of a kind."""
     (found,) = (each for each in manifests if each["kind"] == kind)
     return found
 
 
 def check(manifest: Manifest) -> None:
-    """Holds an object to the schema of its kind, and the pods within it to that of a Pod.
+    """Validate an object with the schema of its kind, and the pods in it with that of a Pod.
 
     Raises:
         jsonschema.ValidationError: A key is unknown, is missing, or has a value of another type.
-        kubernetes_validate.ValidationError: The same, of one of Kubernetes' own kinds.
+        kubernetes_validate.ValidationError: The same, for a kind of Kubernetes.
     """
     path = _CRDS / f"{manifest['kind']}.json"
     if not path.exists():
@@ -78,7 +78,7 @@ def check(manifest: Manifest) -> None:
 
 @cache
 def validator(kind: str) -> jsonschema.Draft7Validator:
-    """Of a custom resource."""
+    """Validator of a custom resource."""
     return jsonschema.Draft7Validator(json.loads((_CRDS / f"{kind}.json").read_text())["schema"])
 
 
@@ -88,20 +88,20 @@ def _check_core(manifest: Manifest) -> None:
 
 @cache
 def _check_text(manifest: str) -> None:
-    """Once for each object: most are the same in all overlays, and a schema takes a moment to load."""
+    """Validate a distinct object once: most are the same in all overlays, and schemas load slowly."""
     for version in VERSIONS:
         kubernetes_validate.validate(json.loads(manifest), version, strict=True)
 
 
 def pods(node: Any) -> Iterator[Manifest]:
-    """The specifications of pods within a custom resource, without what is not a pod's."""
+    """Specifications of pods within a custom resource, with the keys of a pod only."""
     names = ("containers", "initContainers", "volumes", "securityContext", "serviceAccountName")
     for pod in with_containers(node):
         yield {name: pod[name] for name in names if name in pod}
 
 
 def with_containers(node: Any) -> Iterator[Manifest]:
-    """Everything within a manifest that has containers."""
+    """Parts of a manifest that have containers."""
     if isinstance(node, dict):
         if "containers" in node:
             yield node

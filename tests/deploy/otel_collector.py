@@ -1,4 +1,4 @@
-"""A collector of OpenTelemetry traces (OTLP over HTTP, JSON) that keeps the spans that it is sent."""
+"""A collector of OpenTelemetry traces (OTLP over HTTP, JSON) that keeps all spans."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Collector:
-    """Listens on a free port; use it as a context manager."""
+    """Collector on a free port; use it as a context manager."""
 
     def __init__(self) -> None:
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
@@ -22,7 +22,7 @@ class Collector:
 
     @property
     def spans(self) -> list[dict[str, Any]]:
-        """Each with its `resource`: the attributes of what sent it."""
+        """Spans, each with its `resource`: the attributes of the sender."""
         return list(self._server.spans)  # type: ignore[attr-defined]
 
     def __enter__(self) -> Collector:
@@ -36,7 +36,7 @@ class Collector:
 
 
 def attributes(each: dict[str, Any]) -> dict[str, Any]:
-    """Of a span or a resource: name -> value."""
+    """Attributes of a span or a resource by name."""
     return {pair["key"]: next(iter(pair["value"].values())) for pair in each.get("attributes", ())}
 
 
@@ -52,4 +52,4 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, *_: object) -> None:
-        """Logs nothing."""
+        pass

@@ -1,4 +1,4 @@
-"""A real Prometheus on a free port, with the configuration of deploy/compose, in a folder of its own."""
+"""A real Prometheus on a free port with the configuration of deploy/compose."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ class PrometheusServer:
     """The server; use it as a context manager.
 
     Args:
-        configuration: That of deploy/compose; its targets are replaced, and its intervals shortened.
-        target: `HOST:PORT` to scrape in their stead.
-        folder: For its data, empty.
+        configuration: Configuration of deploy/compose; targets are replaced, and intervals shortened.
+        target: `HOST:PORT` to scrape.
+        folder: Empty folder for its data.
     """
 
     def __init__(self, configuration: Path, target: str, folder: Path) -> None:
@@ -44,7 +44,7 @@ class PrometheusServer:
         settings["rule_files"] = [str(configuration.parent / each) for each in settings["rule_files"]]
         job, _edge = settings["scrape_configs"]
         job["static_configs"] = [{"targets": [target]}]
-        settings["scrape_configs"] = [job]  # rules and dashboard ask nothing of the edge's own metrics
+        settings["scrape_configs"] = [job]  # rules and dashboard use no metrics of the edge
         (folder / "prometheus.yml").write_text(yaml.safe_dump(settings))
 
     def __enter__(self) -> PrometheusServer:
@@ -71,10 +71,10 @@ class PrometheusServer:
             raise
 
     def get(self, path: str, **parameters: str) -> Any:
-        """The `data` of an answer of its HTTP API.
+        """Get the `data` of a response of its HTTP API.
 
         Raises:
-            AssertionError: It refuses the question, such as a query that is none.
+            AssertionError: It refuses the request, such as an invalid query.
         """
         end = time.monotonic() + START_TIMEOUT_S
         while True:

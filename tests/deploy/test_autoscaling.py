@@ -17,14 +17,14 @@ from prometheus_server import needs_promtool
 from test_rules import known_metrics, metrics_of
 
 Metric = Callable[[float, float], float]
-"""What a metric says of a pod: from its load (a share of what it can do) and the requests that it has piled up."""
+"""Value of a metric for a pod, from its load (a share of its capacity) and its queued requests."""
 
 TOLERANCE = 0.1
-"""Of the autoscaler: a smaller difference changes nothing. Source: Kubernetes, "Horizontal Pod Autoscaling"."""
+"""Tolerance of the autoscaler: a smaller difference has no effect. Source: Kubernetes, "Horizontal Pod Autoscaling"."""
 STEP_S = 30
-"""As long as the period of the rules for going up."""
+"""Period of the rules for scaling up."""
 RATE = 15.0
-"""Requests a second of a pod that does all it can: ResNet-50 on two cores, docs/benchmarks/light.json."""
+"""Requests a second of a busy pod: ResNet-50 on two cores, docs/benchmarks/serving.json."""
 
 
 @pytest.fixture(scope="module")
@@ -45,19 +45,19 @@ def scaled(components: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def adapter(components: Path) -> dict[str, str]:
-    """Metric -> the query that the adapter asks."""
+    """Queries of the adapter by metric."""
     values = yaml.safe_load((components / "hpa" / "adapter-values.yaml").read_text())
     return {rule["name"]["as"]: rule["metricsQuery"] for rule in values["rules"]["custom"]}
 
 
 def targets(hpa: Mapping[str, Any]) -> dict[str, float]:
-    """Metric -> what the autoscaler aims at, on average per pod."""
+    """Targets of the autoscaler by metric, on average per pod."""
     named = {each["pods"]["metric"]["name"]: each["pods"]["target"]["averageValue"] for each in hpa["metrics"]}
     return {name: float(text.removesuffix("m")) / (1000 if text.endswith("m") else 1) for name, text in named.items()}
 
 
 def waiting(load: float, piled_up: float) -> float:
-    """The mean queue of a server with constant times and random arrivals (M/D/1), and what has piled up."""
+    """Mean queue of a server with constant times and random arrivals (M/D/1), and the backlog."""
     return piled_up + (load**2 / (2 * (1 - load)) if load < 1 else 0.0)
 
 
@@ -69,36 +69,36 @@ METRICS: dict[str, Metric] = {"graphkiln_queue_seconds_per_second": waiting, "gr
 
 
 def wanted(pods: int, metrics: Mapping[str, float], aims: Mapping[str, float]) -> int:
-    """What the autoscaler computes from averages per pod. Source: Kubernetes, "Algorithm details"."""
+    """Number of pods that the autoscaler computes from averages per pod. Source: Kubernetes, "Algorithm details"."""
     ratios = [value / aims[name] for name, value in metrics.items()]
     return max(pods if abs(ratio - 1) <= TOLERANCE else math.ceil(pods * ratio) for ratio in ratios)
 
 
 def scale(load: float, hpa: Mapping[str, Any], metrics: Mapping[str, Metric], minutes: int) -> list[tuple[int, float]]:
-    """Pods, and the load of each, over time: what so many pods' worth of requests make of the fleet.
+    """Simulate pods and the load of each over time, for a load in units of pods.
 
-    A pod that is asked for serves at the next step; how fast it goes up and down is what the manifest says.
+    A new pod serves at the next step; the manifest limits the speed of scaling.
     """
     up, down = hpa["behavior"]["scaleUp"]["policies"], hpa["behavior"]["scaleDown"]
     window = down["stabilizationWindowSeconds"] // STEP_S
     pods, piled_up = int(hpa["minReplicas"]), 0.0
     asked: list[int] = []
-    told: list[tuple[int, float]] = []
+    history: list[tuple[int, float]] = []
     for _ in range(minutes * 60 // STEP_S):
         piled_up = max(0.0, piled_up + (load - pods) * RATE * STEP_S)
         figures = {name: metric(load / pods, piled_up / pods) for name, metric in metrics.items()}
         asked.append(min(max(wanted(pods, figures, targets(hpa)), hpa["minReplicas"]), hpa["maxReplicas"]))
-        told.append((pods, load / pods))
+        history.append((pods, load / pods))
         if asked[-1] > pods:
             pods = min(asked[-1], max(_more(pods, policy) for policy in up))
-        elif len(told) * STEP_S % down["policies"][0]["periodSeconds"] == 0:
+        elif len(history) * STEP_S % down["policies"][0]["periodSeconds"] == 0:
             pods = max(*asked[-window:], pods - down["policies"][0]["value"]) if len(asked) >= window else pods
-            pods = min(pods, told[-1][0])
-    return told
+            pods = min(pods, history[-1][0])
+    return history
 
 
 def _more(pods: int, policy: Mapping[str, Any]) -> int:
-    """The most pods that a policy allows after a step."""
+    """Largest number of pods that a policy allows after a step."""
     more = pods * policy["value"] / 100 if policy["type"] == "Percent" else policy["value"]
     return pods + math.ceil(more * STEP_S / policy["periodSeconds"])
 
@@ -111,33 +111,31 @@ def test_a_steady_load_ends_in_a_steady_fleet_that_is_not_overloaded(hpa: dict[s
     assert pods == hpa["minReplicas"] or load / (pods - 1) > 0.5, "more pods than the load can keep busy"
 
 
-def test_the_queue_alone_would_send_it_up_and_down_for_ever(hpa: dict[str, Any]) -> None:
+def test_the_queue_alone_would_oscillate(hpa: dict[str, Any]) -> None:
     alone = {name: metric for name, metric in METRICS.items() if "queue" in name}
     last_hour = scale(1.8, hpa, alone, minutes=180)[-120:]
     assert len({pods for pods, _ in last_hour}) > 1
     assert max(load for _, load in last_hour) > 0.85
 
 
-def test_a_burst_is_answered_by_doubling_and_no_more(hpa: dict[str, Any]) -> None:
+def test_a_burst_at_most_doubles_the_fleet_in_a_step(hpa: dict[str, Any]) -> None:
     fleet = [pods for pods, _ in scale(9.0, hpa, METRICS, minutes=10)]
     assert max(fleet) == hpa["maxReplicas"]
     assert all(later <= 2 * earlier for earlier, later in pairwise(fleet))
 
 
-def test_keda_follows_the_same_figures_as_fast(hpa: dict[str, Any], scaled: dict[str, Any]) -> None:
+def test_keda_has_the_same_targets_and_speed(hpa: dict[str, Any], scaled: dict[str, Any]) -> None:
     assert [float(trigger["metadata"]["threshold"]) for trigger in scaled["triggers"]] == list(targets(hpa).values())
     assert scaled["advanced"]["horizontalPodAutoscalerConfig"]["behavior"] == hpa["behavior"]
     assert (scaled["minReplicaCount"], scaled["maxReplicaCount"]) == (hpa["minReplicas"], hpa["maxReplicas"])
     assert all(trigger["metadata"]["ignoreNullValues"] == "false" for trigger in scaled["triggers"])
 
 
-def test_the_adapter_has_what_the_hpa_asks_for(hpa: dict[str, Any], adapter: dict[str, str]) -> None:
+def test_the_adapter_has_the_metrics_of_the_hpa(hpa: dict[str, Any], adapter: dict[str, str]) -> None:
     assert adapter.keys() == targets(hpa).keys() == METRICS.keys()
 
 
-def test_the_queries_ask_for_metrics_that_there_are(
-    adapter: dict[str, str], scaled: dict[str, Any], repository: Path
-) -> None:
+def test_the_queries_use_known_metrics(adapter: dict[str, str], scaled: dict[str, Any], repository: Path) -> None:
     queries = [*adapter.values(), *(trigger["metadata"]["query"] for trigger in scaled["triggers"])]
     asked = set[str]().union(*(metrics_of(query.replace("<<.GroupBy>>", "pod")) for query in queries))
     assert len(asked) == 5
@@ -145,12 +143,12 @@ def test_the_queries_ask_for_metrics_that_there_are(
 
 
 @needs_promtool
-def test_the_queries_compute_what_waits_and_who_is_busy(
+def test_the_queries_compute_queued_requests_and_busy_instances(
     adapter: dict[str, str], scaled: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Pod a computes 25 batches of 4 a second, each in 20 ms, while 1.5 requests wait; all else is idle.
+    """Pod a computes 25 batches of 4 a second, each in 20 ms, while 1.5 requests wait.
 
-    So is the next version of the same model in the same pod.
+    Other models and pods, and the next version of the same model, are idle.
     """
     waits, works = (trigger["metadata"]["query"] for trigger in scaled["triggers"])
     asked = [(waits, [("{}", 1.5)]), (works, [("{}", 0.5)])]
@@ -189,7 +187,7 @@ def _series(
     namespace: str = "models",
     version: str = "1",
 ) -> list[dict[str, str]]:
-    """The counters of a version in a pod, so much more each second; and its one instance."""
+    """Counters of a version in a pod with rates per second, and its instance."""
     counters = {
         "nv_inference_request_success": requests,
         "nv_inference_exec_count": batches,
@@ -197,19 +195,19 @@ def _series(
         "nv_inference_compute_infer_duration_us": compute_us,
     }
     labels = f'{{namespace="{namespace}",service="graphkiln",pod="{pod}",model="{model}",version="{version}"}}'
-    told = [{"series": f"{name}{labels}", "values": f"0+{15 * each}x60"} for name, each in counters.items()]
-    return [*told, {"series": f"graphkiln_instance_info{labels}", "values": "1x60"}]
+    counted = [{"series": f"{name}{labels}", "values": f"0+{15 * each}x60"} for name, each in counters.items()]
+    return [*counted, {"series": f"graphkiln_instance_info{labels}", "values": "1x60"}]
 
 
-def test_the_manuals_figures_are_those_that_were_measured(repository: Path) -> None:
+def test_the_manual_has_the_measured_figures(repository: Path) -> None:
     rows = json.loads((repository / "docs" / "benchmarks" / "serving.json").read_text())["rows"]
     measured = {row["model"]: row for row in rows if row["set-up"] == "graphkiln"}
     text = (repository / "docs" / "deploying.md").read_text()
-    told = re.findall(
+    rows_of_manual = re.findall(
         r"^\| ([a-z0-9-]+) \| (\d+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.MULTILINE
     )
-    assert len(told) == 4
-    for model, callers, *figures in told:
+    assert len(rows_of_manual) == 4
+    for model, callers, *figures in rows_of_manual:
         row = measured[f"{model}, HTTP, {callers}"]
         rate = row["requests/s"]
         waits, works = rate * row["queue us"] / 1e6, rate * row["infer us"] / 1e6 / row["batch"]

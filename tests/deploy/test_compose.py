@@ -1,4 +1,4 @@
-"""deploy/compose: its files are there, and the server is told what the Deployment is told."""
+"""deploy/compose: its files exist, and the server has the arguments of the Deployment."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def compose(folder: Path) -> dict[str, Any]:
 
 
 def _mounts(service: dict[str, Any]) -> dict[str, str]:
-    """Where in the container -> what is mounted there; a variable stands for its default."""
+    """Sources of mounts by path in the container, with the defaults of variables."""
     found = {}
     for volume in service["volumes"]:
         long = volume if isinstance(volume, dict) else {}
@@ -31,7 +31,7 @@ def _mounts(service: dict[str, Any]) -> dict[str, str]:
     return found
 
 
-def test_everything_that_is_mounted_is_there(folder: Path, compose: dict[str, Any]) -> None:
+def test_sources_of_mounts_exist(folder: Path, compose: dict[str, Any]) -> None:
     for name, service in compose["services"].items():
         for target, source in _mounts(service).items():
             if source.startswith("."):
@@ -40,18 +40,21 @@ def test_everything_that_is_mounted_is_there(folder: Path, compose: dict[str, An
                 assert source in compose["volumes"], f"{name}: {target}"
 
 
-def test_a_store_that_is_misspelt_is_an_error_and_no_empty_folder(compose: dict[str, Any]) -> None:
+def test_a_misspelt_store_is_an_error(compose: dict[str, Any]) -> None:
     (models,) = (each for each in compose["services"]["graphkiln"]["volumes"] if isinstance(each, dict))
     assert models["source"].startswith("${MODELS:-")
     assert (models["target"], models["read_only"], models["bind"]) == ("/models", True, {"create_host_path": False})
 
 
-def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: dict[str, Any]) -> None:
+def test_the_server_has_the_arguments_of_the_deployment(folder: Path, compose: dict[str, Any]) -> None:
     server = compose["services"]["graphkiln"]
     deployment = yaml.safe_load((folder / "../kubernetes/base/deployment.yaml").read_text())
     pod = deployment["spec"]["template"]["spec"]
-    told = set(pod["containers"][0]["args"]) - {"--load-deadline=600", "--cache-size=8G"}  # the default; no limit here
-    assert told <= set(server["command"])
+    arguments = set(pod["containers"][0]["args"]) - {
+        "--load-deadline=600",
+        "--cache-size=8G",
+    }  # the default; no limit here
+    assert arguments <= set(server["command"])
     assert server["read_only"] is True
     assert server["tmpfs"] == ["/tmp:exec"]
     assert f"--cache={next(where for where, name in _mounts(server).items() if name == 'cache')}" in server["command"]
@@ -63,21 +66,21 @@ def test_the_server_is_told_what_the_deployment_is_told(folder: Path, compose: d
 
 
 def _ports(service: dict[str, Any]) -> list[str]:
-    """As they are where no variable names another one."""
+    """Ports, with the defaults of variables."""
     return [re.sub(r"\$\{\w+:-(\d+)\}", r"\1", port) for port in service["ports"]]
 
 
-def test_each_port_is_of_this_machine_alone_and_gives_way_to_another(folder: Path, compose: dict[str, Any]) -> None:
-    told = (folder / "compose.yml").read_text().partition("name: graphkiln")[0]
+def test_ports_are_local_and_can_be_changed(folder: Path, compose: dict[str, Any]) -> None:
+    head = (folder / "compose.yml").read_text().partition("name: graphkiln")[0]
     for service in compose["services"].values():
         for port, default in zip(service["ports"], _ports(service), strict=True):
             (variable,) = re.findall(r"\$\{(\w+):-\d+\}", port)
-            assert variable in told
+            assert variable in head
             assert re.fullmatch(r"127\.0\.0\.1:(\d+):\1", default)
 
 
-def test_images_of_others_name_their_registry(compose: dict[str, Any]) -> None:
-    """Podman asks none by itself where a name has no registry."""
+def test_other_images_name_their_registry(compose: dict[str, Any]) -> None:
+    """Podman has no default registry."""
     others = [each["image"] for each in compose["services"].values() if "build" not in each]
     assert len(others) == 2
     assert all(re.fullmatch(r"docker\.io/\S+:v?\d+\.\d+\.\d+", image) for image in others)

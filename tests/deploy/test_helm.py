@@ -1,4 +1,4 @@
-"""The Helm chart, by Helm itself: the same objects as the Kustomize overlays, and contradictory values refused."""
+"""The Helm chart, by Helm itself: the objects of the Kustomize overlays, and refused values."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"server": {"extraArguments": ["--drain=3"]}}, "at '/server/extraArguments/0'"),
     ({"server": {"extraArguments": ["log-verbose=1"]}}, "at '/server/extraArguments/0'"),
     ({"server": {"preStop": 2}}, "at '/server/preStop'"),
-    ({"server": {"extraArguments": ["--tls-cert=a"]}}, "at '/server/extraArguments/0'"),  # probes ask without TLS
+    ({"server": {"extraArguments": ["--tls-cert=a"]}}, "at '/server/extraArguments/0'"),  # probes have no TLS
     ({"store": {"volume": {"accessModes": ["ReadWriteOncePod"]}}}, "at '/store/volume/accessModes/0'"),
     ({"store": {"remote": {"dockerConfig": "mine"}}}, "at '/store/remote/dockerConfig'"),
     ({"autoscaling": {"busy": 70}}, "at '/autoscaling/busy'"),
     ({"pod": {"hostNetwork": True}}, "'hostNetwork' not allowed"),
     ({"server": {"host": "127.0.0.1"}}, "at '/server/host'"),
-    ({"server": {"extraArguments": ["--allow-http=false"]}}, "at '/server/extraArguments/0'"),  # probes ask it
+    ({"server": {"extraArguments": ["--allow-http=false"]}}, "at '/server/extraArguments/0'"),  # probes use it
     ({"server": {"extraArguments": ["--http-restricted-api=model-repository,health:key=1"]}}, "extraArguments/0"),
     ({"artifactSize": "20G"}, "artifactSize is 20G, no less than cacheSize, which is 20Gi"),
     ({"server": {"extraArguments": ["--cache-size=30G"]}}, "at '/server/extraArguments/0'"),
@@ -132,8 +132,8 @@ TAKEN: list[dict[str, Any]] = [
 
 
 @cache
-def told() -> dict[str, Any]:
-    """What Helm says of the chart: `lint`, and for each case its objects or its error, in the order of the lists."""
+def helm_results() -> dict[str, Any]:
+    """Results of Helm: `lint`, and objects or error of each case, in the order of the lists."""
     shipped = [yaml.safe_load((CHART / "ci" / f"{name}.yaml").read_text()) for name in NAMES]
     asked = {"chart": str(CHART), "cases": [*shipped, *(values for values, _ in REFUSED), *TAKEN]}
     program = Path(__file__).parent / "helm_install.py"
@@ -145,7 +145,7 @@ def told() -> dict[str, Any]:
 
 
 def plain(manifest: Manifest) -> Manifest:
-    """An object without what Helm adds to every one."""
+    """An object without the annotations and labels that Helm adds."""
     metadata = dict(manifest["metadata"])
     metadata.pop("namespace")
     for key in ("annotations", "labels"):
@@ -167,7 +167,7 @@ def test_there_is_a_case_for_every_overlay() -> None:
 @needs_kubectl
 @pytest.mark.parametrize("index", range(len(NAMES)), ids=NAMES)
 def test_helm_sends_what_kustomize_renders(index: int) -> None:
-    case = told()["cases"][index]
+    case = helm_results()["cases"][index]
     sent = by_name([plain(each) for each in case["objects"]])
     rendered = by_name(kustomize(OVERLAYS / NAMES[index]))
     assert sent.keys() == rendered.keys()
@@ -175,14 +175,14 @@ def test_helm_sends_what_kustomize_renders(index: int) -> None:
         assert manifest == rendered[key]
 
 
-@pytest.mark.parametrize("index", range(len(REFUSED)), ids=[said for _, said in REFUSED])
-def test_values_that_contradict_each_other_are_refused_by_name(index: int) -> None:
-    case = told()["cases"][len(NAMES) + index]
+@pytest.mark.parametrize("index", range(len(REFUSED)), ids=[message for _, message in REFUSED])
+def test_wrong_and_contradictory_values_are_refused(index: int) -> None:
+    case = helm_results()["cases"][len(NAMES) + index]
     assert REFUSED[index][1] in case["error"]
 
 
 def test_probes_and_grace_follow_the_servers_limits() -> None:
-    case = told()["cases"][len(NAMES) + len(REFUSED)]
+    case = helm_results()["cases"][len(NAMES) + len(REFUSED)]
     (deployment,) = (each for each in case["objects"] if each["kind"] == "Deployment")
     spec = deployment["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -194,7 +194,7 @@ def test_probes_and_grace_follow_the_servers_limits() -> None:
 
 
 def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
-    case = told()["cases"][-1]
+    case = helm_results()["cases"][-1]
     found = {each["kind"]: each for each in case["objects"] if each["metadata"]["name"] != "other-page"}
     alerts = [rule for group in found["PrometheusRule"]["spec"]["groups"] for rule in group["rules"] if "alert" in rule]
     assert {rule["alert"]: rule["expr"] for rule in alerts}["GraphkilnDown"] == 'up{job="other"} == 0'
@@ -221,8 +221,8 @@ def test_another_release_gets_its_own_names_labels_and_secrets() -> None:
     assert found["NetworkPolicy"]["spec"]["egress"][-1] == {"ports": [{"port": 4318, "protocol": "TCP"}]}
 
 
-def test_what_a_cluster_asks_of_pods_is_given_to_them() -> None:
-    case = told()["cases"][-2]
+def test_pods_get_labels_users_environment_and_claims() -> None:
+    case = helm_results()["cases"][-2]
     assert "ServiceAccount" not in {each["kind"] for each in case["objects"]}
     (deployment,) = (each for each in case["objects"] if each["kind"] == "Deployment")
     metadata, spec = (deployment["spec"]["template"][key] for key in ("metadata", "spec"))
@@ -238,8 +238,8 @@ def test_what_a_cluster_asks_of_pods_is_given_to_them() -> None:
     assert cache == {"name": "cache", "persistentVolumeClaim": {"claimName": "lowered"}}
 
 
-def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
-    case = told()["cases"][len(NAMES) + len(REFUSED) + 1]
+def test_an_existing_claim_is_used() -> None:
+    case = helm_results()["cases"][len(NAMES) + len(REFUSED) + 1]
     assert "PersistentVolumeClaim" not in {each["kind"] for each in case["objects"]}
     (deployment,) = (each for each in case["objects"] if each["kind"] == "Deployment")
     claims = [
@@ -254,10 +254,10 @@ def test_a_claim_that_is_there_is_used_and_none_is_made() -> None:
 
 
 def test_uninstalling_keeps_the_models() -> None:
-    case = told()["cases"][NAMES.index("cpu")]
+    case = helm_results()["cases"][NAMES.index("cpu")]
     (claim,) = (each for each in case["objects"] if each["kind"] == "PersistentVolumeClaim")
     assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
 
 
 def test_lint_finds_nothing_worse_than_a_hint() -> None:
-    assert all(message["Severity"] <= 1 for message in told()["lint"])
+    assert all(message["Severity"] <= 1 for message in helm_results()["lint"])

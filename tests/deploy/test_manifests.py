@@ -72,7 +72,7 @@ def test_a_misspelt_key_is_refused(deploy: Path) -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_what_refers_to_something_finds_it(deploy: Path, name: str) -> None:
+def test_references_between_objects_resolve(deploy: Path, name: str) -> None:
     manifests = kustomize(deploy / f"kubernetes/overlays/{name}")
     deployment = only(manifests, "Deployment")
     pod = deployment["spec"]["template"]
@@ -107,7 +107,7 @@ def test_what_refers_to_something_finds_it(deploy: Path, name: str) -> None:
 
 @needs_kubectl
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_the_container_can_do_no_more_than_it_must(deploy: Path, name: str) -> None:
+def test_containers_are_confined(deploy: Path, name: str) -> None:
     spec = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")["spec"]["template"]["spec"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True
@@ -122,10 +122,12 @@ def test_the_container_can_do_no_more_than_it_must(deploy: Path, name: str) -> N
     caches = [each["mountPath"] for each in container["volumeMounts"] if each["name"] == "cache"]
     assert [_option(container["args"], "cache")] == caches
     named = {each["name"]: each.get("value") for each in container["env"]}
-    assert [named["GRAPHKILN_TRUSTED_VOLUME"]] == caches, "else nothing is kept: Kubernetes lets everybody write it"
+    assert [named["GRAPHKILN_TRUSTED_VOLUME"]] == caches, (
+        "otherwise nothing is cached: volumes of Kubernetes are writable by all"
+    )
     cores = {"name": "GRAPHKILN_CORES", "valueFrom": {"resourceFieldRef": {"resource": "requests.cpu"}}}
     assert cores in container["env"]
-    assert "cpu" in container["resources"]["requests"], "else it has as many threads as the node has cores"
+    assert "cpu" in container["resources"]["requests"], "otherwise it has as many threads as the node has cores"
     memory = [each for each in spec["volumes"] if each.get("emptyDir", {}).get("medium") == "Memory"]
     mounts = {each["name"]: each["mountPath"] for each in spec["containers"][0]["volumeMounts"]}
     assert [mounts[each["name"]] for each in memory] == ["/dev/shm"]
@@ -134,7 +136,7 @@ def test_the_container_can_do_no_more_than_it_must(deploy: Path, name: str) -> N
 
 @needs_kubectl
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_probes_and_grace_fit_what_the_server_does(deploy: Path, name: str) -> None:
+def test_probes_and_grace_fit_the_servers_limits(deploy: Path, name: str) -> None:
     deployment = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")
     spec, container = deployment["spec"]["template"]["spec"], _container(deployment)
     arguments = container["args"]
@@ -149,12 +151,12 @@ def test_probes_and_grace_fit_what_the_server_does(deploy: Path, name: str) -> N
         assert window_s(probe) > load_s
     if "//" in _option(arguments, "model-store"):  # it is copied before the port opens
         assert window_s("startupProbe") >= load_s + 1200
-    assert container["startupProbe"]["periodSeconds"] <= 2, "what a start takes longer than the server"
+    assert container["startupProbe"]["periodSeconds"] <= 2, "the period delays readiness"
     assert deployment["spec"]["progressDeadlineSeconds"] > window_s("startupProbe")
 
     before, pause = container["lifecycle"]["preStop"]["exec"]["command"]
     assert before == "sleep"
-    assert float(pause) > 2 * window_s("readinessProbe"), "routers hear of it within that time"
+    assert float(pause) > 2 * window_s("readinessProbe"), "routers notice it within that time"
     assert spec["terminationGracePeriodSeconds"] >= float(pause) + drain_s + 10
     # A GPU is rarely there twice: the new pod would wait for the one that the old pod has.
     surge = {"maxSurge": 0, "maxUnavailable": 1} if name == "gpu" else {"maxSurge": 1, "maxUnavailable": 0}
@@ -163,7 +165,7 @@ def test_probes_and_grace_fit_what_the_server_does(deploy: Path, name: str) -> N
 
 @needs_kubectl
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_the_server_knows_every_option_that_it_is_given(deploy: Path, name: str) -> None:
+def test_the_server_accepts_all_options(deploy: Path, name: str) -> None:
     from graphkiln_backend.server.flags import TritonFlags
     from graphkiln_backend.server.installation import find_installation
 
@@ -177,7 +179,7 @@ def test_the_server_knows_every_option_that_it_is_given(deploy: Path, name: str)
 
 
 @needs_kubectl
-def test_the_stores_come_from_where_they_say(deploy: Path) -> None:
+def test_stores_of_the_overlays(deploy: Path) -> None:
     stores = {}
     for name in OVERLAYS:
         deployment = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")
@@ -221,14 +223,14 @@ def test_kserve_gets_the_probes_and_the_confinement_of_the_deployment(deploy: Pa
 
 
 @needs_kubectl
-def test_trusted_keys_are_mounted_where_the_server_looks_for_them(deploy: Path) -> None:
+def test_trusted_keys_are_mounted(deploy: Path) -> None:
     container = _container(only(kustomize(deploy / "kubernetes/overlays/signed"), "Deployment"))
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert _option(container["args"], "trusted-keys") == mounts["trusted-keys"]
 
 
 @needs_kubectl
-def test_a_store_in_s3_may_be_reached_and_so_may_its_credentials(deploy: Path) -> None:
+def test_s3_and_its_credentials_can_be_reached(deploy: Path) -> None:
     policy = only(kustomize(deploy / "kubernetes/overlays/s3"), "NetworkPolicy")["spec"]
     open_ports = {port["port"] for rule in policy["egress"] if "to" not in rule for port in rule["ports"]}
     assert open_ports == {53, 443}
@@ -251,7 +253,7 @@ def test_lowered_graphs_leave_room_for_copies_in_their_volume(deploy: Path, fold
 @needs_kubectl
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
 def test_weights_that_fit_into_memory_fit_into_temporary_files(deploy: Path, folder: str) -> None:
-    """Several instances of a model map one copy of its weights, which lies in the run's folder."""
+    """Several instances of a model map one copy of its weights in the run's folder."""
     (pod,) = (pod for each in kustomize(deploy / folder) for pod in with_containers(each))
     (volume,) = (each for each in pod["volumes"] if each["name"] == "tmp")
     memory = pod["containers"][0]["resources"]["limits"]["memory"]
@@ -260,8 +262,8 @@ def test_weights_that_fit_into_memory_fit_into_temporary_files(deploy: Path, fol
 
 @needs_kubectl
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
-def test_all_memory_that_a_pod_may_take_is_its_own(deploy: Path, folder: str) -> None:
-    """A node that runs short of it ends those pods first that have more than they requested."""
+def test_memory_requests_are_the_limits(deploy: Path, folder: str) -> None:
+    """A node short of memory first ends pods that use more than they requested."""
     (pod,) = (pod for each in kustomize(deploy / folder) for pod in with_containers(each))
     resources = pod["containers"][0]["resources"]
     assert resources["requests"]["memory"] == resources["limits"]["memory"]
@@ -271,7 +273,7 @@ def test_all_memory_that_a_pod_may_take_is_its_own(deploy: Path, folder: str) ->
 
 
 @needs_kubectl
-def test_the_page_is_behind_a_service_of_its_own(deploy: Path) -> None:
+def test_the_page_has_its_service(deploy: Path) -> None:
     manifests = kustomize(deploy / "kubernetes/overlays/page")
     services = {each["metadata"]["name"]: each["spec"] for each in manifests if each["kind"] == "Service"}
     assert services.keys() == {"graphkiln", "graphkiln-page"}
@@ -288,7 +290,7 @@ def test_the_page_is_behind_a_service_of_its_own(deploy: Path) -> None:
 
 
 @needs_kubectl
-def test_where_the_server_speaks_tls_so_do_its_probes_and_services(deploy: Path) -> None:
+def test_probes_and_services_use_the_servers_tls(deploy: Path) -> None:
     manifests = kustomize(deploy / "kubernetes/overlays/secured")
     spec = only(manifests, "Deployment")["spec"]["template"]["spec"]
     (container,) = spec["containers"]
@@ -327,8 +329,8 @@ def test_the_manuals_patch_makes_a_claim_for_one_node(deploy: Path, repository: 
 
 @needs_kubectl
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_a_node_can_be_drained_also_of_the_only_pod(deploy: Path, name: str) -> None:
-    """`minAvailable: 1` would block the drain of a fleet of one for ever."""
+def test_a_node_can_be_drained(deploy: Path, name: str) -> None:
+    """`minAvailable: 1` would block the drain of a single pod forever."""
     budget = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "PodDisruptionBudget")["spec"]
     assert (budget["maxUnavailable"], "minAvailable" in budget) == (1, False)
     assert budget["unhealthyPodEvictionPolicy"] == "AlwaysAllow"
@@ -336,15 +338,15 @@ def test_a_node_can_be_drained_also_of_the_only_pod(deploy: Path, name: str) -> 
 
 @needs_kubectl
 @pytest.mark.parametrize("name", OVERLAYS)
-def test_openshift_chooses_the_user_and_others_have_that_of_the_image(deploy: Path, name: str) -> None:
-    """Its profile restricted-v2 refuses a pod that names one outside of its namespace's range."""
+def test_openshift_chooses_the_user(deploy: Path, name: str) -> None:
+    """Its profile restricted-v2 refuses users outside of the namespace's range."""
     security = only(kustomize(deploy / f"kubernetes/overlays/{name}"), "Deployment")["spec"]["template"]["spec"]
     chosen = {key: security["securityContext"].get(key) for key in ("runAsUser", "runAsGroup", "fsGroup")}
     assert set(chosen.values()) == ({None} if name == "openshift" else {1000})
 
 
 @needs_kubectl
-def test_the_startup_probe_holds_as_many_models_as_the_manual_says(deploy: Path, repository: Path) -> None:
+def test_the_startup_probe_fits_the_number_of_models_in_the_manual(deploy: Path, repository: Path) -> None:
     rows = json.loads((repository / "docs" / "benchmarks" / "start.json").read_text())["rows"]
     (ready,) = (row for row in rows if row["phase"] == "ready s")
     probe = _container(only(kustomize(deploy / "kubernetes/overlays/cpu"), "Deployment"))["startupProbe"]
@@ -352,18 +354,18 @@ def test_the_startup_probe_holds_as_many_models_as_the_manual_says(deploy: Path,
     mixed_s, large_s, kept_s = ready["forty, cold"], ready["vit_b_16, cold"], ready["vit_b_16, warm"]
     assert window_s > 20 * large_s > 5 * mixed_s, "twenty of the largest that was measured, one after the other"
     manual = " ".join((repository / "docs" / "deploying.md").read_text().split())
-    told = re.search(
+    found = re.search(
         r"mixed size are ready after ([\d.]+) s, and one ViT-B after ([\d.]+) s.*? (\d+) s suffice for (\d+) ViT-B"
         r".* persistent cache \(a ViT-B: ([\d.]+) s\)",
         manual,
     )
-    assert told
-    assert (int(told[3]), int(told[4])) == (window_s, int(window_s / float(told[2])))
+    assert found
+    assert (int(found[3]), int(found[4])) == (window_s, int(window_s / float(found[2])))
     # A run on another day gives other figures: the manual need not follow each of them.
-    assert [float(told[at]) for at in (1, 2, 5)] == pytest.approx([mixed_s, large_s, kept_s], rel=0.3)
+    assert [float(found[at]) for at in (1, 2, 5)] == pytest.approx([mixed_s, large_s, kept_s], rel=0.3)
 
 
-def test_each_rule_of_checkov_that_is_left_out_is_counted_and_has_its_reason(deploy: Path, repository: Path) -> None:
+def test_skipped_rules_of_checkov_have_reasons(deploy: Path, repository: Path) -> None:
     text = (deploy / "checkov.yaml").read_text()
     skipped = yaml.safe_load(text)["skip-check"]
     assert len(skipped) == 6

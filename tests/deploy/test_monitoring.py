@@ -1,4 +1,4 @@
-"""What a real server tells: metrics to a real Prometheus, which the dashboard asks, and traces to a collector."""
+"""Metrics of a real server for a real Prometheus and the dashboard, and traces for a collector."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _NEEDS = {
     "nv_gpu_": "a GPU",
     "nv_energy_consumption": "a GPU",
 }
-"""Metrics that this server does not have -> what brings them."""
+"""Prefixes of metrics that this server does not have, with their requirement."""
 
 
 @dataclass
@@ -48,7 +48,7 @@ class Watched:
 
 @pytest.fixture(scope="module")
 def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Watched]:
-    """A server with metrics and traces as docs/deploying.md tells; its model with a response cache, and with images."""
+    """A server with metrics and traces as in docs/deploying.md; models with a response cache, and with images."""
     store = tmp_path_factory.mktemp("store")
     for name in ("digits", "cached"):
         shutil.copytree(digits, store / name)
@@ -85,12 +85,12 @@ def _ask(server: Server, seed: int, rows: int = 2) -> None:
 
 
 def _families(text: str) -> set[str]:
-    """Names as the table has them: those of a histogram or a summary without what follows its name."""
+    """Names as in the table: those of histograms and summaries without suffixes."""
     names = set(re.findall(r"^([a-z_0-9]+)[{ ]", text, re.MULTILINE))
     return {re.sub(r"_(bucket|sum|count)$", "", n) if re.search(r"_summary_|batch_size_", n) else n for n in names}
 
 
-def test_the_table_of_metrics_is_what_the_server_has(watched: Watched, repository: Path) -> None:
+def test_the_table_has_the_servers_metrics(watched: Watched, repository: Path) -> None:
     _ask(watched.server, 1)
     section = (repository / "docs" / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `([a-z_0-9]+)`", section, re.MULTILINE))
@@ -100,7 +100,7 @@ def test_the_table_of_metrics_is_what_the_server_has(watched: Watched, repositor
 
 
 @needs_prometheus
-def test_every_query_of_the_dashboard_has_an_answer(watched: Watched, repository: Path, tmp_path: Path) -> None:
+def test_all_queries_of_the_dashboard_have_results(watched: Watched, repository: Path, tmp_path: Path) -> None:
     dashboard = json.loads((repository / "deploy" / "grafana" / "dashboard.json").read_text())
     asked = [(panel["title"], each) for panel in dashboard["panels"] for each in panel["targets"]]
     queries = {title if each["refId"] == "A" else f"{title} {each['refId']}": each["expr"] for title, each in asked}
@@ -114,7 +114,7 @@ def test_every_query_of_the_dashboard_has_an_answer(watched: Watched, repository
         while left:
             assert time.monotonic() < end, f"no figures for {left}"
             seed += 1
-            _ask(watched.server, seed)  # rates need something to count: of new requests, and of one that is cached
+            _ask(watched.server, seed)  # rates need new requests, and a cached one
             _ask(watched.server, 2)
             for title, query in list(left.items()):
                 values = _values(prometheus.get("query", query=_filled(query)))
@@ -122,7 +122,7 @@ def test_every_query_of_the_dashboard_has_an_answer(watched: Watched, repository
                     answers[title] = values
                     del left[title]
         models = prometheus.get("label/model/values", **{"match[]": "graphkiln_instance_info"})
-        assert models == ["cached", "digits"]  # what the dashboard's variable lists
+        assert models == ["cached", "digits"]  # values of the dashboard's variable
         assert _values(prometheus.get("query", query='up{job="graphkiln"}')) == [1]
         groups = {each["name"]: each for each in prometheus.get("rules")["groups"]}
         wanted = yaml.safe_load((configuration.parent / "rules.yml").read_text())["groups"]
@@ -135,7 +135,7 @@ def test_every_query_of_the_dashboard_has_an_answer(watched: Watched, repository
 
 
 def _filled(query: str) -> str:
-    """A query with Grafana's variables filled in as Grafana does."""
+    """Fill in Grafana's variables."""
     return query.replace("$model", ".*").replace("$__rate_interval", "1m")
 
 
@@ -143,7 +143,7 @@ def _values(answer: dict[str, Any]) -> list[float]:
     return [float(each["value"][1]) for each in answer["result"]]
 
 
-def test_a_trace_goes_on_where_the_caller_began_it(watched: Watched) -> None:
+def test_a_trace_continues_that_of_the_caller(watched: Watched) -> None:
     body = {"inputs": [{"name": "INPUT_0", "shape": [1, 1, 32, 32], "datatype": "FP32", "data": [0.5] * 1024}]}
     request = Request(
         f"{watched.server.url}/v2/models/digits/infer",

@@ -1,4 +1,4 @@
-"""Pods fit Kubernetes' strictest profile, so that a namespace may enforce it. Source: "Pod Security Standards"."""
+"""Pods satisfy Kubernetes' profile `restricted`, which a namespace may enforce. Source: "Pod Security Standards"."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOLUMES = {
 
 
 def violations(pod: Pod) -> Iterator[str]:
-    """What the profile `restricted` refuses of a pod's specification."""
+    """Violations of the profile `restricted` in a pod's specification."""
     yield from (name for name in ("hostNetwork", "hostPID", "hostIPC") if pod.get(name))
     yield from (each["name"] for each in pod.get("volumes", ()) if not VOLUMES & each.keys())
     shared = pod.get("securityContext", {})
@@ -48,20 +48,20 @@ def violations(pod: Pod) -> Iterator[str]:
 
 @needs_kubectl
 @pytest.mark.parametrize("folder", KUSTOMIZATIONS)
-def test_what_serves(repository: Path, folder: str) -> None:
+def test_serving(repository: Path, folder: str) -> None:
     found = [pod for each in kustomize(repository / "deploy" / folder) for pod in with_containers(each)]
     assert found
     assert [list(violations(pod)) for pod in found] == [[]] * len(found)
 
 
-def test_what_scores(repository: Path) -> None:
+def test_scoring(repository: Path) -> None:
     manifests = list(yaml.safe_load_all((repository / "deploy/score/rayjob.yaml").read_text()))
     found = [pod for each in manifests for pod in with_containers(each)]
-    assert [list(violations(pod)) for pod in found] == [[], [], []]  # head, workers, and what submits the job
+    assert [list(violations(pod)) for pod in found] == [[], [], []]  # head, workers, submitter
     assert [pod["automountServiceAccountToken"] for pod in found] == [False] * 3
 
 
-def test_what_the_manual_copies_models_with(repository: Path) -> None:
+def test_the_manuals_pod_that_copies_models(repository: Path) -> None:
     (text,) = re.findall(r"--overrides='(.*?)'", (repository / "docs" / "deploying.md").read_text(), re.DOTALL)
     assert list(violations(json.loads(text)["spec"])) == []
 
@@ -70,7 +70,7 @@ Change = Callable[[Pod, Pod], object]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "violation"),
     [
         (lambda pod, _: pod.update(hostNetwork=True), "hostNetwork"),
         (lambda pod, _: pod["volumes"].append({"name": "host", "hostPath": {"path": "/"}}), "host"),
@@ -82,9 +82,9 @@ Change = Callable[[Pod, Pod], object]
         (lambda _, one: one["ports"][0].update(hostPort=8000), "hostPort"),
     ],
 )
-def test_what_the_profile_refuses_is_seen(repository: Path, change: Change, said: str) -> None:
+def test_violations_are_found(repository: Path, change: Change, violation: str) -> None:
     base = yaml.safe_load((repository / "deploy/kubernetes/base/deployment.yaml").read_text())
     pod = copy.deepcopy(base["spec"]["template"]["spec"])
     assert list(violations(pod)) == []
     change(pod, pod["containers"][0])
-    assert list(violations(pod)) == [said]
+    assert list(violations(pod)) == [violation]

@@ -31,7 +31,7 @@ def test_no_request_is_lost_while_servers_are_replaced(repository: Path, tmp_pat
     assert outcome["answered"] == outcome["sent"] > 100
 
 
-def test_the_saved_run_is_of_containers_at_its_rate(repository: Path) -> None:
+def test_the_saved_run_of_containers(repository: Path) -> None:
     saved = json.loads((repository / "docs" / "rolling-update.json").read_text())
     assert (saved["kind"], saved["rate"], saved["replacements"], saved["failed"]) == ("containers", 200, 4, {})
     assert saved["answered"] == saved["sent"]
@@ -40,7 +40,7 @@ def test_the_saved_run_is_of_containers_at_its_rate(repository: Path) -> None:
     assert f"{saved['answered']:,}" in text
 
 
-def test_what_a_missing_pause_costs_is_told_as_it_was_measured(repository: Path) -> None:
+def test_the_manual_has_the_measured_cost_of_a_missing_pause(repository: Path) -> None:
     saved = json.loads((repository / "docs" / "rolling-update-without-pause.json").read_text())
     assert (saved["pause"], saved["kind"], saved["rate"], saved["replacements"]) == (False, "processes", 60, 2)
     assert saved["answered"] + sum(saved["failed"].values()) == saved["sent"]

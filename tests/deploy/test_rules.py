@@ -1,4 +1,4 @@
-"""The alerts of deploy/prometheus, held to what they say by Prometheus' own `promtool test rules`."""
+"""The alerts of deploy/prometheus, by Prometheus' `promtool test rules`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def rules(repository: Path) -> Path:
 
 
 def _run_tests(rules: Path, folder: Path, alert: str = "") -> subprocess.CompletedProcess[str]:
-    """Run those that name an alert."""
+    """Run the tests of an alert, or all."""
     document = yaml.safe_load((Path(__file__).parent / "rules_test.yml").read_text()) | {"rule_files": [str(rules)]}
     document["tests"] = [each for each in document["tests"] if alert in str(each["alert_rule_test"])]
     tests = folder / "tests.yml"
@@ -53,7 +53,7 @@ def test_each_alert_fires_for_its_fault_and_for_nothing_else(rules: Path, tmp_pa
         ("Errors", 'code!~"CANCELLED|INVALID_ARG"', 'code="unknown"'),
     ],
 )
-def test_the_tests_see_a_rule_that_is_wrong(rules: Path, tmp_path: Path, alert: str, right: str, wrong: str) -> None:
+def test_wrong_rules_fail_the_tests(rules: Path, tmp_path: Path, alert: str, right: str, wrong: str) -> None:
     changed = tmp_path / "rules.yml"
     assert right in rules.read_text()
     changed.write_text(rules.read_text().replace(right, wrong))
@@ -62,7 +62,7 @@ def test_the_tests_see_a_rule_that_is_wrong(rules: Path, tmp_path: Path, alert: 
 
 
 @needs_promtool
-def test_the_configuration_of_compose_is_one(repository: Path) -> None:
+def test_the_configuration_of_compose_is_valid(repository: Path) -> None:
     done = _promtool("check", "config", repository / "deploy" / "prometheus" / "prometheus.yml")
     assert done.returncode == 0, done.stdout + done.stderr
 
@@ -76,7 +76,7 @@ def test_the_manual_names_every_alert_and_no_other(rules: Path, repository: Path
     assert "rules.yml` has ten alerts" in (repository / "docs" / "deploying.md").read_text()
 
 
-def test_every_rule_asks_for_metrics_that_there_are(rules: Path, repository: Path) -> None:
+def test_rules_use_known_metrics(rules: Path, repository: Path) -> None:
     known = known_metrics(repository)
     groups = yaml.safe_load(rules.read_text())["groups"]
     recorded = {rule["record"] for group in groups for rule in group["rules"] if "record" in rule}
@@ -88,12 +88,12 @@ def test_every_rule_asks_for_metrics_that_there_are(rules: Path, repository: Pat
 
 
 def known_metrics(repository: Path) -> set[str]:
-    """Those of the table that a test compares with a running server, and Prometheus' own `up`."""
+    """Metrics of docs/metrics.md, which a test compares with a running server, and `up` of Prometheus."""
     text = (repository / "docs" / "metrics.md").read_text()
     return set(re.findall(r"^\| `([a-z_0-9]+)`", text, re.MULTILINE)) | {"up"}
 
 
 def metrics_of(query: str) -> set[str]:
-    """The names in a query that are neither functions, words of the language nor labels."""
+    """Metrics in a query."""
     plain = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(by|on) \([^)]*\)", "", query)
     return set(re.findall(r"\b([a-z][a-z_0-9:]*[_:][a-z_0-9:]*|up)\b(?!\s*\()", plain))

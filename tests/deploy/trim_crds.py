@@ -1,9 +1,9 @@
-"""Writes tests/deploy/crds from the projects' own CustomResourceDefinitions: their structure, without their prose.
+"""Write tests/deploy/crds from CustomResourceDefinitions: their structure without descriptions.
 
     python tests/deploy/trim_crds.py PATH/TO/CRD.yaml VERSION SOURCE
 
-Of pods and containers only the names of keys are kept: the test holds them to Kubernetes' own schema of a Pod. Unknown
-keys are refused, as a real API server does with `kubectl apply --validate=strict`.
+Of pods and containers only the names of keys are kept: tests validate them with the schema of a Pod. Unknown keys are
+refused, as by an API server with `kubectl apply --validate=strict`.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ import yaml
 
 _FOLDER = Path(__file__).parent / "crds"
 _POD_KEYS = {"containers", "initContainers", "nodeSelector", "restartPolicy"}
-"""An object that has all of these is a pod's specification, or has one's keys among its own."""
+"""Keys by which a pod's specification is recognized."""
 _CONTAINER_KEYS = {"image", "livenessProbe", "volumeMounts"}
 
 _OWN_KEYS = {"model", "modelFormat", "protocolVersion", "storageUri", "runtime", "minReplicas", "maxReplicas"}
-"""Of KServe's objects, beside those of a pod or a container."""
+"""Further keys of KServe's objects."""
 
 
 def trim(schema: Any) -> Any:
-    """A schema without descriptions and pods, closed to unknown keys."""
+    """Remove descriptions and pods from a schema, and forbid unknown keys."""
     if not isinstance(schema, dict):
         return schema
     properties = schema.get("properties", {})
@@ -47,7 +47,7 @@ def trim(schema: Any) -> Any:
 
 
 def main(path: str, version: str, source: str) -> None:
-    """Writes one schema."""
+    """Write one schema."""
     definition = yaml.safe_load(Path(path).read_text())
     (found,) = (each for each in definition["spec"]["versions"] if each["name"] == version)
     schema = trim(found["schema"]["openAPIV3Schema"])
