@@ -1,7 +1,7 @@
-"""Converts one architecture in a process of its own, whose peak memory is then that of this conversion.
+"""Convert one architecture in a separate process, so that its peak memory is that of the conversion.
 
-The architecture is built by its library's own functions, and its weights travel as a file (a folder for transformers):
-what is compared with the served graph has not passed through our sources.
+The architecture is built by its library's functions, and its weights are passed as a file (a folder for transformers):
+the reference of the served graph is independent of our sources.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ _BATCH = 3
 _TOKENS = 11
 _OUTPUTS = ("logits", "last_hidden_state", "pooler_output")
 _PROCESSES = multiprocessing.get_context("forkserver")
-# The libraries are imported once; each conversion begins as a copy of that process.
+# The libraries are imported once; each conversion is a fork of that process.
 _PROCESSES.set_forkserver_preload(["preloaded"])
 
 
 def convert(architecture: Architecture, folder: Path) -> dict[str, float]:
-    """Converts it into `folder/store/NAME`, with eager PyTorch's outputs in `folder/NAME.npz`.
+    """Convert into `folder/store/NAME`, and save eager PyTorch's outputs in `folder/NAME.npz`.
 
     Returns:
-        `seconds` of the conversion, `mib` of memory at its peak, `imported` MiB before it began.
+        `seconds` of the conversion, `mib` of memory at its peak, `imported` MiB before it.
     """
     measured: dict[str, float] = _in_a_process(architecture, _converted, architecture, folder)
     return measured
 
 
 def own_error(architecture: Architecture) -> float:
-    """How far PyTorch's own fp32 is from its fp64 on the same images, in the memory format that is further off."""
+    """Error of PyTorch's fp32 beside its fp64 on the same images, in the worse memory format."""
     error: float = _in_a_process(architecture, _own_error, architecture)
     return error
 
@@ -67,13 +67,13 @@ def _in_a_process(architecture: Architecture, function: Callable[..., Any], *arg
 
 
 def _import_libraries() -> None:
-    """Starts the process that all conversions begin as copies of; it looks for `preloaded` on its own path."""
+    """Start the process that all conversions fork; it imports `preloaded` from its path."""
     with mock.patch.dict(os.environ, PYTHONPATH=str(Path(__file__).parent)):
         forkserver.ensure_running()
 
 
 def _send(sender: Connection, function: Callable[..., Any], *arguments: Any) -> None:
-    warnings.simplefilter("ignore")  # the libraries' own, about their initial weights
+    warnings.simplefilter("ignore")  # of the libraries, about initial weights
     try:
         sender.send(function(*arguments))
     except BaseException as error:
@@ -113,7 +113,7 @@ def _peak_mib() -> float:
 
 
 def _eager(architecture: Architecture, folder: Path) -> dict[str, Any]:
-    """Runs the eager module; returns what the conversion needs to know of it."""
+    """Run the eager module and save its outputs; return options of the conversion."""
     import torch
 
     torch.manual_seed(7)
@@ -150,7 +150,7 @@ def _module(architecture: Architecture) -> Any:
 
 
 def _make_decisive(module: Any) -> None:
-    """What starts as a constant, such as a branch that begins with zero, varies: it takes part in the outputs."""
+    """Vary constant tensors, such as branches that are initialized with zero, so that they affect the outputs."""
     import torch
 
     for tensor in (*module.parameters(), *module.buffers()):

@@ -1,4 +1,4 @@
-"""Keeps the measured figures of each architecture in `docs/families.json`, and writes `docs/families.md` from them."""
+"""Save the results of each architecture in `docs/families.json`, and write `docs/families.md` from them."""
 
 from __future__ import annotations
 
@@ -32,16 +32,16 @@ PyTorch, and unloaded. An architecture that failed is not in the table.
 
 
 def forget(library: str, architecture: str, path: Path = RESULTS) -> None:
-    """Removes an earlier result, so that a failure leaves none."""
+    """Remove an earlier result, so that a failure leaves none."""
     _write({**_read(path), "rows": _others(path, library, architecture)}, path)
 
 
 def keep(row: dict[str, Any], facts: dict[str, Any], path: Path = RESULTS) -> None:
-    """Keeps a result.
+    """Save a result.
 
     Args:
         row: A value for each of `COLUMNS`.
-        facts: `machine` in words, `imported`: MiB of the imported libraries.
+        facts: `machine`, a description, and `imported`, MiB of the imported libraries.
         path: The file.
     """
     rows = [*_others(path, row["library"], row["architecture"]), row]
@@ -50,7 +50,7 @@ def keep(row: dict[str, Any], facts: dict[str, Any], path: Path = RESULTS) -> No
 
 
 def render(results: dict[str, Any]) -> str:
-    """The page."""
+    """Render docs/families.md."""
     rows, facts = results["rows"], results["facts"]
     libraries = sorted({row["library"] for row in rows})
     counts = ", ".join(f"{library}: {sum(row['library'] == library for row in rows)}" for library in libraries)

@@ -1,4 +1,4 @@
-"""The libraries of models, imported once for all conversions."""
+"""Libraries of models, imported once for all conversions."""
 
 import importlib
 

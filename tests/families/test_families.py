@@ -1,6 +1,6 @@
-"""Sixty architectures of timm, twenty of torchvision, twenty of transformers: converted, served, asked.
+"""Sixty architectures of timm, twenty of torchvision, twenty of transformers, converted and served.
 
-`scripts/test -m families` writes what it measured to `docs/families.md`: half an hour on two cores.
+`scripts/test -m families` writes its results to `docs/families.md`: half an hour on two cores.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from graphkiln.story.variants import machine_facts
 from graphkiln_client import Client
 
 _MOST_ERROR = 1e-4
-"""Another engine's limit in fp32: the served session is optimized, PyTorch's kernels are others."""
+"""The limit of another engine in fp32: the served session is optimized, and PyTorch has other kernels."""
 _OWN_ERRORS = 2.0
-"""What PyTorch's own fp32 is off, where that is more: random weights may amplify each rounding."""
+"""In units of PyTorch's own error in fp32, if that is larger: random weights may amplify each rounding."""
 _LOAD_S = 300.0
 
 
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Server]:
-    """One server for all; it loads and unloads each."""
+    """One server, which loads and unloads each model."""
     with Serving(folder, "--model-store", folder / "store", "--model-control-mode=explicit") as running:
         running.wait_until(lambda: running.status("/v2/health/live") == 200)
         yield running
@@ -81,7 +81,7 @@ def test_served_as_eager_pytorch_computes(
 
 
 def _serve(name: str, folder: Path, server: Server, client: Client) -> dict[str, float]:
-    """Loads, asks and unloads a model; returns its figures."""
+    """Load a model, send requests and unload it; return its figures."""
     arrays = dict(np.load(folder / f"{name}.npz"))
     feeds = {key: array for key, array in arrays.items() if key.startswith("INPUT")}
     expected = {key: array for key, array in arrays.items() if key.startswith("OUTPUT")}
@@ -109,11 +109,11 @@ def _seconds(model: Any, feeds: dict[str, np.ndarray]) -> float:
 
 
 def _error(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> float:
-    """The largest relative L2 of all outputs; not one of them may be all zeros."""
+    """Largest relative L2 of all outputs, none of which may be all zeros."""
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         assert found[name].shape == array.shape, name
-        assert np.linalg.norm(array) > 0, f"{name} says nothing"
+        assert np.linalg.norm(array) > 0, f"{name} is zero"
     return max(float(np.linalg.norm(found[name] - array) / np.linalg.norm(array)) for name, array in expected.items())
 
 
@@ -137,13 +137,13 @@ def _machine() -> str:
     return f"{facts['machine']}; {facts['system']}; {facts['date']}; {facts['versions']}"
 
 
-def test_there_are_as_many_of_each_library_as_promised() -> None:
+def test_number_of_architectures() -> None:
     assert Counter(each.library for each in ARCHITECTURES) == {"timm": 60, "torchvision": 20, "transformers": 20}
     assert len(set(map(str, ARCHITECTURES))) == 100
     assert len({each.name for each in ARCHITECTURES if each.library != "torchvision"}) == 80
 
 
-def test_the_page_is_written_from_what_was_measured() -> None:
+def test_the_page_is_generated_from_the_results() -> None:
     results = json.loads(family_report.RESULTS.read_text())
     assert family_report.PAGE.read_text() == family_report.render(results)
     assert {(row["library"], row["architecture"]) for row in results["rows"]} <= {

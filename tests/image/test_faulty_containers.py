@@ -1,4 +1,4 @@
-"""Containers that were started wrongly: each ends with code 2, and the reason in its last line, which a log keeps."""
+"""Wrongly started containers: each exits with code 2 and the reason in the last line of its log."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_a_read_only_root_without_room_for_temporary_files(store: tuple[str, ...
     assert "docker run --tmpfs /tmp:exec" in last_line((*ALONE, *read_only, "--tmpfs", "/var/tmp:ro", *store))
 
 
-def test_temporary_files_that_may_not_be_programs(store: tuple[str, ...]) -> None:
+def test_temporary_files_on_a_noexec_mount(store: tuple[str, ...]) -> None:
     assert "/tmp is mounted noexec" in last_line(
         (*ALONE, "--read-only", "--tmpfs", "/tmp:noexec", "--tmpfs", "/var/tmp:noexec", *store)
     )
@@ -52,7 +52,7 @@ def test_too_little_shared_memory(store: tuple[str, ...]) -> None:
     assert "docker run --shm-size=" in last_line((*ALONE, "--shm-size", "1m", *store))
 
 
-def test_a_port_that_is_taken(store: tuple[str, ...]) -> None:
+def test_a_port_in_use(store: tuple[str, ...]) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -61,14 +61,14 @@ def test_a_port_that_is_taken(store: tuple[str, ...]) -> None:
         assert f"port {port} (HTTP) is in use" in last_line(("--network", "host", *store), *command)
 
 
-def test_a_store_that_this_user_may_not_read(tmp_path: Path) -> None:
+def test_a_store_without_permission(tmp_path: Path) -> None:
     tmp_path.chmod(0o700)
     line = last_line((*ALONE, "--user", "12345:12345", "-v", f"{tmp_path}:/models:ro"))
     assert "model store '/models' cannot be read by user 12345" in line
 
 
 @pytest.mark.parametrize("address", ["s3://bucket/models", "oci://127.0.0.1:1/models:1"])
-def test_a_remote_store_in_the_image_that_has_no_client_for_it(address: str) -> None:
+def test_a_remote_store_in_the_image_without_its_client(address: str) -> None:
     line = last_line(ALONE, "graphkiln", "serve", "--model-store", address)
     assert f"{address}: {address.partition(':')[0]}:// needs " in line
     assert "the image of the target `remote`" in line

@@ -1,4 +1,4 @@
-"""The container image, run as a user would run it. `scripts/test-image` builds it and names it in the environment."""
+"""The container image, run like by a user. `scripts/test-image` builds it and names it in the environment."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from containers import IMAGE, LIMITS, Container, engine, pods_volume, run_in_image, serving
-from running import free_ports, run_command
+from containers import IMAGE, LIMITS, SEVEN, Container, classify_seven, engine, pods_volume, run_in_image, serving
+from running import free_ports
 
 pytestmark = pytest.mark.image
 
@@ -23,7 +23,7 @@ def inspect() -> dict:  # type: ignore[type-arg]
 
 
 def health_check(image: dict) -> dict:  # type: ignore[type-arg]
-    """Docker keeps it in the image's configuration, podman beside it."""
+    """Health check of an image: in its configuration by docker, beside it by podman."""
     return image["Config"].get("Healthcheck") or image["Healthcheck"]  # type: ignore[no-any-return]
 
 
@@ -34,15 +34,12 @@ def container(repository: Path) -> Iterator[Container]:
         yield running
 
 
-def test_serves_a_read_only_store_and_stops_cleanly(container: Container, repository: Path) -> None:
+def test_serves_a_read_only_store_and_stops_cleanly(container: Container) -> None:
     with urllib.request.urlopen(f"{container.url}/v2/health/ready") as answer:
         assert answer.status == 200
-    sample = repository / "docs" / "digits" / "seven.png"
     for url in (container.url, f"grpc://127.0.0.1:{container.grpc_port}"):
-        finished = run_command("classify", sample, "--model", "digits", "--url", url, "--json")
-        assert finished.returncode == 0, finished.stderr
-        assert json.loads(finished.stdout)[0]["classifications"][0]["label"] == "seven"
-    container.exec(*health_check(inspect())["Test"][1:])  # ends with 0, on ports that are not the usual ones
+        classify_seven(url)
+    container.exec(*health_check(inspect())["Test"][1:])  # exits with 0, also on other ports
     code, seconds = container.stop()
     assert code == 0
     assert seconds < 5
@@ -51,25 +48,25 @@ def test_serves_a_read_only_store_and_stops_cleanly(container: Container, reposi
 def test_is_small_unprivileged_and_watched() -> None:
     image = inspect()
     config = image["Config"]
-    # By decimal megabytes, of files as they lie unpacked: the figure that `docker images` and `podman images` show.
+    # Unpacked size, as in `docker images` and `podman images`.
     assert image["Size"] <= 670_000_000
     assert config["User"] not in ("", "root", "0")
     assert config["Cmd"] == ["graphkiln", "serve", "--model-store", "/models"]
     watched = health_check(image)
     assert "graphkiln_backend.server.healthcheck" in " ".join(watched["Test"])
-    # Longer than a load may take (--load-deadline): Swarm and others end what is unhealthy.
+    # Longer than --load-deadline: Swarm and others stop unhealthy containers.
     assert watched["Interval"] * watched["Retries"] / 1e9 >= 660
     assert watched["StartPeriod"] / 1e9 >= 660
 
 
-def test_the_health_check_fails_where_nobody_serves() -> None:
+def test_the_health_check_fails_without_a_server() -> None:
     test = health_check(inspect())["Test"]
     assert test[0] == "CMD"
     assert run_in_image(("--network", "none"), *test[1:]).returncode == 1
 
 
 def test_the_default_command_serves_models_on_the_usual_ports(repository: Path) -> None:
-    """In a network of its own, asked from inside, so that the host's ports do not matter."""
+    """In a private network, with requests from inside, so that the host's ports do not matter."""
     name = f"graphkiln-test-default-{os.getpid()}"
     mount = ("-v", f"{repository / 'model_repository'}:/models:ro")
     run = engine("run", "--rm", "-d", "--name", name, "--network", "none", *mount, *LIMITS, IMAGE)
@@ -83,40 +80,39 @@ def test_the_default_command_serves_models_on_the_usual_ports(repository: Path) 
         subprocess.run(engine("kill", name), capture_output=True, check=False)
 
 
-def test_openvino_is_there_and_proves_itself(repository: Path) -> None:
+def test_openvino_passes_its_proof(repository: Path) -> None:
     command = ("graphkiln", "explain", "/models/digits", "--set", "engine=openvino", "--set", "precision=fp32")
     shown = run_in_image(("--network", "none", "-v", f"{repository / 'model_repository'}:/models:ro"), *command)
     assert "products: 5 in fp32" in shown.stdout, shown.stderr
     assert "PASS" in shown.stdout
 
 
-def test_text_can_change_its_case() -> None:
-    """ONNX Runtime's StringNormalizer takes the rules from this locale."""
+def test_the_locale_of_onnx_runtimes_string_normalizer() -> None:
     program = "import locale; locale.setlocale(locale.LC_ALL, 'en_US.UTF-8')"
     finished = run_in_image((), "python3", "-c", program)
     assert finished.returncode == 0, finished.stderr
 
 
-def test_bytecode_is_there_and_depends_on_no_clock() -> None:
-    """Times of files differ from build to build: what is checked against them is compiled anew at each start."""
+def test_bytecode_exists_and_is_not_checked() -> None:
+    """File times differ between builds: bytecode that is checked against them is compiled at each start."""
     program = (
         "import pathlib\n"
         "for root in ('/opt/graphkiln/lib', '/usr/lib/python3.11'):\n"
         "    kinds = [f.read_bytes()[4] for f in pathlib.Path(root).rglob('*.pyc')]\n"
         "    print(len(kinds) > 500, set(kinds))\n"
     )
-    unchecked = 1  # PEP 552: by hash, not looked at again
+    unchecked = 1  # PEP 552: by hash, unchecked
     assert run_in_image(("--network", "none"), "python3", "-c", program).stdout == f"True {{{unchecked}}}\n" * 2
 
 
 def test_new_volumes_belong_to_its_user() -> None:
-    """An engine gives a new volume the owner of the folder that it hides."""
+    """A new volume gets the owner of the folder at its mount point."""
     owners = run_in_image(("--network", "none"), "stat", "--format", "%u %a", "/cache", "/home/graphkiln/.cache")
     assert owners.stdout == "1000 755\n" * 2, owners.stderr
 
 
 def test_artifacts_are_kept_in_a_volume_of_a_pod(repository: Path) -> None:
-    """As the manifests mount and name it; without the name it is refused, because others could have written it."""
+    """As in the manifests; without GRAPHKILN_TRUSTED_VOLUME it is refused, because others can write it."""
     store = ("-v", f"{repository / 'model_repository'}:/models:ro")
     with pods_volume() as volume:
         options = ("--network", "none", *store, "-v", f"{volume}:/cache")
@@ -130,7 +126,7 @@ def test_artifacts_are_kept_in_a_volume_of_a_pod(repository: Path) -> None:
 
 
 def test_any_user_may_serve(repository: Path) -> None:
-    """As OpenShift runs it: a user without a name or a home, of the group root, and a root that is read-only."""
+    """As in OpenShift: a user without name or home, in the group root, with a read-only root."""
     store = ("-v", f"{repository / 'model_repository'}:/models:ro")
     confined = ("--user", "12345:0", "--read-only", "--tmpfs", "/tmp:exec,mode=1777", "--cap-drop", "ALL")
     with pods_volume() as volume:
@@ -142,23 +138,24 @@ def test_any_user_may_serve(repository: Path) -> None:
 
 
 def test_the_page_is_reached_through_a_published_port(repository: Path) -> None:
-    """There, nobody reaches 127.0.0.1 of a container: it listens for every address, and still asks how it is called."""
+    """127.0.0.1 of a container cannot be reached: the page listens on all addresses, and checks the host name."""
     (port,) = free_ports(1)
     store = ("-v", f"{repository / 'model_repository'}:/models:ro")
-    sample = (repository / "docs" / "digits" / "seven.png").read_bytes()
     with serving(store, "--model-store=/models", f"--page-address=:{port}"):
-        assert ask_page(port, "evil.example", "GET", "/")[0] == 421
-        status, page = ask_page(port, f"localhost:{port}", "GET", "/")
+        assert request_page(port, "evil.example", "GET", "/")[0] == 421
+        status, page = request_page(port, f"localhost:{port}", "GET", "/")
         assert (status, b"<title>graphkiln</title>" in page) == (200, True)
-        status, answer = ask_page(port, f"localhost:{port}", "POST", "/api/models/digits/1/image", sample)
+        status, answer = request_page(
+            port, f"localhost:{port}", "POST", "/api/models/digits/1/image", SEVEN.read_bytes()
+        )
         assert (status, json.loads(answer)["classifications"][0]["label"]) == (200, "seven")
 
 
-def ask_page(port: int, called: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
-    """Asks the page by an address that is not 127.0.0.1, as comes from outside of a container."""
+def request_page(port: int, host: str, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
+    """Send a request to the page by another address than 127.0.0.1, as from outside of a container."""
     connection = http.client.HTTPConnection("127.0.0.2", port, timeout=60)
     try:
-        connection.request(method, path, body=body, headers={"Host": called})
+        connection.request(method, path, body=body, headers={"Host": host})
         response = connection.getresponse()
         return response.status, response.read()
     finally:

@@ -1,4 +1,4 @@
-"""The image's inventory (SBOM): all that is installed in it, each with its licence, and nothing else."""
+"""The image's inventory (SBOM), which lists what is installed with licences, and the reviewed licences."""
 
 from __future__ import annotations
 
@@ -14,6 +14,15 @@ pytestmark = pytest.mark.image
 
 INVENTORY = "/opt/graphkiln/sbom.cdx.json"
 LOCKED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)", re.MULTILINE)
+LICENCES = """
+import importlib.metadata, json
+
+def licence(metadata):
+    kinds = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier", []) if line.startswith("License :: ")]
+    return metadata["License-Expression"] or "; ".join(sorted(kinds)) or metadata["License"]
+
+print(json.dumps({each.name: licence(each.metadata) for each in importlib.metadata.distributions()}))
+"""
 VERSIONS = "import importlib.metadata as m; print(*(f'{d.name}=={d.version}' for d in m.distributions()), sep='\\n')"
 
 
@@ -38,9 +47,7 @@ def of(components: list[dict[str, Any]], ecosystem: str) -> list[dict[str, Any]]
     return [part for part in components if part.get("purl", "").startswith(f"pkg:{ecosystem}/")]
 
 
-def test_it_has_the_python_packages_that_are_locked_and_ours(
-    components: list[dict[str, Any]], repository: Path
-) -> None:
+def test_it_has_the_locked_python_packages_and_graphkiln(components: list[dict[str, Any]], repository: Path) -> None:
     versions = canonical([(part["name"], part["version"]) for part in components if part not in of(components, "deb")])
     assert versions == canonical(LOCKED.findall(printed("python3", "-c", VERSIONS)))
     locked = canonical(LOCKED.findall((repository / "deploy" / "image" / "requirements-cpu.txt").read_text()))
@@ -53,7 +60,7 @@ def test_it_has_debians_packages(components: list[dict[str, Any]]) -> None:
     assert named == {tuple(line.split()) for line in listed.splitlines()}
 
 
-def test_each_has_a_licence_or_says_where_it_stands(components: list[dict[str, Any]]) -> None:
+def test_each_part_has_a_licence_or_the_path_of_one(components: list[dict[str, Any]]) -> None:
     assert [part["name"] for part in components if not part.get("licenses")] == []
     licences = {part["name"]: part["licenses"][0]["license"]["name"] for part in of(components, "deb")}
     assert licences["grep"] == "GPL-3+"
@@ -61,3 +68,13 @@ def test_each_has_a_licence_or_says_where_it_stands(components: list[dict[str, A
     for licence in elsewhere:
         assert licence.startswith("see /usr/share/doc/")
     printed("ls", *(licence.removeprefix("see ") for licence in elsewhere))
+
+
+def test_licences_of_python_packages_are_the_reviewed_ones(repository: Path) -> None:
+    """As `scripts/licences` reads them from the index."""
+    licences: dict[str, str] = json.loads(printed("python3", "-c", LICENCES))
+    assert len(licences) > 50
+    reviewed = (repository / "deploy" / "image" / "licences.txt").read_text().splitlines()
+    unknown = {name: licence for name, licence in licences.items() if licence not in reviewed}
+    assert not unknown, "read them, and add them to deploy/image/licences.txt or remove the package"
+    assert sorted(set(licences.values())) == reviewed

@@ -1,8 +1,4 @@
-"""The manifests of deploy/kubernetes, run by podman with the image: as near to a cluster as one machine comes.
-
-podman ignores what it does not know (Service, NetworkPolicy, PodDisruptionBudget, some kinds of probes), and runs
-one pod. What it takes is real: the user, the read-only root, the capabilities, the volumes, the command line.
-"""
+"""The manifests of deploy/kubernetes, run by podman with the image: see `rolling.pods`."""
 
 from __future__ import annotations
 
@@ -43,7 +39,7 @@ def pod(repository: Path, tmp_path: Path, ports: dict[str, int]) -> Iterator[Pod
         yield playing
 
 
-def test_the_manifest_serves_what_is_copied_into_its_claim_and_stops_cleanly(
+def test_the_manifest_serves_a_model_that_is_copied_into_its_claim(
     pod: Pod, repository: Path, ports: dict[str, int]
 ) -> None:
     url = f"http://127.0.0.1:{ports['http']}"
@@ -68,8 +64,8 @@ def test_the_manifest_serves_what_is_copied_into_its_claim_and_stops_cleanly(
     assert pod.end() == "exited 0"
 
 
-def test_the_secured_manifest_speaks_tls_to_all_and_takes_one_admin_key(repository: Path, tmp_path: Path) -> None:
-    """Also to those who look at the page."""
+def test_the_secured_manifest_uses_tls_and_its_admin_key(repository: Path, tmp_path: Path) -> None:
+    """Also for the page."""
     secrets, authority = make_secrets(tmp_path)
     ports = dict(zip(("http", "grpc", "metrics", "page"), free_ports(4), strict=True))
     name = f"graphkiln-test-{ports['http']}"
@@ -92,7 +88,7 @@ def test_the_secured_manifest_speaks_tls_to_all_and_takes_one_admin_key(reposito
 
 
 def make_secrets(folder: Path) -> tuple[dict[str, Path], Path]:
-    """The folders of the Secrets that the overlay names, and the file of who signed the certificate."""
+    """Folders of the Secrets of the overlay, and the certificate of the authority."""
     authority = trustme.CA()
     pair = authority.issue_cert("127.0.0.1")
     secrets = {name: folder / name for name in ("graphkiln-tls", "graphkiln-admin-key")}

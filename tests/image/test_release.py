@@ -1,4 +1,4 @@
-"""A release as a user gets it: the wheel built by way of the source distribution, installed, and asked."""
+"""A release: the wheel, built from the source distribution, installed, and serving."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def run(*line: str | Path, cwd: Path | None = None) -> str:
 
 @pytest.fixture(scope="module")
 def source(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What is released, as it lies here: no git around it."""
+    """The released files without git."""
     folder = tmp_path_factory.mktemp("release") / "source"
     for tree in TREES:
         shutil.copytree(repository / tree, folder / tree, ignore=shutil.ignore_patterns("__pycache__", ".cache"))
@@ -61,9 +61,9 @@ def metadata(wheel: Path) -> Message:
 
 @pytest.fixture(scope="module")
 def commands(wheel: Path) -> Path:
-    """An environment with the wheel, and beside it, of what is installed here, the libraries alone: not our checkout.
+    """An environment with the wheel, and the libraries of this environment without the checkout.
 
-    What is imported must be asked for by the wheel is shown by the image, whose lock file is made from those extras.
+    That the wheel's requirements are complete is tested by the image, whose lock file is made from its extras.
     """
     folder = wheel.parent.parent / "environment"
     run(sys.executable, "-m", "venv", "--without-pip", folder)

@@ -1,7 +1,7 @@
-"""Six journeys of new users, each as a script in this folder, in an empty folder against the real server.
+"""Six journeys of new users, each a script in this folder, in an empty folder against the real server.
 
-`scripts/journeys` runs them in a fresh container. With `GRAPHKILN_RECORD=1` and `-n 0`, what they took is written into
-`docs/journeys.json`, from which `scripts/docs` writes the page.
+`scripts/journeys` runs them in a fresh container. With `GRAPHKILN_RECORD=1` and `-n 0`, their times are written into
+`docs/journeys.json`, from which `scripts/docs` generates the page.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ def trained(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def give(name: str, reader: Walkthrough, repository: Path, trained: Callable[[], Path]) -> None:
-    """What the user has before the first command."""
+def prepare(name: str, reader: Walkthrough, repository: Path, trained: Callable[[], Path]) -> None:
+    """Provide the files of the user before the first command."""
     if name in ("triton_store", "score", "upgrade"):
         reader.bring(repository, "model_repository")
     if name == "triton_store":
@@ -62,19 +62,19 @@ def give(name: str, reader: Walkthrough, repository: Path, trained: Callable[[],
 def test_a_journey(name: str, repository: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     journey = Journey.read(name)
     with Walkthrough(tmp_path, {} if os.environ.get("GRAPHKILN_RECORD") else QUICKER) as reader:
-        give(name, reader, repository, lambda: request.getfixturevalue("trained"))
+        prepare(name, reader, repository, lambda: request.getfixturevalue("trained"))
         begun = time.monotonic()
         for command in journey.commands:
             reader.run(command)
         reader.wait()
-        arrived(name, reader)
+        check_result(name, reader)
     seconds = time.monotonic() - begun
     if os.environ.get("GRAPHKILN_RECORD"):
         journeys.record(repository / "docs" / "journeys.json", journey, reader.steps, seconds, machine_facts())
 
 
-def arrived(name: str, reader: Walkthrough) -> None:
-    """What the user wanted is there."""
+def check_result(name: str, reader: Walkthrough) -> None:
+    """Check the result of a journey."""
     if name == "triton_store":
         assert reader.said(r"configured\W+1\W+READY")
         assert reader.said(r"bare\W+1\W+READY")
@@ -98,7 +98,7 @@ def test_every_script_is_a_journey() -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_commands_are_few_and_stand_on_its_page(name: str, repository: Path) -> None:
+def test_a_journey_has_few_commands_all_from_its_page(name: str, repository: Path) -> None:
     journey = Journey.read(name)
     assert 1 <= len(journey.commands) <= journeys.MOST_COMMANDS
     blocks = [block for block in manual.blocks(repository / "docs" / journey.page) if block.language == "bash"]
@@ -106,19 +106,19 @@ def test_its_commands_are_few_and_stand_on_its_page(name: str, repository: Path)
     assert [command for command in journey.commands if command not in shown] == []
 
 
-def test_the_record_is_of_these_journeys(repository: Path) -> None:
+def test_the_record_has_these_journeys(repository: Path) -> None:
     document = json.loads((repository / "docs" / "journeys.json").read_text())
     kept = {each["name"]: [step["command"] for step in each["commands"]] for each in document["journeys"]}
     assert kept == {name: list(Journey.read(name).commands) for name in NAMES}
     assert all(each["seconds"] > 0 for each in document["journeys"])
 
 
-def test_the_tutorial_says_what_its_commands_took(repository: Path) -> None:
+def test_the_tutorial_has_the_time_of_its_commands(repository: Path) -> None:
     page = repository / "docs" / "tutorial.md"
     tutorial = json.loads((repository / "docs" / "journeys.json").read_text())["tutorial"]
-    said = re.search(r"the commands took (\d+) minutes", page.read_text())
-    assert said
-    assert int(said[1]) == math.ceil(tutorial["seconds"] / 60) <= 15
+    found = re.search(r"the commands took (\d+) minutes", page.read_text())
+    assert found
+    assert int(found[1]) == math.ceil(tutorial["seconds"] / 60) <= 15
     blocks = [block for block in manual.blocks(page) if not block.title and block.language in ("bash", "python")]
     shown = [line for block in blocks for line in (block.commands if block.language == "bash" else [journeys.PROGRAM])]
     assert [step["command"] for step in tutorial["commands"]] == shown

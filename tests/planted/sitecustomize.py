@@ -1,6 +1,6 @@
-"""Faults for workers of `graphkiln score`: with this folder on PYTHONPATH, images that are words do what they say.
+"""Faults for workers of `graphkiln score`: with this folder on PYTHONPATH, images whose content is a word are faults.
 
-Python imports a module of this name at its start. In any other process than one of Ray's workers it does nothing.
+Python imports a module of this name at its start. It has no effect in other processes than Ray's workers.
 """
 
 from __future__ import annotations

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
@@ -9,6 +10,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from running import free_ports, run_command
 
@@ -19,6 +21,7 @@ GPU_IMAGE = os.environ.get("GRAPHKILN_GPU_IMAGE", "")
 TRITON_IMAGE = os.environ.get("GRAPHKILN_TRITON_IMAGE", "")
 # Those of the targets `remote`, `gpu`, `triton` and `store`; empty where they were not built.
 STORE_IMAGE = os.environ.get("GRAPHKILN_STORE_IMAGE", "")
+SEVEN = Path(__file__).parents[2] / "docs" / "digits" / "seven.png"
 # crun refuses the cgroups of some hosts, and nested containers may not raise limits.
 _PODMAN = ("--runtime", "runc")
 _PODMAN_RUN = ("--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024")
@@ -40,6 +43,13 @@ def run_in_image(
     except subprocess.TimeoutExpired:
         subprocess.run(engine("kill", name), capture_output=True, check=False)
         raise
+
+
+def classify_seven(url: str, *options: str | Path) -> None:
+    """Classify docs/digits/seven.png by the command line, and check the label."""
+    finished = run_command("classify", SEVEN, "--model", "digits", "--url", url, "--json", *options)
+    assert finished.returncode == 0, finished.stderr
+    assert json.loads(finished.stdout)[0]["classifications"][0]["label"] == "seven"
 
 
 @dataclass

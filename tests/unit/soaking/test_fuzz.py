@@ -1,4 +1,4 @@
-"""The fuzzer's cases: valid ones are valid, changed ones differ; its verdict."""
+"""The fuzzer's mutations and its verdict."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from soaking import fuzz
 
 @settings(max_examples=40)
 @given(st.data())
-def test_a_mutated_document_is_json_and_the_original_stays(data: st.DataObject) -> None:
+def test_mutation_makes_json_and_keeps_the_original(data: st.DataObject) -> None:
     document = {"inputs": [{"name": "x", "shape": [1, 3], "data": [1.0, 2.0, 3.0]}]}
     before = json.dumps(document)
     changed = data.draw(fuzz.mutated(document))

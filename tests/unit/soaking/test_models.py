@@ -1,4 +1,4 @@
-"""The soak's own references: an answer that is only a little wrong must not pass."""
+"""References of the soak's models: a slightly wrong answer must not pass; faults of the store."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from soaking.traffic import IMAGES, Ledger, Versions, WrongAnswer, check, expect
 
 
 @pytest.mark.parametrize("model", [model for model in MODELS if model.graph], ids=lambda model: model.name)
-def test_a_graph_computes_what_its_reference_says(model: SoakModel) -> None:
+def test_graphs_compute_their_reference(model: SoakModel) -> None:
     assert model.graph
     for version in model.versions:
         session = onnxruntime.InferenceSession(model.graph(version).SerializeToString())
@@ -34,7 +34,7 @@ def test_a_graph_computes_what_its_reference_says(model: SoakModel) -> None:
         assert difference(model.reference(version, feeds), outputs) == ""
 
 
-def test_another_row_another_shape_and_another_version_are_differences() -> None:
+def test_other_rows_shapes_and_versions_are_differences() -> None:
     model = MODELS_BY_NAME["scaled"]
     feeds = model.feeds(np.random.default_rng(0), 3)
     expected = model.reference(1, feeds)
@@ -57,7 +57,7 @@ def test_a_version_that_should_not_be_live_is_a_wrong_answer() -> None:
         versions.check(model, "", feeds, (dict(model.reference(9, feeds)), None))
 
 
-def test_a_withdrawn_version_is_no_longer_asked_for_but_may_answer() -> None:
+def test_a_withdrawn_version_is_not_requested_but_may_answer() -> None:
     versions, model = Versions(), MODELS_BY_NAME["scaled"]
     versions.add("scaled", 21)
     versions.announce("scaled", 21)
@@ -89,16 +89,13 @@ def test_a_swapped_label_is_a_wrong_answer() -> None:
         check(IMAGES[0], result(DIGIT_LABELS, 0.1), 3)
 
 
-# Faults in the store, where the server must be told of them and where it looks by itself.
-
-
 class FakeService:
     def __init__(self, refusal: str = "") -> None:
         self.refusal = refusal
-        self.told: list[str] = []
+        self.loaded: list[str] = []
 
     def load(self, model: str) -> str:
-        self.told.append(model)
+        self.loaded.append(model)
         return self.refusal
 
 
@@ -120,14 +117,14 @@ def store(tmp_path: Path) -> Path:
     return tmp_path / "store"
 
 
-def test_a_bad_version_must_be_refused_when_it_is_loaded(store: Path) -> None:
+def test_a_bad_version_must_be_refused(store: Path) -> None:
     inject = bad_version("scaled", Path.mkdir)
     service = FakeService("HTTP 400: no")
     with inject(field(store, service, explicit=True)):
         assert (store / "scaled" / "9").exists()
         service.refusal = ""
     assert not (store / "scaled" / "9").exists()
-    assert service.told == ["scaled", "scaled"], "what the store holds again must be loaded again"
+    assert service.loaded == ["scaled", "scaled"], "the restored store must be loaded again"
     with (
         pytest.raises(MeasurementError, match="loaded a bad version"),
         inject(field(store, FakeService(), explicit=True)),
@@ -135,7 +132,7 @@ def test_a_bad_version_must_be_refused_when_it_is_loaded(store: Path) -> None:
         pass
 
 
-def test_a_version_of_another_contract_is_whole(store: Path) -> None:
+def test_a_version_of_another_contract_is_complete(store: Path) -> None:
     put_other_contract(store / "digits" / "51", 51)
     contract = read_version(store / "digits" / "51").contract
     assert contract

@@ -1,4 +1,4 @@
-"""What fails a soak, and how it is shown."""
+"""Failures of a soak, and its report."""
 
 from __future__ import annotations
 
@@ -66,12 +66,12 @@ def test_a_good_soak_passes() -> None:
         ({"injections": [replace(GOOD.injections[0], trouble="no stub")]}, "SIGKILL to an instance: no stub"),
     ],
 )
-def test_every_fault_of_the_service_fails_the_soak(changed: dict[str, object], words: str) -> None:
+def test_every_kind_of_failure(changed: dict[str, object], words: str) -> None:
     result = replace(GOOD, **changed)  # type: ignore[arg-type]
     assert any(words in failure for failure in failures_of(result))
 
 
-def test_a_fault_that_was_never_recovered_from_has_no_worst_time() -> None:
+def test_a_fault_without_recovery_has_no_worst_time() -> None:
     (row,) = summarize([*GOOD.injections, replace(GOOD.injections[0], ready_again_s=None)])
     assert row["worst_s"] is None
 
@@ -86,7 +86,7 @@ def test_the_report_as_text_and_as_json() -> None:
     assert document["faults"][0]["fault"] == "SIGKILL to an instance"
 
 
-def test_traffic_is_missed_only_where_there_was_to_be_some() -> None:
+def test_a_soak_of_faults_only_needs_no_answers() -> None:
     silent = replace(GOOD, counts={}, only="faults")
     assert failures([silent]) == []
     assert failures([replace(silent, only="")]) == ["polling: no request was answered"]
@@ -129,10 +129,10 @@ def test_the_memory_of_each_kind_of_process() -> None:
     assert "| other |" not in text
 
 
-def test_only_what_is_between_the_marks_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_marked_tables_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tables, "RESULTS", tmp_path)
     page = "before\n<!-- docs/soak/soak.json -->\nold\n<!-- end -->\nafter\n"
-    assert tables.fill(page) == page, "no run was kept"
+    assert tables.fill(page) == page, "no run was saved"
     (tmp_path / "soak.json").write_text(json.dumps(RUN))
     filled = tables.fill(page)
     assert filled.startswith("before\n<!-- docs/soak/soak.json -->\n| fault |")

@@ -1,4 +1,4 @@
-"""How readiness is watched."""
+"""Readiness, connections, and the guard of a soak."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def test_failures_outside_of_all_windows(watching: Readiness) -> None:
     assert watching.lapses_outside([(9.0, 11.0), (19.0, 21.0)]) == []
 
 
-def test_a_lapse_says_which_model_and_what_the_log_said() -> None:
+def test_a_lapse_names_models_and_the_log() -> None:
     service: Any = SimpleNamespace(
         ready_status=lambda: 400, unready_models=lambda: ("digits",), log_tail=lambda _: "first\ndigits: loading\n"
     )
@@ -54,10 +54,7 @@ def test_a_lapse_says_which_model_and_what_the_log_said() -> None:
     assert lapse.describe(since=10.0) == "2.0 s: 400, not ready: digits; the log: digits: loading"
 
 
-# How a service is reached, plainly and with TLS.
-
-
-def test_plain_connections_need_nothing() -> None:
+def test_plain_connections() -> None:
     reach = Reach(http_port=1, grpc_port=2)
     assert (reach.http_url, reach.grpc_url) == ("http://127.0.0.1:1", "grpc://127.0.0.1:2")
     assert reach.security == {}
@@ -65,7 +62,7 @@ def test_plain_connections_need_nothing() -> None:
     assert reach.triton_grpc() == {"url": "127.0.0.1:2"}
 
 
-def test_with_certificates_both_sides_know_each_other(tmp_path: Path) -> None:
+def test_mutual_tls(tmp_path: Path) -> None:
     certificates = Certificates.issue(tmp_path / "pki")
     files = TlsFiles(
         certificate=certificates.of("server")[0],
@@ -92,7 +89,7 @@ def test_with_certificates_both_sides_know_each_other(tmp_path: Path) -> None:
     assert names[0]
 
 
-# The guard ends what a soak leaves, however the soak ends.
+# The guard cleans up however the soak ends.
 
 PROGRAM = """
 import os, subprocess, sys, time
@@ -143,9 +140,7 @@ def test_nothing_is_left(tmp_path: Path, end: signal.Signals | None) -> None:
         time.sleep(0.05)
 
 
-def test_what_runs_have_left_in_shared_memory_is_found_and_removed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_shared_memory_of_ended_runs_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory, temporary = tmp_path / "shm", tmp_path / "tmp"
     monkeypatch.setattr(guard, "SHARED_MEMORY", memory)
     (memory / "graphkiln-abc-instances").mkdir(parents=True)
@@ -162,7 +157,7 @@ def test_what_runs_have_left_in_shared_memory_is_found_and_removed(
     assert {path.name for path in memory.iterdir()} == {"graphkiln-client-8-x", "graphkiln-other-0"}
 
 
-def test_folders_of_tritons_python_backend_go_with_their_run(tmp_path: Path) -> None:
+def test_folders_of_tritons_python_backend_are_removed(tmp_path: Path) -> None:
     with TemporaryDirectory(prefix="gk-guarded0", dir="/tmp", ignore_cleanup_errors=True) as environment:
         run = f"graphkiln-{Path(environment).name[len('gk-') : -6]}"
         (tmp_path / "tmp" / run).mkdir(parents=True)

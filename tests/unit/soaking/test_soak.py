@@ -1,4 +1,4 @@
-"""Injecting faults into a service that does not exist, and measuring how it recovers."""
+"""Injection of faults into a fake service, recovery times, and memory."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from soaking.traffic import Ledger, Versions
 
 
 class Damage:
-    """A fault, and how often it was taken back."""
+    """A fault that counts how often it was undone."""
 
     def __init__(self, name: str = "damage", over: Over = at_once, error: Exception | None = None) -> None:
         self.undone = 0
@@ -82,7 +82,7 @@ def make(service: FakeService, monkeypatch: pytest.MonkeyPatch) -> Callable[...,
     return lambda *faults: Injector(where=where, readiness=watching, faults=[damage.fault for damage in faults])
 
 
-def test_a_fault_that_nobody_notices_takes_no_time(make: Callable[..., Injector]) -> None:
+def test_a_fault_without_effect_has_no_recovery_time(make: Callable[..., Injector]) -> None:
     fault = Damage()
     injector = make(fault)
     injector._inject(fault.fault)
@@ -91,7 +91,7 @@ def test_a_fault_that_nobody_notices_takes_no_time(make: Callable[..., Injector]
     assert fault.undone == 1
 
 
-def test_the_time_runs_until_the_last_failure(make: Callable[..., Injector], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_recovery_ends_after_the_last_failure(make: Callable[..., Injector], monkeypatch: pytest.MonkeyPatch) -> None:
     answers = iter([False, False, True])
     monkeypatch.setattr(module, "every_model_answers", lambda _: next(answers))
     fault = Damage()
@@ -102,7 +102,7 @@ def test_the_time_runs_until_the_last_failure(make: Callable[..., Injector], mon
     assert ready_again_s >= 2 * module._POLL_S - 0.05
 
 
-def test_what_was_hit_must_be_gone_before_the_service_has_recovered(make: Callable[..., Injector]) -> None:
+def test_recovery_needs_the_faults_effect(make: Callable[..., Injector]) -> None:
     fault = Damage(over=lambda: False)
     injector = make(fault)
     injector._inject(fault.fault)
@@ -120,7 +120,7 @@ def test_a_service_that_does_not_recover_is_started_again_and_reported(
     assert "start the service again" in injector.injections[0].trouble
 
 
-def test_a_fault_that_cannot_be_injected_is_reported_and_taken_back(make: Callable[..., Injector]) -> None:
+def test_a_failed_injection_is_reported_and_undone(make: Callable[..., Injector]) -> None:
     fault = Damage(error=IndexError("no stub"))
     injector = make(fault)
     injector._inject(fault.fault)
@@ -128,13 +128,10 @@ def test_a_fault_that_cannot_be_injected_is_reported_and_taken_back(make: Callab
     assert fault.undone == 1
 
 
-def test_each_kind_comes_once_before_one_comes_again(make: Callable[..., Injector]) -> None:
+def test_each_kind_occurs_once_in_a_round(make: Callable[..., Injector]) -> None:
     injector = make(*(Damage(name) for name in "abcde"))
     for _ in range(2):
         assert {injector._choose().name for _ in range(5)} == set("abcde")
-
-
-# When memory counts as growing, and which process took it.
 
 
 def samples(*megabytes: float, instances: int = 5) -> list[Sample]:
@@ -154,13 +151,13 @@ def test_steady_growth_is_seen() -> None:
     assert figures["slope_mb_per_minute"] == 120
 
 
-def test_what_a_young_process_takes_is_no_leak() -> None:
+def test_growth_of_a_young_process_is_not_a_leak() -> None:
     grown = [50.0 + 10 * number for number in range(int(YOUNG_S / 30))]
     roles = by_role([life(*grown, *[200.0] * 8)])
     assert roles["tritonserver"]["slope_mb_per_minute"] == 0
     assert leaking(roles) == []
 
 
-def test_what_an_old_process_takes_is_a_leak() -> None:
+def test_growth_of_an_old_process_is_a_leak() -> None:
     roles = by_role([life(*range(100, 130)), life(*[50.0] * 30, role="supervisor")])
     assert leaking(roles) == ["tritonserver 2.0 MB/min"]

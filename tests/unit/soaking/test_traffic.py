@@ -1,4 +1,4 @@
-"""How the outcomes of requests are judged and counted."""
+"""Verdicts on requests, and their counts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from soaking.traffic import Ledger, NoAnswer, WrongAnswer, judge
         (NoAnswer("within 30 s"), "lost"),
         (DeadlineExceeded("30 s are over"), "lost"),
         (TimeoutError(), "lost"),
-        (ConnectionFailed("nobody there", status="UNAVAILABLE"), "refused"),
+        (ConnectionFailed("no server", status="UNAVAILABLE"), "refused"),
         (http.client.HTTPException("HTTP 503"), "refused"),
         (ConnectionResetError(), "refused"),
     ],
@@ -28,7 +28,7 @@ def test_an_error_is_judged(error: Exception, verdict: str) -> None:
 
 
 class Refused(Exception):
-    """As tritonclient's: the status is a method."""
+    """Like tritonclient's exception, whose status is a method."""
 
     def __init__(self, status: str) -> None:
         self._status = status
@@ -40,13 +40,6 @@ class Refused(Exception):
 def test_a_deadline_of_grpc_is_a_lost_request() -> None:
     assert judge(Refused("StatusCode.DEADLINE_EXCEEDED")) == ("lost", "gRPC StatusCode.DEADLINE_EXCEEDED")
     assert judge(Refused("StatusCode.UNAVAILABLE")) == ("refused", "gRPC UNAVAILABLE")
-
-
-class RefusedCall(Exception):
-    """As grpc's own."""
-
-    def code(self) -> str:
-        return "StatusCode.INVALID_ARGUMENT"
 
 
 def test_outcomes_are_counted_by_sender() -> None:
