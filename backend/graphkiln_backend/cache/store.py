@@ -42,6 +42,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT}
 _PROBE_BYTES = 1 << 20
 
 Key = Mapping[str, str]  # everything that an artifact depends on, by name
+_log = logging.getLogger("graphkiln.cache")
+GIB = 1 << 30
+DEFAULT_LIMIT_BYTES = 20 * GIB
+_LONG_S = 10.0  # wait for a lock after which it is logged; loading a small model takes less
+_MAKE = os.O_RDWR | os.O_CREAT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -220,14 +225,6 @@ def _check_writable(folder: Path) -> None:
     if os.statvfs(folder).f_bavail == 0:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     (folder / "probe").write_bytes(bytes(_PROBE_BYTES))
-
-
-_log = logging.getLogger("graphkiln.cache")
-
-GIB = 1 << 30
-DEFAULT_LIMIT_BYTES = 20 * GIB
-_LONG_S = 10.0  # wait for a lock after which it is logged; loading a small model takes less
-_MAKE = os.O_RDWR | os.O_CREAT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

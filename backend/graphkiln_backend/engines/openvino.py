@@ -1,7 +1,8 @@
 """OpenVINO: the second engine for the CPU, often the fastest one.
 
-The only module that imports `openvino`. On processors with AVX512-BF16 OpenVINO computes in bf16 by default, so the
-precision is always set, and read back from the compiled model.
+OpenVINO (2026.4) deviates from ONNX for some operators, and computes in types of at most 32 bits. Such operators are
+corrected in the graph that it has read, or refused (integers: `openvino_integers`). On processors with AVX512-BF16 it
+computes in bf16 by default, so the precision is always set, and read back from the compiled model.
 """
 
 from __future__ import annotations
@@ -31,9 +32,6 @@ from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, f
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.system.closing import Closeable
 
-# OpenVINO (2026.4) deviates from ONNX for some operators, and computes in types of at most 32 bits. Such operators are
-# corrected in the graph that it has read, or refused.
-
 DEVICE = "CPU"
 _SUPPRESSION = "NonMaxSuppression"
 _OVERLAP = 3  # index of its input that limits the overlap of boxes
@@ -55,6 +53,22 @@ _COMPUTED_WITH = frozenset(
         *("BitwiseAnd", "BitwiseOr", "BitwiseXor"),
     )
 )
+_NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
+# Layers that are products, by OpenVINO's names after its rewriting.
+_PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
+_COMPILED = "model.blob"  # file name in existing cache entries
+# Marks an entry with NonMaxSuppression corrected to ONNX; the oldest entries do not have it.
+_AS_ONNX = "as_onnx"
+# OpenVINO's names of element types.
+_KERNEL_TYPES: dict[str, KernelType] = {
+    "f32": Precision.FP32,
+    "f16": Precision.FP16,
+    "bf16": Precision.BF16,
+    "f64": "fp64",
+    "i8": Precision.INT8,
+    "u8": Precision.INT8,
+    **dict.fromkeys(("i4", "i16", "i32", "i64", "u1", "u4", "u16", "u32", "u64", "boolean"), "integer"),
+}
 
 
 def open_core() -> openvino.Core:
@@ -249,24 +263,6 @@ def spec_of(port: Any, name: str) -> TensorSpec:
     return TensorSpec(name=name, dtype=dtype, shape=tuple(dims))
 
 
-_NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
-# Layers that are products, by OpenVINO's names after its rewriting.
-_PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
-_COMPILED = "model.blob"  # file name in existing cache entries
-# Marks an entry with NonMaxSuppression corrected to ONNX; the oldest entries do not have it.
-_AS_ONNX = "as_onnx"
-# OpenVINO's names of element types.
-_KERNEL_TYPES: dict[str, KernelType] = {
-    "f32": Precision.FP32,
-    "f16": Precision.FP16,
-    "bf16": Precision.BF16,
-    "f64": "fp64",
-    "i8": Precision.INT8,
-    "u8": Precision.INT8,
-    **dict.fromkeys(("i4", "i16", "i32", "i64", "u1", "u4", "u16", "u32", "u64", "boolean"), "integer"),
-}
-
-
 class OpenVinoEngine:
     """OpenVINO on the CPU. The graph's own types decide the precision: fp32, bf16, fp16 (where the CPU can), int8."""
 
@@ -303,9 +299,8 @@ class OpenVinoEngine:
             if suppresses(model) and not (compiled / _AS_ONNX).exists():
                 model, limits = _compile(graph_path, config)
         try:
-            saved = (
-                read_signature(graph_path) if graph_path.exists() else None
-            )  # a compiled model does not need the graph
+            # A compiled model does not need the graph.
+            saved = read_signature(graph_path) if graph_path.exists() else None
             session = OpenVinoSession(model, config.streams, saved, limits)
         except (ManifestError, ValueError) as error:
             raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error

@@ -219,10 +219,8 @@ class _Builder:
 
 def _build_fastest(builder: _Builder, plan: LoweringPlan) -> ProvenSession | None:
     """Build the configuration that is fastest on the largest batch, by a cached or new measurement."""
-    configs = (
-        *plan.baselines,
-        *plan.candidates,
-    )  # baselines first: they win ties, since a lower precision must be faster
+    # Baselines first: they win ties, since a lower precision must be faster.
+    configs = (*plan.baselines, *plan.candidates)
     artifacts, requirements = builder.artifacts, builder.requirements
     manifest = artifacts.version.manifest
     conditions = {

@@ -18,6 +18,8 @@ from graphkiln_backend.repository.training_mode import DRAWING
 # keep all weights in the first stage and send dequantized ones on with every batch. Each reader gets its own copy of
 # these nodes, directly before it.
 
+_MOST_ELEMENTS = 2**20
+
 
 def bring_to_readers(model: onnx_ir.Model) -> None:
     """Copy nodes that depend on weights alone to directly before each reader, in place.
@@ -94,9 +96,6 @@ def _copy(node: onnx_ir.Node, copies: Mapping[onnx_ir.Value, onnx_ir.Value], num
     for value, made in zip(node.outputs, own.outputs, strict=True):
         made.name, made.shape, made.type = f"{value.name}{suffix}" if value.name else "", value.shape, value.type
     return own
-
-
-_MOST_ELEMENTS = 2**20
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,8 @@ from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.splicing import append, prepend
 
+NCHW_TO_NHWC, NHWC_TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
+
 
 @dataclass(frozen=True)
 class PruneOutputs(Pass):
@@ -136,9 +138,6 @@ class Rename(Pass):
         found = {value.name for value in (*model.graph.inputs, *model.graph.outputs)}
         missing = {*self.inputs.values(), *self.outputs.values()} - found
         return f"missing: {', '.join(sorted(missing))}" if missing else ""
-
-
-NCHW_TO_NHWC, NHWC_TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
 
 @dataclass(frozen=True)

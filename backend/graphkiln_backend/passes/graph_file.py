@@ -16,6 +16,11 @@ from graphkiln_backend.repository.onnx_file import external_locations
 # onnx_ir 0.2 drops or rejects sparse constants; ONNX Runtime makes them dense, too.
 
 Part = onnx.GraphProto | onnx.FunctionProto
+# Operator set that converters write: supported by ONNX Runtime 1.14 and later, and so by all supported Triton releases.
+OPSET = 18
+_FREE_INITIALIZERS = 4  # source: ONNX, "IR version 4"
+_EXTERNAL_DATA_FROM_BYTES = 2**30  # protobuf messages are limited to 2 GiB
+_LINKS = "links that leave the model's folder are not followed: replace them with files (cp -rL FOLDER COPY)"
 
 
 def make_dense(model: onnx.ModelProto) -> None:
@@ -48,14 +53,6 @@ def _dense(sparse: onnx.SparseTensorProto) -> onnx.TensorProto:
     else:
         dense[tuple(indices.T)] = values
     return onnx.numpy_helper.from_array(dense, sparse.values.name)
-
-
-# Operator set that converters write: supported by ONNX Runtime 1.14 and later, and so by all supported Triton releases.
-OPSET = 18
-_FREE_INITIALIZERS = 4  # source: ONNX, "IR version 4"
-_EXTERNAL_DATA_FROM_BYTES = 2**30  # protobuf messages are limited to 2 GiB
-
-_LINKS = "links that leave the model's folder are not followed: replace them with files (cp -rL FOLDER COPY)"
 
 
 def load(path: Path, *, weights: bool = True) -> onnx_ir.Model:

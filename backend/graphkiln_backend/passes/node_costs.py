@@ -24,6 +24,27 @@ from graphkiln_backend.passes.constants import bring_to_readers, find_constant_n
 from graphkiln_backend.passes.graph_file import load
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 
+ALL_REDUCE = "AllReduce"  # graphkiln's own operator: the sum of a tensor over all shards of a stage
+PARTIAL = "_partial"  # suffix of the partial sum that an `AllReduce` reads; the sum has the original name
+# Operators that runtimes fuse into the preceding node: a cut before one would change the rounding. Source:
+# ONNX Runtime, "Graph Optimizations in ONNX Runtime" (extended and layout optimizations).
+_FUSING = frozenset(
+    (
+        *("Relu", "LeakyRelu", "PRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu"),
+        *("Erf", "Mish", "Softplus", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Transpose", "Cast", "QuantizeLinear"),
+        *("BatchNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "InstanceNormalization"),
+        ALL_REDUCE,
+    )
+)
+_OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))  # runtimes fuse these into the following node
+# Operators that return sequences or optionals.
+_NO_TENSORS = frozenset(
+    (
+        *("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
+        "SplitToSequence",
+    )
+)
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Census:
@@ -105,29 +126,6 @@ def _name(dtype: onnx_ir.DataType) -> str:
         return str(DType.from_onnx(int(dtype)))
     except ManifestError:
         return dtype.name
-
-
-ALL_REDUCE = "AllReduce"  # graphkiln's own operator: the sum of a tensor over all shards of a stage
-PARTIAL = "_partial"  # suffix of the partial sum that an `AllReduce` reads; the sum has the original name
-# Operators that runtimes fuse into the preceding node: a cut before one would change the rounding. Source:
-# ONNX Runtime, "Graph Optimizations in ONNX Runtime" (extended and layout optimizations).
-_FUSING = frozenset(
-    (
-        *("Relu", "LeakyRelu", "PRelu", "Clip", "Elu", "Selu", "Sigmoid", "HardSigmoid", "HardSwish", "Tanh", "Gelu"),
-        *("Erf", "Mish", "Softplus", "Add", "Sub", "Mul", "Div", "Pow", "Sqrt", "Transpose", "Cast", "QuantizeLinear"),
-        *("BatchNormalization", "LayerNormalization", "SimplifiedLayerNormalization", "InstanceNormalization"),
-        ALL_REDUCE,
-    )
-)
-_OPENING = frozenset(("DequantizeLinear", "Pad", "Transpose"))  # runtimes fuse these into the following node
-
-# Operators that return sequences or optionals.
-_NO_TENSORS = frozenset(
-    (
-        *("Optional", "SequenceConstruct", "SequenceEmpty", "SequenceErase", "SequenceInsert", "SequenceMap"),
-        "SplitToSequence",
-    )
-)
 
 
 def load_for_splitting(graph_path: Path, *, weights: bool = True) -> onnx_ir.Model:
@@ -259,10 +257,8 @@ def _same_kind(node: onnx_ir.Node, index: int) -> Iterator[onnx_ir.Value]:
         yield from (value for value in node.inputs if value is not None)
     for attribute in node.attributes.values():
         if attribute.type == onnx_ir.AttributeType.GRAPH and node.op_type in ("If", "Loop"):
-            outputs = attribute.as_graph().outputs
-            yield from outputs[index + (node.op_type == "Loop") :][
-                :1
-            ]  # the first output of a loop body is the condition
+            place = index + (node.op_type == "Loop")  # the first output of a loop body is the condition
+            yield from attribute.as_graph().outputs[place : place + 1]
 
 
 def _cost(node: onnx_ir.Node, constant: Collection[onnx_ir.Node]) -> NodeCost:

@@ -26,6 +26,28 @@ from graphkiln_backend.repository.onnx_file import PRODUCTS
 
 # Precision -> the element type of lowered tensors.
 LOW_TYPES = {Precision.FP16: onnx_ir.DataType.FLOAT16, Precision.BF16: onnx_ir.DataType.BFLOAT16}
+Amp = Literal["O0", "O1", "O2", "O3"]
+# Normalizations and reductions: the deny list of O1 and O2.
+_STATISTICS = frozenset(
+    {
+        *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"),
+        *("LpNormalization", "MeanVarianceNormalization", "RMSNormalization"),
+        *("Softmax", "LogSoftmax", "Exp", "Log", "Pow", "Sum", "Mean", "CumSum", "GlobalAveragePool", "AveragePool"),
+        *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"),
+        *("ReduceProd", "Sqrt", "Reciprocal"),
+    }
+)
+# Operators that set the output type, have subgraphs, or require fp32.
+_NEVER = frozenset(
+    {
+        *("If", "Loop", "Scan", "SequenceMap", "NonMaxSuppression", "Range", "RoiAlign", "Resize", "Upsample"),
+        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "CastLike", "ConstantOfShape"),
+        *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "EyeLike"),
+        *("TopK", "Constant", "Shape", "Size", "NonZero", "Unique"),
+    }
+)
+_LARGEST = {Precision.FP16: 65504.0, Precision.BF16: 3.3895314e38}
+_BF16_OPSET = 22  # first opset with bf16 convolutions and poolings
 
 
 class Casts:
@@ -147,33 +169,6 @@ def _with_inner(node: onnx_ir.Node) -> Iterator[onnx_ir.Node]:
         if attribute.type == onnx_ir.AttributeType.GRAPH:
             for inner in attribute.as_graph():
                 yield from _with_inner(inner)
-
-
-Amp = Literal["O0", "O1", "O2", "O3"]
-
-# Normalizations and reductions: the deny list of O1 and O2.
-_STATISTICS = frozenset(
-    {
-        *("BatchNormalization", "InstanceNormalization", "LayerNormalization", "GroupNormalization"),
-        *("LpNormalization", "MeanVarianceNormalization", "RMSNormalization"),
-        *("Softmax", "LogSoftmax", "Exp", "Log", "Pow", "Sum", "Mean", "CumSum", "GlobalAveragePool", "AveragePool"),
-        *("ReduceMean", "ReduceSum", "ReduceSumSquare", "ReduceL1", "ReduceL2", "ReduceLogSum", "ReduceLogSumExp"),
-        *("ReduceProd", "Sqrt", "Reciprocal"),
-    }
-)
-
-# Operators that set the output type, have subgraphs, or require fp32.
-_NEVER = frozenset(
-    {
-        *("If", "Loop", "Scan", "SequenceMap", "NonMaxSuppression", "Range", "RoiAlign", "Resize", "Upsample"),
-        *("QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear", "Cast", "CastLike", "ConstantOfShape"),
-        *("RandomNormal", "RandomUniform", "RandomNormalLike", "RandomUniformLike", "Multinomial", "EyeLike"),
-        *("TopK", "Constant", "Shape", "Size", "NonZero", "Unique"),
-    }
-)
-
-_LARGEST = {Precision.FP16: 65504.0, Precision.BF16: 3.3895314e38}
-_BF16_OPSET = 22  # first opset with bf16 convolutions and poolings
 
 
 @dataclass(frozen=True)

@@ -26,6 +26,15 @@ _MOVES = frozenset(
 _COUNTS = frozenset({"ArgMax", "ArgMin", "NonZero", "Shape", "Size"})
 _COMPARISONS = frozenset({"Equal", "Greater", "GreaterOrEqual", "IsInf", "IsNaN", "Less", "LessOrEqual", "Not"})
 _FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, *LOW_TYPES.values())
+# Operators that do not round: their outputs are inputs or constants.
+_COPIES = frozenset(
+    {
+        *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
+        *("Identity", "Pad", "Reshape", "Shape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose"),
+        *("Unsqueeze", "Where", "Constant", "ConstantOfShape", "Max", "Min", "Relu", "MaxPool", "ReduceMax", "TopK"),
+    }
+)
+_LOW = frozenset(LOW_TYPES.values())
 
 
 def emulate(model: onnx_ir.Model, target: Precision) -> None:
@@ -92,17 +101,6 @@ def _result_type(node: onnx_ir.Node) -> onnx_ir.DataType | None:
         return onnx_ir.DataType.BOOL
     types = [value.dtype for value in node.inputs if value is not None]
     return next((dtype for dtype in types if dtype in _FLOATS), types[0] if types else None)
-
-
-# Operators that do not round: their outputs are inputs or constants.
-_COPIES = frozenset(
-    {
-        *("Concat", "DepthToSpace", "Expand", "Flatten", "Gather", "GatherElements", "GatherND"),
-        *("Identity", "Pad", "Reshape", "Shape", "Slice", "SpaceToDepth", "Split", "Squeeze", "Tile", "Transpose"),
-        *("Unsqueeze", "Where", "Constant", "ConstantOfShape", "Max", "Min", "Relu", "MaxPool", "ReduceMax", "TopK"),
-    }
-)
-_LOW = frozenset(LOW_TYPES.values())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

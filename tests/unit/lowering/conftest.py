@@ -1,4 +1,4 @@
-"""Engines that do what a test tells them, and a version for them."""
+"""Fake engines, and a version for them."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ class FakeEngine:
 
     Attributes:
         name: In the registry.
-        support: What it says when it is probed.
+        support: Result of `probe`.
         build_error: Raised by `build`.
         run_error: Raised by the sessions.
         factor: What the sessions multiply by; 2 is right.

@@ -13,7 +13,7 @@ Xeon, with ONNX Runtime 1.31.1, OpenVINO 2026.4.1, onnx-ir 1.1.0 and onnxscript 
 
 Keys name the processor and the installed libraries. So that the cache is one of this machine, these values are written
 anew, and folders renamed, by an implementation of the naming that shares nothing with that of the cache. All else in a
-key must be what the code asks for today, to the byte.
+key must equal the current key.
 
 What engines compiled runs on the same processor and release only: elsewhere its keys are compared, and sessions are
 built from the graph.

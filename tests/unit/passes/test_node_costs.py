@@ -111,7 +111,6 @@ VARYING = """(float[batch,tokens,4] x) => (float[batch,tokens,4] y) {
 
 
 def test_sample_shapes(tmp_path: Path) -> None:
-    """Where nothing says it, a sentence is one token long, and costs next to nothing."""
     onnx_ir.save(graph(VARYING, w=draw(4, 4), rows=np.array([-1, 4])), tmp_path / "model.onnx")
     model = load_for_splitting(tmp_path / "model.onnx")
     unknown = count_costs(model)

@@ -275,7 +275,7 @@ def shared_memory(array: np.ndarray) -> np.ndarray:
 
 
 class TestSharedMemory:
-    """What Triton shares lies anywhere and cannot be written: not every runtime can cope with that."""
+    """Triton's shared arrays are read-only and may be unaligned."""
 
     @pytest.mark.parametrize("batching", [True, False])
     def test_unaligned_and_read_only_arrays_are_copied(self, batching: bool) -> None:

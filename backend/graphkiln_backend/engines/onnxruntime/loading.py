@@ -35,6 +35,48 @@ else:
 
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 Provider = tuple[str, dict[str, str]]  # an execution provider's name and its options
+_LEVELS = {
+    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
+    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
+    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
+    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
+}
+# ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless this is set: an error of 1%, seen
+# with 1.31.
+_EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
+# Required if `hardware.saturates_products_of_bytes`: sums of int8 products are wrong without it, by up to 45%. On other
+# CPUs it changes no sum, disables the fast instructions (ResNet-50 takes three times as long with AVX512-VNNI, seen
+# with 1.32), and refuses graphs in which an int8 weight has two readers.
+_PRECISE = "session.x64quantprecision"
+_FOLDER = "session.model_external_initializers_file_folder_path"  # weight files of a graph loaded from memory
+_SHARED_BYTES = "Attempt to replace the existing tensor"  # prefix of the error for an int8 weight with two readers
+# Errors of ONNX Runtime, which have no common base class.
+ERRORS = (
+    native.EngineError,
+    native.EPFail,
+    native.Fail,
+    native.InvalidArgument,
+    native.InvalidGraph,
+    native.InvalidProtobuf,
+    native.NoSuchFile,
+    native.NotImplemented,
+    native.RuntimeException,
+    RuntimeError,
+    ValueError,
+)
+_NOT_LOADED_HINT = "build it for this machine and this version of ONNX Runtime; `ldd` tells what else it needs"
+_HINTS = {
+    "Failed to construct locale": "the graph changes the case of text by rules of a locale that this machine lacks: "
+    "apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8",
+    "is not a registered function/op": "if it is a custom operator, name its library in config.pbtxt: "
+    'model_operations { op_library_filename: "/path/to/library.so" }',
+}
+_NO_KERNEL = "NOT_IMPLEMENTED"
+_OLDEST = 7  # source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets
+_GRAPH = "graph.onnx"
+WEIGHTS = "weights.bin"
+_ALIGNMENT = 64  # bytes of an AVX-512 register
+_PREFIX = "prepacked_"
 
 
 def probe_gpu(provider: str, device: Device) -> Support:
@@ -67,37 +109,6 @@ def select_provider(config: SessionConfig) -> Provider:
     return CUDA, {**options, **config.options}
 
 
-_LEVELS = {
-    "all": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_ALL,
-    "extended": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED,
-    "basic": onnxruntime.GraphOptimizationLevel.ORT_ENABLE_BASIC,
-    "off": onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL,
-}
-# ONNX Runtime rounds activations to int8 before 4-bit weights multiply them unless this is set: an error of 1%, seen
-# with 1.31.
-_EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
-# Required if `hardware.saturates_products_of_bytes`: sums of int8 products are wrong without it, by up to 45%. On other
-# CPUs it changes no sum, disables the fast instructions (ResNet-50 takes three times as long with AVX512-VNNI, seen
-# with 1.32), and refuses graphs in which an int8 weight has two readers.
-_PRECISE = "session.x64quantprecision"
-_FOLDER = "session.model_external_initializers_file_folder_path"  # weight files of a graph loaded from memory
-_SHARED_BYTES = "Attempt to replace the existing tensor"  # prefix of the error for an int8 weight with two readers
-# Errors of ONNX Runtime, which have no common base class.
-ERRORS = (
-    native.EngineError,
-    native.EPFail,
-    native.Fail,
-    native.InvalidArgument,
-    native.InvalidGraph,
-    native.InvalidProtobuf,
-    native.NoSuchFile,
-    native.NotImplemented,
-    native.RuntimeException,
-    RuntimeError,
-    ValueError,
-)
-
-
 def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
     """Create the session options of a configuration.
 
@@ -125,9 +136,6 @@ def session_options(config: SessionConfig) -> onnxruntime.SessionOptions:
 def disable_optimizations(options: onnxruntime.SessionOptions) -> None:
     """Turn off all graph optimizations."""
     options.graph_optimization_level = _LEVELS["off"]
-
-
-_NOT_LOADED_HINT = "build it for this machine and this version of ONNX Runtime; `ldd` tells what else it needs"
 
 
 def register(options: onnxruntime.SessionOptions, libraries: Sequence[str]) -> None:
@@ -214,16 +222,6 @@ def _set(options: onnxruntime.SessionOptions, name: str, value: str) -> None:
     options.add_session_config_entry(name, value)
 
 
-_HINTS = {
-    "Failed to construct locale": "the graph changes the case of text by rules of a locale that this machine lacks: "
-    "apt-get install locales && localedef -i en_US -f UTF-8 en_US.UTF-8",
-    "is not a registered function/op": "if it is a custom operator, name its library in config.pbtxt: "
-    'model_operations { op_library_filename: "/path/to/library.so" }',
-}
-_NO_KERNEL = "NOT_IMPLEMENTED"
-_OLDEST = 7  # source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets
-
-
 def hint_for(error: str, graph_path: Path) -> str:
     """Return a hint for an error of ONNX Runtime, or empty."""
     known = next((hint for words, hint in _HINTS.items() if words in error), "")
@@ -252,10 +250,6 @@ def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target
     # For a graph of IR version 3, constants folded by ONNX Runtime would become required inputs.
     keep_inputs(target, {node.name for node in (*session.get_inputs(), *session.get_overridable_initializers())})
     align_prepacked(target, target.with_name(WEIGHTS))
-
-
-_GRAPH = "graph.onnx"
-WEIGHTS = "weights.bin"
 
 
 class SharedWeights(Closeable):
@@ -318,10 +312,6 @@ def _key(graph_path: Path, options: str) -> str:
         facts = path.stat() if path.exists() else path.lstat()  # a dangling link does not matter
         digest.update(f"{path!a}|{facts.st_size}|{facts.st_mtime_ns}\n".encode())
     return digest.hexdigest()[:32]
-
-
-_ALIGNMENT = 64  # bytes of an AVX-512 register
-_PREFIX = "prepacked_"
 
 
 def align_prepacked(graph: Path, weights: Path) -> None:

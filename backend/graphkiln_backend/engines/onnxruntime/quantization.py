@@ -30,6 +30,16 @@ from graphkiln_backend.graph.errors import LoweringError
 # Operators whose bias the quantizer quantizes. Source: its `operators` that call `quantize_bias_tensor`.
 _BIASED = ("Conv", "ConvTranspose", "Gemm", "InstanceNormalization", "LayerNormalization")
 _BIAS = 2  # index of the bias among their inputs
+CalibrationMethod = Literal["minmax", "entropy", "percentile"]
+_METHODS = {
+    "minmax": quantization.CalibrationMethod.MinMax,
+    "entropy": quantization.CalibrationMethod.Entropy,
+    "percentile": quantization.CalibrationMethod.Percentile,
+}
+_INTEGER = {"QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm"}
+_FLOAT = {"Conv", "FusedConv", "MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
+_QUANTIZER = logging.getLogger("onnxruntime.quantization")
+_QUIET = threading.Lock()  # held while stdout of the process is redirected
 
 
 def separate_biases(graph: onnx.GraphProto) -> None:
@@ -50,19 +60,6 @@ def separate_biases(graph: onnx.GraphProto) -> None:
             copy.CopyFrom(initializers[name])
             copy.name = node.input[_BIAS] = f"{name} of {node.output[0]}"  # names of outputs are unique
         taken.add(name)
-
-
-CalibrationMethod = Literal["minmax", "entropy", "percentile"]
-
-_METHODS = {
-    "minmax": quantization.CalibrationMethod.MinMax,
-    "entropy": quantization.CalibrationMethod.Entropy,
-    "percentile": quantization.CalibrationMethod.Percentile,
-}
-_INTEGER = {"QLinearConv", "ConvInteger", "QLinearMatMul", "MatMulInteger", "MatMulIntegerToFloat", "QGemm"}
-_FLOAT = {"Conv", "FusedConv", "MatMul", "FusedMatMul", "Gemm", "FusedGemm"}
-_QUANTIZER = logging.getLogger("onnxruntime.quantization")
-_QUIET = threading.Lock()  # held while stdout of the process is redirected
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

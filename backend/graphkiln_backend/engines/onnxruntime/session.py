@@ -39,6 +39,26 @@ else:
 
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - has space when the disk is full
+_ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
+_CARRIED = "__dlpack__"  # method of a tensor that other libraries can use where it is
+# Operators that are products, by ONNX Runtime's names after its rewriting.
+_PRODUCTS = (
+    {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
+    | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
+    | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
+)
+_KERNEL_TIME = "_kernel_time"  # suffix of the event name of an executed kernel
+# ONNX Runtime's names of element types, the narrowest first.
+_KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
+    ("int8", Precision.INT8),
+    ("uint8", Precision.INT8),
+    ("bfloat16", Precision.BF16),
+    ("float16", Precision.FP16),
+    ("float", Precision.FP32),
+    ("double", "fp64"),
+)
+_MAX_CAPTURES = 64  # each holds its buffers on the device. Further shapes run without a capture.
+NO_CAPTURE = "-1"  # value of `gpu_graph_id` for a run that neither captures nor replays
 
 
 class OnnxRuntimeSession(Closeable):
@@ -250,8 +270,6 @@ def _spec(node: Any) -> TensorSpec:
 
 # Tensors that ONNX Runtime's numpy binding does not handle: text as bytes, bf16, and unknown rank.
 
-_ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
-
 
 def decode_text(name: str, array: AnyArray) -> AnyArray:
     """Decode an array of bytes objects, since the binding would convert b'a' to the text "b'a'".
@@ -331,8 +349,6 @@ def ranked(inputs: tuple[TensorSpec, ...], graph_path: Path) -> tuple[TensorSpec
 #
 # Source: ONNX Runtime, "I/O Binding"; DLPack, "Python Specification for DLPack".
 
-_CARRIED = "__dlpack__"  # method of a tensor that other libraries can use where it is
-
 
 def why_not_on_device(signature: Signature) -> str:
     """Return the reason why a session with this signature cannot leave its tensors on the device, or empty."""
@@ -374,23 +390,6 @@ def run_bound(
 
 
 # Profiles of ONNX Runtime: kernels, their provider and element types.
-
-# Operators that are products, by ONNX Runtime's names after its rewriting.
-_PRODUCTS = (
-    {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
-    | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
-    | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
-)
-_KERNEL_TIME = "_kernel_time"  # suffix of the event name of an executed kernel
-# ONNX Runtime's names of element types, the narrowest first.
-_KERNEL_TYPES: tuple[tuple[str, KernelType], ...] = (
-    ("int8", Precision.INT8),
-    ("uint8", Precision.INT8),
-    ("bfloat16", Precision.BF16),
-    ("float16", Precision.FP16),
-    ("float", Precision.FP32),
-    ("double", "fp64"),
-)
 
 
 def summarize_profile(
@@ -453,9 +452,6 @@ def _kernel_type(kernel: dict[str, Any]) -> KernelType:
 # Not yet run on a GPU: built from the documentation and tested without one; `scripts/gpu-check` is the first run.
 #
 # Source: ONNX Runtime, "CUDA Execution Provider" (`enable_cuda_graph`, run option `gpu_graph_id`).
-
-_MAX_CAPTURES = 64  # each holds its buffers on the device. Further shapes run without a capture.
-NO_CAPTURE = "-1"  # value of `gpu_graph_id` for a run that neither captures nor replays
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

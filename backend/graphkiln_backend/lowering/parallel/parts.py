@@ -28,6 +28,7 @@ _log = logging.getLogger("graphkiln.lowering")
 # change of `write_parts` or of `passes/node_costs.py`, `sharding.py`, `stages.py`.
 PARTS_VERSION = "1"
 _STOP_SPINNING = "session.force_spinning_stop"
+PARTS_FILE = "parts.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,9 +115,6 @@ def _key(artifacts: Artifacts, config: SessionConfig) -> dict[str, str]:
 
 def _shards(config: SessionConfig) -> int:
     return config.parallel.tensor if config.parallel else 1
-
-
-PARTS_FILE = "parts.json"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

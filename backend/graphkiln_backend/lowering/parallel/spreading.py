@@ -26,6 +26,8 @@ from graphkiln_backend.repository.onnx_file import read_replaced_outputs
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.system.resources import has_own_cores, numa_nodes, usable_core_numbers
 
+_AFFINITIES = "session.intra_op_thread_affinities"
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
@@ -122,9 +124,6 @@ def check_apart(numbers: Parallelism, gpus: Sequence[int]) -> None:
 def counted(count: int, noun: str) -> str:
     """Format a count with its noun: `1 core`, `2 cores`."""
     return f"{count} {noun}{'s' if count > 1 else ''}"
-
-
-_AFFINITIES = "session.intra_op_thread_affinities"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

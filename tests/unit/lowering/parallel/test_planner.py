@@ -111,7 +111,7 @@ class TestAuto:
 
 
 HEAVY_END = (1, 1, 2, 4, 8, 16, 60, 150)
-"""KiB of the weights of each node of a net as ResNet-50 is: nine tenths lie in what takes a quarter of the time."""
+# KiB of weights of each node, as in ResNet-50: nine tenths are in nodes that take a quarter of the time
 SHRINKING = (20, 40, 40, 20, 20, 10, 10, 5, 1)
 """KiB of what the nodes compute, the input first."""
 
@@ -163,10 +163,10 @@ class TestMicroBatches:
         assert "(1 take 1.33x, 4 take 1.67x" in split.explain()
 
     @pytest.mark.parametrize(
-        ("asked", "batch", "found", "rows"), [(0, 3, 3, 1), (5, 32, 5, 7), (64, 8, 8, 1), (1, 8, 1, 8)]
+        ("requested", "batch", "found", "rows"), [(0, 3, 3, 1), (5, 32, 5, 7), (64, 8, 8, 1), (1, 8, 1, 8)]
     )
-    def test_rows_of_micro_batches(self, asked: int, batch: int, found: int, rows: int) -> None:
-        split = planned(Parallelism(pipeline=2, micro_batches=asked), batch=batch)
+    def test_rows_of_micro_batches(self, requested: int, batch: int, found: int, rows: int) -> None:
+        split = planned(Parallelism(pipeline=2, micro_batches=requested), batch=batch)
         assert (split.numbers.micro_batches, split.rows) == (found, rows)
 
     def test_batch_that_cannot_be_split(self) -> None:
@@ -302,7 +302,7 @@ class TestInstancesThatShareStages:
         ],
     )
     def test_sharing_that_is_refused(self, numbers: Parallelism, instances: int, device: Device) -> None:
-        """Shards of a batch all work at once; each process has weights of its own on a GPU."""
+        """Shards of a batch all work at once; on a GPU each process holds its own weights."""
         with pytest.raises(LoweringError, match=f"instances of the model.*its configuration has {instances}"):
             Machine(device=device, cores=range(8), gpus=8, instances=instances).places(numbers)
 
