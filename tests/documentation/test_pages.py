@@ -1,4 +1,4 @@
-"""Every page: options that exist, programs that import what there is, links and anchors that lead somewhere."""
+"""All pages: commands and options, imports of programs, links, anchors, navigation and pictures."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ def verbs() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def tritons() -> set[str]:
-    """The flags of tritonserver, which `serve` and `doctor` take, too."""
+    """Flags of tritonserver, which `serve` and `doctor` accept, too."""
     return {f"--{name}" for name in find_installation().flags}
 
 
 def find_verb(words: list[str], verbs: dict[str, Any]) -> tuple[str, list[str]]:
-    """Name of the command that begins with these words, empty for none, and what follows it."""
+    """Split words into the name of a command, empty if there is none, and its arguments."""
     for count in (2, 1):
         if (name := " ".join(("graphkiln", *words[:count]))) in verbs:
             return name, words[count:]
@@ -59,7 +59,7 @@ def options_of(name: str, verbs: dict[str, Any], tritons: set[str]) -> set[str]:
 
 
 def unknown(words: list[str], verbs: dict[str, Any], tritons: set[str]) -> Iterator[str]:
-    """What of a command does not exist."""
+    """Yield words of a command that do not exist."""
     if words[0].startswith("--"):
         known = {name for param in get_command(app).params for name in param.opts}
         yield from {words[0]} - known - {"--help"}
@@ -71,14 +71,14 @@ def unknown(words: list[str], verbs: dict[str, Any], tritons: set[str]) -> Itera
     yield from named - (options_of(name, verbs, tritons) if name else {"--help"})
 
 
-def test_every_command_in_a_block_is_parsed(pages: list[Path], verbs: dict[str, Any], tritons: set[str]) -> None:
+def test_commands_in_blocks_are_valid(pages: list[Path], verbs: dict[str, Any], tritons: set[str]) -> None:
     found = [each for page in pages for each in manual.graphkiln_commands(page)]
     assert len(found) > 80
     assert [fault for place, words in found for fault in faults(place, words, verbs, tritons)] == []
 
 
 def faults(place: str, words: list[str], verbs: dict[str, Any], tritons: set[str]) -> Iterator[str]:
-    """Options that do not exist, or what the parser itself says."""
+    """Yield options that do not exist, or the error of the parser."""
     missing = list(unknown(words, verbs, tritons))
     yield from (f"{place}: {each}" for each in missing)
     name, rest = find_verb(words, verbs)
@@ -89,7 +89,7 @@ def faults(place: str, words: list[str], verbs: dict[str, Any], tritons: set[str
             yield f"{place}: graphkiln {' '.join(words)}: {error}"
 
 
-def test_every_option_that_the_text_names_exists(pages: list[Path], verbs: dict[str, Any], tritons: set[str]) -> None:
+def test_options_named_in_the_text_exist(pages: list[Path], verbs: dict[str, Any], tritons: set[str]) -> None:
     found = [(page.name, words) for page in pages for words in manual.mentioned_commands(page)]
     assert len(found) > 60
     assert [f"{name}: {each}" for name, words in found for each in unknown(words, verbs, tritons)] == []
@@ -99,20 +99,20 @@ def test_every_option_that_the_text_names_exists(pages: list[Path], verbs: dict[
     ("command", "fault"),
     [("serve --modelstore x", "--modelstore"), ("sreve x", "sreve"), ("cache lits", "lits"), ("tune m --p99 x", "")],
 )
-def test_what_does_not_exist_is_found(command: str, fault: str, verbs: dict[str, Any], tritons: set[str]) -> None:
-    told = list(faults("here", command.split(), verbs, tritons))
-    assert bool(told) == bool(fault) or command.startswith("cache")
-    assert all(fault in each for each in told)
+def test_invalid_commands_are_found(command: str, fault: str, verbs: dict[str, Any], tritons: set[str]) -> None:
+    found = list(faults("here", command.split(), verbs, tritons))
+    assert bool(found) == bool(fault) or command.startswith("cache")
+    assert all(fault in each for each in found)
 
 
-def test_every_program_compiles_and_imports_what_there_is(pages: list[Path]) -> None:
+def test_programs_compile_and_import_existing_names(pages: list[Path]) -> None:
     programs = [block for page in pages for block in manual.blocks(page) if block.language == "python"]
     assert len(programs) > 15
     assert [fault for block in programs for fault in missing_imports(block)] == []
 
 
 def missing_imports(block: manual.Block) -> Iterator[str]:
-    """What a program imports of graphkiln, and is not there."""
+    """Yield names of graphkiln that a program imports and that do not exist."""
     for node in ast.walk(compile(block.text, block.place, "exec", ast.PyCF_ONLY_AST | ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)):
         if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("graphkiln"):
             module = import_module(node.module or "")
@@ -123,13 +123,13 @@ def missing_imports(block: manual.Block) -> Iterator[str]:
                     import_module(alias.name)
 
 
-def test_every_link_and_anchor_leads_somewhere(pages: list[Path]) -> None:
+def test_links_and_anchors_exist(pages: list[Path]) -> None:
     found = [(page, target) for page in pages for target in manual.links(page)]
     assert len(found) > 150
-    assert [f"{page.name}: {target}" for page, target in found if not leads_somewhere(page, target)] == []
+    assert [f"{page.name}: {target}" for page, target in found if not target_exists(page, target)] == []
 
 
-def leads_somewhere(page: Path, target: str) -> bool:
+def target_exists(page: Path, target: str) -> bool:
     if re.match(r"[a-z][a-z0-9+.-]*:", target):
         return not target.startswith(("http://localhost", "file:"))
     path, _, anchor = target.partition("#")
@@ -139,20 +139,20 @@ def leads_somewhere(page: Path, target: str) -> bool:
     return not anchor or (file.suffix == ".md" and anchor in manual.anchors(file))
 
 
-def test_links_that_lead_nowhere_are_found(tmp_path: Path) -> None:
+def test_broken_links_are_found(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
     page.write_text("# A `b` c\n\n[x](#a-b-c) [y](#a) ![z](none.png)\n\n```text\n[n](nowhere.md)\n```\n")
-    assert [leads_somewhere(page, target) for target in manual.links(page)] == [True, False, False]
+    assert [target_exists(page, target) for target in manual.links(page)] == [True, False, False]
 
 
-def test_guides_have_blocks_that_are_run_or_shown(repository: Path) -> None:
+def test_blocks_of_guides_are_run_or_text(repository: Path) -> None:
     guides = [repository / "docs" / "tutorial.md", *(repository / "docs" / "how-to").glob("*.md")]
     kinds = {(block.language, block.place) for page in guides for block in manual.blocks(page) if not block.title}
     assert [place for language, place in kinds if language not in RUN | SHOWN] == []
 
 
-def test_every_page_with_programs_is_followed(repository: Path) -> None:
-    """By test_walkthroughs, in order, against a real server; all else is shown as text."""
+def test_pages_with_programs_are_executed(repository: Path) -> None:
+    """test_walkthroughs runs them against a real server; other blocks are text."""
     docs = repository / "docs"
     programs = {
         str(block.page.relative_to(docs))
@@ -163,21 +163,21 @@ def test_every_page_with_programs_is_followed(repository: Path) -> None:
     assert programs == {"tutorial.md", *(f"{name}.md" for name in manual.GUIDES)}
 
 
-def test_every_public_name_is_in_the_reference(repository: Path) -> None:
+def test_public_names_are_in_the_reference(repository: Path) -> None:
     page = (repository / "docs" / "reference" / "python.md").read_text()
     described = {name.rpartition(".")[2] for name in re.findall(r"^::: (\S+)$", page, re.MULTILINE)}
     assert {*graphkiln.__all__} - {"scoring"} - described == set()
     assert {*graphkiln.scoring.__all__} - described == set()
 
 
-def test_every_page_is_in_the_navigation(repository: Path) -> None:
+def test_pages_are_in_the_navigation(repository: Path) -> None:
     site = yaml.safe_load((repository / "mkdocs.yml").read_text())
     listed = set(re.findall(r"[\w/-]+\.md", str(site["nav"])))
     docs = repository / "docs"
     assert listed == {str(path.relative_to(docs)) for path in docs.rglob("*.md")}
 
 
-def test_every_extra_that_a_page_names_is_one(repository: Path, pages: list[Path]) -> None:
+def test_named_extras_exist(repository: Path, pages: list[Path]) -> None:
     extras = set(tomllib.loads((repository / "pyproject.toml").read_text())["project"]["optional-dependencies"])
     named = [
         (page.name, each) for page in pages for found in EXTRAS.findall(page.read_text()) for each in found.split(",")
@@ -187,18 +187,18 @@ def test_every_extra_that_a_page_names_is_one(repository: Path, pages: list[Path
 
 
 @pytest.mark.parametrize("name", pictures.PICTURES)
-def test_pictures_show_the_product_as_it_looks(name: str, repository: Path) -> None:
-    """tests/integration/test_pictures.py makes them, and keeps them with `GRAPHKILN_RECORD=1`."""
+def test_pictures_are_current(name: str, repository: Path) -> None:
+    """tests/integration/test_pictures.py makes them, and saves them with `GRAPHKILN_RECORD=1`."""
     assert pictures.fault_of(repository / "docs" / name) == ""
 
 
-def test_every_picture_of_the_pages_is_made_by_a_test_or_a_script(pages: list[Path]) -> None:
+def test_pictures_are_made_by_a_test_or_script(pages: list[Path]) -> None:
     """docs/quickstart.svg is drawn by `scripts/docs --picture`."""
     shown = {target.rpartition("/")[2] for page in pages for target in manual.pictures(page)}
     assert shown == {*pictures.PICTURES, "quickstart.svg"}
 
 
-def test_pictures_that_are_old_empty_or_large_are_found(tmp_path: Path) -> None:
+def test_old_empty_and_large_pictures_are_found(tmp_path: Path) -> None:
     drawn = Image.effect_noise((700, 100), 90)
     content = io.BytesIO()
     drawn.save(content, "PNG")

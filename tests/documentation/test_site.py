@@ -1,4 +1,4 @@
-"""The site of docs/, built without a network and searched in a browser that reaches nothing but it."""
+"""The site of docs/, built and searched without a network."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def site(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 class Quiet(SimpleHTTPRequestHandler):
     def log_message(self, *_: object) -> None:
-        """Says nothing of requests."""
+        """Log no requests."""
 
 
 @pytest.fixture
@@ -47,17 +47,17 @@ def url(site: Path) -> Iterator[str]:
         thread.join()
 
 
-def test_it_names_no_resource_of_others(site: Path) -> None:
+def test_no_external_resources(site: Path) -> None:
     assert len([*site.rglob("*.html")]) > 30
     assert foreign_resources(site) == []
 
 
 @pytest.mark.parametrize("width", [335, 1280])
-def test_it_is_searched_and_read_without_other_sites(url: str, width: int) -> None:
-    asked: list[str] = []
+def test_search_and_anchors_without_network(url: str, width: int) -> None:
+    external: list[str] = []
 
     def keep_out(route: Route) -> None:
-        asked.append(route.request.url)
+        external.append(route.request.url)
         route.abort()
 
     with chromium() as browser:
@@ -72,10 +72,10 @@ def test_it_is_searched_and_read_without_other_sites(url: str, width: int) -> No
         expect(page.locator("h2[id='4-serve']")).to_be_in_viewport(timeout=PATIENCE_MS)
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(wide) == 0
-    assert asked == []
+    assert external == []
 
 
-def test_the_page_of_what_is_not_there_finds_its_files_below_a_path(repository: Path, tmp_path: Path) -> None:
+def test_404_page_finds_its_files_below_a_path(repository: Path, tmp_path: Path) -> None:
     built = tmp_path / "graphkiln"
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(built)]
     environment = {**os.environ, **NO_NETWORK, "NO_MKDOCS_2_WARNING": "1", "SITE_URL": "https://docs.example/graphkiln"}

@@ -76,16 +76,16 @@ def test_a_journey(name: str, repository: Path, tmp_path: Path, request: pytest.
 def check_result(name: str, reader: Walkthrough) -> None:
     """Check the result of a journey."""
     if name == "triton_store":
-        assert reader.said(r"configured\W+1\W+READY")
-        assert reader.said(r"bare\W+1\W+READY")
+        assert reader.printed(r"configured\W+1\W+READY")
+        assert reader.printed(r"bare\W+1\W+READY")
     if name in ("pytorch", "int8"):
-        assert reader.said("seven")
+        assert reader.printed("seven")
     if name == "int8":
-        assert reader.said("int8")
+        assert reader.printed("int8")
     if name == "tune":
-        assert reader.said("50 requests per second")
+        assert reader.printed("50 requests per second")
     if name == "score":
-        assert reader.said(r"answers is whole: 5 rows = 5 scored \+ 0 errors")
+        assert reader.printed(r"answers is whole: 5 rows = 5 scored \+ 0 errors")
     if name == "upgrade":
         assert reader.server
         with Client(reader.server.url) as client:

@@ -30,10 +30,10 @@ class Block:
 
     Attributes:
         page: The file.
-        line: Of its fence, from 1.
-        language: What the fence says.
-        title: Of a file that the reader writes; empty for none.
-        text: What lies between the fences, without their indentation.
+        line: Line of its fence, from 1.
+        language: Language of the fence.
+        title: Name of the file that the reader writes; empty for none.
+        text: Text between the fences, without their indentation.
     """
 
     page: Path

@@ -1,4 +1,4 @@
-"""Follows a page of the documentation as a reader would: its programs in order, in a folder, with real servers."""
+"""Execute the programs of a documentation page in order, in a folder, with real servers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from running import Server, Serving, free_ports
 _TIMEOUT_S = 900
 _READY_WITHIN_S = 300
 # Commands whose exit code depends on the machine: on a busy one no p99 may be proven.
-_MAY_SAY_NO = {"tune": (0, 1), "doctor": (0, 1)}
+_EXIT_CODES = {"tune": (0, 1), "doctor": (0, 1)}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,9 +30,9 @@ class Step:
     """A command that was run.
 
     Attributes:
-        command: As it stands on the page.
-        printed: What it said, on both streams.
-        seconds: How long it took; of a server, until it was ready.
+        command: Command as on the page.
+        printed: Its output, of both streams.
+        seconds: Duration; of a server, until it was ready.
     """
 
     command: str
@@ -45,9 +45,9 @@ class Walkthrough:
     """A reader in a folder.
 
     Attributes:
-        folder: Where the commands are run.
-        edits: Text of a page -> what is done instead, for what would take long.
-        steps: What was done so far.
+        folder: Working folder of the commands.
+        edits: Text of a page -> faster replacement.
+        steps: Commands that were run.
     """
 
     folder: Path
@@ -67,19 +67,19 @@ class Walkthrough:
         self._stack.close()
 
     def bring(self, repository: Path, *names: str) -> Walkthrough:
-        """Copies folders of the checkout here, as somebody has them who works in one."""
+        """Copy folders of the checkout, which the reader of a guide has."""
         for name in names:
             shutil.copytree(repository / name, self.folder / name)
         return self
 
     def follow(self, page: Path) -> None:
-        """Does what the blocks of a page say, in order."""
+        """Run all blocks of a page in order."""
         for block in manual.blocks(page):
             self.do(block)
         self.wait()
 
     def do(self, block: manual.Block) -> None:
-        """Does what a block says: writes its file, or runs its program or its commands; shows nothing else."""
+        """Write the file of a block, or run its program or commands."""
         if block.title:
             file = self.folder / block.title
             file.parent.mkdir(parents=True, exist_ok=True)
@@ -91,7 +91,7 @@ class Walkthrough:
                 self.run(command)
 
     def run(self, command: str) -> None:
-        """Runs a command; one that serves goes on in the background until the next one does, as does one with `&`."""
+        """Run a command; a server and a command with `&` continue in the background."""
         done = self._edited(command)
         if done.startswith("graphkiln serve "):
             self._serve(command, shlex.split(done)[2:])
@@ -111,18 +111,18 @@ class Walkthrough:
             self._execute(command, self._shell(done), (0, 1))  # 1 where an older version is unloaded
         else:
             verb = done.split()[1] if done.startswith("graphkiln ") else ""
-            self._execute(command, self._shell(done), _MAY_SAY_NO.get(verb, (0,)))
+            self._execute(command, self._shell(done), _EXIT_CODES.get(verb, (0,)))
 
     def wait(self) -> None:
-        """Waits for what runs in the background; it must end well."""
+        """Wait for the commands in the background, which must succeed."""
         while self._background:
             command, begun, process = self._background.pop()
             printed, _ = process.communicate(timeout=_TIMEOUT_S)
             assert process.returncode == 0, f"{command}\n{printed}"
             self.steps.append(Step(command=command, printed=printed, seconds=time.monotonic() - begun))
 
-    def said(self, pattern: str) -> bool:
-        """Whether anything that was printed fits."""
+    def printed(self, pattern: str) -> bool:
+        """Search the output of all steps for a pattern."""
         return any(re.search(pattern, step.printed) for step in self.steps)
 
     def _serve(self, command: str, arguments: list[str]) -> None:
@@ -136,7 +136,7 @@ class Walkthrough:
         self.steps.append(Step(command=command, printed=self.server.log, seconds=time.monotonic() - begun))
 
     def _until_newest_are_ready(self) -> None:
-        """A new version needs a while; the reader asks again."""
+        """Wait for the newest version of each model, as a reader who repeats the command."""
         deadline, missing = time.monotonic() + _READY_WITHIN_S, self._newest()
         while missing:
             assert time.monotonic() < deadline, f"not ready: {missing}\n{self.server and self.server.log}"
@@ -145,7 +145,7 @@ class Walkthrough:
             missing -= {(each["name"], each["version"]) for each in states if each["state"] == "READY"}
 
     def _newest(self) -> set[tuple[str, str]]:
-        """Name and newest version of each model in the store that is served; none where they are loaded by hand."""
+        """Name and newest version of each model in the served store; empty in explicit mode."""
         versions = [
             path for path in self._store.glob("*/[1-9]*") if path.is_dir() and not path.parent.name.startswith(".")
         ]
@@ -176,14 +176,14 @@ class Walkthrough:
         return command.replace(".venv/bin/graphkiln ", "graphkiln ")
 
     def _moved(self, text: str) -> str:
-        """The same for a server on other ports."""
+        """Replace the ports of the page by those of the server."""
         if not self.server:
             return text
         ports = {"8000": self.server.http_port, "8001": self.server.grpc_port, "8002": self.server.metrics_port}
         return re.sub(r"(localhost|127\.0\.0\.1):(800[012])", lambda found: f"127.0.0.1:{ports[found[2]]}", text)
 
     def _environment(self) -> dict[str, str]:
-        """Commands of this environment, a cache of their own, no downloads of models."""
+        """Environment of the commands: this installation, a separate cache, no downloads of models."""
         return {
             **os.environ,
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",

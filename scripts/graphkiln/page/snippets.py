@@ -30,9 +30,9 @@ _HALF = {DType.FP16, DType.BF16}  # not supported by JSON
 # A BYTES element with its length. Source: KServe v2, binary tensor data extension.
 _TEXT = b"\x04\0\0\0text"
 # Prints the JSON header of a binary response, or the error.
-_TOLD = (
+_PRINT_HEADER = (
     "import json, sys; answer = sys.stdin.buffer.read().decode('latin-1'); "
-    "told, _ = json.JSONDecoder().raw_decode(answer); print(told); sys.exit('error' in told)"
+    "header, _ = json.JSONDecoder().raw_decode(answer); print(header); sys.exit('error' in header)"
 )
 _SIDE = 224
 
@@ -159,7 +159,7 @@ def _binary_curl(url: str, served: ServedVersion, rows: _Rows, sequence: _Sequen
     body = " + ".join(_raw(dtype, shape) for _, dtype, shape in rows)
     length = shlex.quote(f"Inference-Header-Content-Length: {len(head)}")
     program = f"import sys; sys.stdout.buffer.write({head!r} + {body})"
-    return f"{_python(program)} |\n  {_post(url, served, f'-H {length}')} |\n  {_python(_TOLD)}\n"
+    return f"{_python(program)} |\n  {_post(url, served, f'-H {length}')} |\n  {_python(_PRINT_HEADER)}\n"
 
 
 def _python(program: str) -> str:

@@ -102,7 +102,7 @@ def test_invalid_top_k_parameter(page: TestClient, query: str) -> None:
         (ModelNotFound("there is no m"), 404),
         (Overloaded("later"), 429),
         (DeadlineExceeded("too slow"), 504),
-        (ConnectionFailed("nobody", hint="start it"), 502),
+        (ConnectionFailed("no server", hint="start it"), 502),
         (Unauthorized("no"), 401),
     ],
 )

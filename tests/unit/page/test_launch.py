@@ -156,16 +156,16 @@ def test_port_in_use_suggests_another() -> None:
 
 
 @pytest.mark.parametrize(
-    ("page", "tls", "told"),
+    ("page", "tls", "is_warned"),
     [("0.0.0.0:9", None, True), ("[::]:9", None, True), (":9", None, False), ("0.0.0.0:9", FILES, False)],
 )
 def test_open_page_warning(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: str, tls: TlsFiles | None, told: bool
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, page: str, tls: TlsFiles | None, is_warned: bool
 ) -> None:
     monkeypatch.setattr(launch, "ListeningChild", lambda *_: nullcontext())
     with caplog.at_level(logging.WARNING, "graphkiln.page"):
         open_page(page_address(page), flags(), flags(), tls, [])
-        assert ("is not encrypted" in caplog.text) == told
+        assert ("is not encrypted" in caplog.text) == is_warned
         caplog.clear()
         monkeypatch.setenv(launch.HOST_VARIABLE, page_address(page).host)
         open_page(page_address(page), flags(), flags(), tls, [])

@@ -1,4 +1,4 @@
-"""A child that serves a port: it gets the listener, is started again, and ends with its parent."""
+"""A child that serves a port: it inherits the listener, is restarted, and ends with its parent."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def heard(port: int) -> bytes:
         return connection.recv(100)
 
 
-def test_it_serves_is_started_again_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_child_serves_is_restarted_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "greeting_child.py").write_text(CHILD)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=os.pathsep)
     (port,) = free_ports(1)
@@ -48,13 +48,13 @@ def test_it_serves_is_started_again_and_ends(tmp_path: Path, monkeypatch: pytest
         assert heard(port) == b"hello"
         first = child.pid
         os.kill(first, signal.SIGKILL)
-        assert heard(port) == b"hello", "whoever comes while there is no child waits for the next one"
+        assert heard(port) == b"hello", "clients wait for the next child"
         last = child.pid
         assert last != first
     assert not psutil.pid_exists(last)
 
 
-def test_a_port_in_use() -> None:
+def test_port_in_use() -> None:
     with socket.create_server(("127.0.0.1", 0)) as holder:
         address = at(holder.getsockname()[1])
         with pytest.raises(ServerSetupError, match="HTTP"):

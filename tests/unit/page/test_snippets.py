@@ -104,9 +104,9 @@ def test_half_precision_output_is_binary(shown: Shown) -> None:
 
 def test_curl_prints_binary_response(shown: Shown) -> None:
     tensors(shown, ("X", "FP16", [1]))
-    told = shlex.split(programs(shown)["curl"].rpartition(" |\n")[2])
+    printing = shlex.split(programs(shown)["curl"].rpartition(" |\n")[2])
     for response, code, printed in ((b'{"outputs": []}\xff\0', 0, b"{'outputs': []}"), (b'{"error": "no"}', 1, b"no")):
-        ran = subprocess.run([sys.executable, *told[1:]], input=response, capture_output=True, check=False)
+        ran = subprocess.run([sys.executable, *printing[1:]], input=response, capture_output=True, check=False)
         assert (ran.returncode, printed in ran.stdout) == (code, True)
 
 

@@ -58,8 +58,8 @@ def answering(shown: Shown, outputs: list[list[float]], row: dict[str, Any]) -> 
     """Return the description of an output that differs from the golden one."""
     shown.answer_in_turn(3, 3, 4)
     shown.transport.responses["infer"] = InferResponse(model="m", version="1", outputs={"Y": np.float32(outputs)})
-    told: dict[str, Any] = ask(shown, {"X": row})["outputs"]["Y"]
-    return told
+    found: dict[str, Any] = ask(shown, {"X": row})["outputs"]["Y"]
+    return found
 
 
 def test_golden_sample(stored: Shown) -> None:

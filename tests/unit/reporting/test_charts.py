@@ -1,4 +1,4 @@
-"""Where bars and spans lie."""
+"""Positions of bars, spans and ticks in charts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from graphkiln.reporting.report import (
 # Axes and their ticks.
 
 
-def test_a_linear_axis_begins_at_0() -> None:
+def test_linear_axis_begins_at_0() -> None:
     axis = linear_axis([100.0, 380.0], 50, 450)
     assert axis.place(0) == 50
     assert 400 < axis.place(380) < 450
@@ -27,7 +27,7 @@ def test_a_linear_axis_begins_at_0() -> None:
     assert linear_axis([0.0], 0, 1).place(0) == 0
 
 
-def test_a_logarithmic_axis_has_round_ticks() -> None:
+def test_logarithmic_axis_has_round_ticks() -> None:
     axis = log_axis([3.0, 40.0], 300, 0)
     assert [label for _, label in axis.ticks] == ["5", "10", "20", "50"]
     assert 300 > axis.place(3) > axis.place(40) > 0
@@ -43,10 +43,10 @@ def test_ticks_are_round_numbers_in_order(values: list[float]) -> None:
         assert label.lstrip("0.").rstrip("0")[:1] in ("1", "2", "5") or "e" in label
 
 
-def test_bars_lie_below_each_other_and_keep_what_is_said_of_them() -> None:
+def test_bars_are_rows_with_labels() -> None:
     bars = [
         Bar(title="one", begin=0, end=10, label="10", number="1"),
-        Bar(title="two", begin=10, end=5, label="-5", switch=True, source=7.5, source_label="told"),
+        Bar(title="two", begin=10, end=5, label="-5", switch=True, source=7.5, source_label="reported"),
     ]
     chart = bar_chart(bars, linear_across([10.0]), " ms")
     one, two = chart["rows"]
@@ -54,11 +54,11 @@ def test_bars_lie_below_each_other_and_keep_what_is_said_of_them() -> None:
     assert two["x"] + two["width"] == pytest.approx(one["x"] + one["width"])
     assert two["x"] < two["source"] < two["x"] + two["width"]
     assert one["source"] is None
-    assert (two["switch"], two["source_label"], one["number"]) == (True, "told", "1")
+    assert (two["switch"], two["source_label"], one["number"]) == (True, "reported", "1")
     assert one["y"] < two["y"] < chart["height"]
     assert all(label.endswith(" ms") for _, label in chart["ticks"])
 
 
-def test_nothing_is_an_empty_chart() -> None:
+def test_empty_chart() -> None:
     assert bar_chart([], log_across([]))["rows"] == []
     assert span_chart([], linear_across([]))["rows"] == []

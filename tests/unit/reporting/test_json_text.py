@@ -1,4 +1,4 @@
-"""JSON that every reader takes."""
+"""Standard JSON, without NaN and infinity."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkiln.reporting.json_text import finite, json_text
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf, -math.inf])
-def test_what_json_does_not_have_is_null(number: float) -> None:
+def test_nan_and_infinity_are_null(number: float) -> None:
     document = {"a": [1.5, number], "b": {"c": (number, "NaN", None, 2)}}
     expected = {"a": [1.5, None], "b": {"c": [None, "NaN", None, 2]}}
     assert finite(document) == expected
@@ -20,7 +20,7 @@ def test_what_json_does_not_have_is_null(number: float) -> None:
         assert json.loads(text, parse_constant=pytest.fail) == expected
 
 
-def test_the_rest_is_as_json_has_it() -> None:
+def test_other_values_are_unchanged() -> None:
     document: dict[str, Any] = {"a": [1, 2.5, True, None], "b": "ü"}
     assert json_text(document) == json.dumps(document)
     assert json_text(document, indent=2) == json.dumps(document, indent=2)

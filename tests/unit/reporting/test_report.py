@@ -1,4 +1,4 @@
-"""A report: a chart has its table, text is text, nothing comes from elsewhere."""
+"""HTML reports: a table for each chart, escaped text, no external resources."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_every_chart_has_its_table() -> None:
     assert page.count("<circle") == 2
 
 
-def test_what_comes_from_outside_is_text() -> None:
+def test_text_is_escaped() -> None:
     page = render(report())
     assert "<h1>A &amp; B</h1>" in page
     assert "<td>&lt;b&gt;one&lt;/b&gt;</td>" in page
@@ -54,7 +54,7 @@ def test_what_comes_from_outside_is_text() -> None:
     assert "<i>" not in page
 
 
-def test_it_needs_nothing_from_elsewhere() -> None:
+def test_no_external_resources() -> None:
     assert not re.search(r"(?:src|href|url)\s*[=(]|@import|https?://|<script", render(report()))
 
 
@@ -64,26 +64,26 @@ def test_numbers_are_aligned_to_the_right() -> None:
     assert '<td class="n">20</td>' in page
 
 
-def test_without_facts_and_command_their_headings_are_left_out() -> None:
+def test_no_headings_without_facts_and_command() -> None:
     page = render(report(facts={}, command=""))
     assert "Machine and versions" not in page
     assert "To repeat it" not in page
 
 
-def test_a_row_of_another_length_is_refused() -> None:
+def test_row_of_another_length_is_refused() -> None:
     with pytest.raises(ValueError, match="a row of 1 cells"):
         Table(columns=("a", "b"), rows=[("x",)])
 
 
-def test_a_column_without_a_title_is_refused() -> None:
+def test_column_without_a_title_is_refused() -> None:
     with pytest.raises(ValueError, match="a column without a title"):
         Table(columns=("", "b"), rows=[("x", "y")])
 
 
-# Templates: a room's own go before the shared ones.
+# Templates: those of a package precede the shared ones.
 
 
-def test_a_room_has_its_page_in_the_shared_style() -> None:
+def test_packages_extend_the_shared_page() -> None:
     templates = environment("graphkiln.tuning")
     templates.filters["number"] = templates.filters["word"] = str
     text = templates.loader.get_source(templates, "page.html.j2")[0]  # type: ignore[union-attr]
@@ -92,6 +92,6 @@ def test_a_room_has_its_page_in_the_shared_style() -> None:
     assert templates.get_template("base.html.j2")
 
 
-def test_what_is_not_given_is_an_error() -> None:
+def test_missing_value_is_an_error() -> None:
     with pytest.raises(jinja2.UndefinedError):
         environment().from_string("{{ nothing }}").render()
