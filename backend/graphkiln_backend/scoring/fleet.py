@@ -17,7 +17,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import cache
 from importlib import import_module
 from importlib.metadata import version
 from itertools import count
@@ -63,6 +62,7 @@ _NODES_EVERY_S = 1.0
 _HEARTBEAT_S = 2.0
 _SUSPENDED_S = 30.0  # between two checks for hanging workers; the driver checks twice a second
 _CLOSE_S = 5.0
+_TOKEN = secrets.token_hex(32)  # of this process: Ray reads it only once
 _CALLS = UNITS_PER_WORKER + 2  # concurrent calls of an actor: one per unit, the heartbeat, `close`
 _log = logging.getLogger("graphkiln.scoring")
 
@@ -101,26 +101,24 @@ def _silent() -> Iterator[None]:
 
 
 def _check_connected(address: str) -> None:
+    """Refuse another cluster than the connected one; a loopback address is any address of this machine."""
     used = ray.get_runtime_context().gcs_address
-    if address not in {"", "auto"} and not _is_same(address, used):
+    (host, port), (used_host, used_port) = _resolve(address), _resolve(used)
+    is_used = port == used_port and (host == used_host or host.startswith("127."))
+    if address not in {"", "auto"} and not is_used:
         raise ScoringError(
             f"this process is connected to the Ray at {used}, not to {address}",
             hint=f"call ray.shutdown() first, or use address={used}",
         )
 
 
-def _is_same(address: str, other: str) -> bool:
-    """Compare two addresses of Ray; a loopback address equals any address of this machine."""
-    (host, _, port), (other_host, _, other_port) = address.rpartition(":"), other.rpartition(":")
-    resolved = _resolve(host)
-    return port == other_port and (resolved.startswith("127.") or resolved == _resolve(other_host))
-
-
-def _resolve(host: str) -> str:
+def _resolve(address: str) -> tuple[str, str]:
+    """Split an address into the IP address, or the name if it is unknown, and the port."""
+    host, _, port = address.rpartition(":")
     try:
-        return socket.gethostbyname(host)
+        return socket.gethostbyname(host), port
     except OSError:
-        return host
+        return host, port
 
 
 @contextmanager
@@ -148,7 +146,7 @@ def _attached(address: str) -> Iterator[None]:
 def _started() -> Iterator[None]:
     """Run a private, silent Ray on this machine during the block."""
     environment = {
-        "RAY_AUTH_TOKEN": _token(),  # without it Ray writes one into the home folder
+        "RAY_AUTH_TOKEN": _TOKEN,  # without it Ray writes one into the home folder
         "RAY_USAGE_STATS_ENABLED": "0",
         "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
     }
@@ -175,12 +173,6 @@ def _started() -> Iterator[None]:
             yield
         finally:
             ray.shutdown()
-
-
-@cache
-def _token() -> str:
-    """Return the token of this process; cached because Ray reads it only once."""
-    return secrets.token_hex(32)
 
 
 @contextmanager
@@ -372,30 +364,25 @@ class RayFleet(Closeable):
         """Process a call that has returned; None if it has no outcome for the schedule."""
         member = self._members[name]
         try:
-            returned = ray.get(call)
-        except RayActorError as error:
-            return self._end(name, self._lost(name, member, error))
-        except OutOfMemoryError:
-            return self._end(name, Ended(worker=name, blame=Blame.ROWS, reason=OUT_OF_MEMORY))
+            returned: Outcome | int = ray.get(call)
         except RayError as error:
-            return self._end(name, Ended(worker=name, blame=Blame.WORKER, reason=f"its actor failed: {error}"))
-        if call == member.heartbeat:
+            return self._end(name, self._lost(name, member, error))
+        if isinstance(returned, int):  # the heartbeat
             if returned != member.progress:
                 member.progress, member.since = returned, time.monotonic()
             member.heartbeat = member.actor.progress.remote(_HEARTBEAT_S)
             return None
         member.calls.discard(call)
         member.committing.pop(call, None)
-        match returned:
-            case Computed(attempt=attempt):
-                # A separate call, so that the driver knows if a worker died while it was committing. Then the result
-                # may exist or not: the unit is tried again, and the destination refuses a second result.
-                commit = member.actor.commit.remote(attempt)
-                member.calls.add(commit)
-                member.committing[commit] = attempt
-                return None
-            case WorkerReady():
-                returned = self._greet(member, returned)
+        if isinstance(returned, Computed):
+            # A separate call, so that the driver knows if a worker died while it was committing. Then the result may
+            # exist or not: the unit is tried again, and the destination refuses a second result.
+            commit = member.actor.commit.remote(returned.attempt)
+            member.calls.add(commit)
+            member.committing[commit] = returned.attempt
+            return None
+        if isinstance(returned, WorkerReady):
+            returned = self._greet(member, returned)
         return self._end(name, returned) if isinstance(returned, Ended) else returned
 
     def _greet(self, member: _Member, ready: WorkerReady) -> WorkerReady | Ended:
@@ -407,8 +394,13 @@ class RayFleet(Closeable):
         del self._lost_starts[member.node.id]
         return replace(ready, facts=replace(ready.facts, node=member.node.name))
 
-    def _lost(self, name: str, member: _Member, error: RayActorError) -> Ended:
+    def _lost(self, name: str, member: _Member, error: RayError) -> Ended:
+        """Explain the end of a worker whose call failed."""
         _log.info("%s: %s", name, error)
+        if isinstance(error, OutOfMemoryError):
+            return Ended(worker=name, blame=Blame.ROWS, reason=OUT_OF_MEMORY)
+        if not isinstance(error, RayActorError):
+            return Ended(worker=name, blame=Blame.WORKER, reason=f"its actor failed: {error}")
         if all(each.id != member.node.id for each in living_nodes()):
             return Ended(worker=name, blame=Blame.NODE, reason="its node is gone")
         if not member.ready:

@@ -1,9 +1,9 @@
-"""The lock that keeps other drivers away from a destination while a run plans, replaces and finishes there.
+"""Lock of a destination: one driver at a time plans, replaces and finishes there.
 
-It is one object, `_claim.json`, made by exclusive creation and renewed from a thread. It is free again when it was
-released, when its process is seen to be gone on this machine, or when it was not renewed for `LOCK_S` seconds by the
-store's own clock: the clocks of two machines are never compared. Results do not depend on it: a commit is exclusive by
-itself, so that two drivers who both took an expired lock at one moment lose no row and double none.
+The lock is one object, `_claim.json`, created exclusively and renewed by a thread. It is free after its release, if its
+process on this machine is dead, or if it was not renewed for `LOCK_S` seconds by the clock of the store: clocks of two
+machines are never compared. Results do not depend on it, because each commit is exclusive: two drivers that take an
+expired lock simultaneously lose no row and duplicate none.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from graphkiln_backend.scoring.destinations.store import Notes
 from graphkiln_backend.scoring.errors import DestinationBusy, LockLost, StoreError
 from graphkiln_backend.system.closing import Closeable
 
-LOCK_S = 60.0  # how long a lock is believed without being renewed
+LOCK_S = 60.0  # until a lock that is not renewed expires
 NAME = "_claim.json"
 _RENEW_S = LOCK_S / 4
-_SETTLE_S = 1.0  # how long two drivers that found the same expired lock may take to delete and create
+_SETTLE_S = 1.0  # time in which two drivers that found the same expired lock delete and create it
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _log = logging.getLogger("graphkiln.scoring")
 
@@ -55,7 +55,7 @@ class Holder:
 
     @property
     def is_gone(self) -> bool:
-        """True if the process is seen to have ended; False where this machine could not see it."""
+        """True if the process ended; False if it is not a process of this machine."""
         return self.machine == _machine() and _started(self.pid) != self.started
 
     def __str__(self) -> str:
@@ -82,7 +82,7 @@ class Lock(Closeable):
         self._thread.start()
 
     def check(self) -> None:
-        """Raise where the lock is lost; to be called before anything that no other run may do at the same time.
+        """Check that the lock is held; call it before each step that must not run twice at the same time.
 
         Raises:
             LockLost: Another run has taken it.
@@ -92,7 +92,7 @@ class Lock(Closeable):
             raise self._failure
 
     def close(self) -> None:
-        """Release the lock, so that the next run need not wait. Where that fails it expires by itself."""
+        """Release the lock. If that fails, it expires."""
         if self._over.is_set():
             return
         self._over.set()
@@ -101,33 +101,34 @@ class Lock(Closeable):
             if self._store.read(NAME) == self._content:
                 self._store.delete(NAME)
         except StoreError as error:
-            _log.warning("the lock of the destination could not be released; it expires by itself: %s", error)
+            _log.warning("the lock of the destination could not be released and expires by itself: %s", error)
 
     def _acquire(self) -> None:
         content = memoryview(self._content)
         if self._store.create(NAME, content):
             return
         if self._store.read(NAME) is not None:
-            if not self._is_free():
-                self._refuse()
-            self._store.delete(NAME)
+            self._refuse_or_delete()
         created = self._store.create(NAME, content)
         if created:  # another driver may have found the same expired lock, and deleted ours after that
             time.sleep(_SETTLE_S)
         if not created or self._store.read(NAME) != self._content:
             self._refuse()
 
-    def _is_free(self) -> bool:
-        """True if the lock that is there has no living holder."""
+    def _refuse_or_delete(self) -> None:
+        """Delete a lock whose holder is dead or does not renew it."""
         holder, age_s = _holder(self._store.read(NAME)), self._store.age_s(NAME)
-        return age_s is None or age_s >= LOCK_S or (holder is not None and holder.is_gone)
+        if age_s is None or age_s >= LOCK_S or (holder is not None and holder.is_gone):
+            self._store.delete(NAME)
+            return
+        self._refuse()
 
     def _refuse(self) -> None:
         holder, age_s = _holder(self._store.read(NAME)), self._store.age_s(NAME) or 0.0
         rest = f"it expires in {max(LOCK_S - age_s, 1):.0f} s"
         if holder is None:
             raise DestinationBusy(
-                f"{self._store.place(NAME)} says who writes there, but is damaged or has just gone",
+                f"{self._store.place(NAME)} names the run that writes there, but is damaged or was just deleted",
                 hint=f"if no run writes there, {rest}, or delete it",
             )
         raise DestinationBusy(
@@ -160,7 +161,7 @@ class Lock(Closeable):
 
 
 def _holder(content: bytes | None) -> Holder | None:
-    """The holder that a lock names; None where the lock is gone or damaged."""
+    """Read the holder of a lock; None if the lock is deleted or damaged."""
     try:
         return Holder(**json.loads(content or b"")["holder"])
     except (ValueError, TypeError, KeyError, RecursionError):
@@ -172,7 +173,7 @@ def _machine() -> str:
 
 
 def _started(pid: int) -> int | None:
-    """Ticks between the boot and a process's start; None where there is none. Source: proc(5), `starttime`."""
+    """Ticks from the boot to the start of a process; None if there is no such process. Source: proc(5), `starttime`."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):

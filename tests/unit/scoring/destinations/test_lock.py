@@ -158,7 +158,7 @@ def test_damaged_lock_is_named_and_expires(
     take: Callable[..., Lock], store: Aged, tmp_path: Path, content: bytes
 ) -> None:
     store.replace(module.NAME, memoryview(content))
-    with pytest.raises(DestinationBusy, match=f"{tmp_path}/{module.NAME} says who writes there, but is damaged"):
+    with pytest.raises(DestinationBusy, match=f"{tmp_path}/{module.NAME} names the run .* is damaged"):
         take("next")
     store.added_s = LOCK_S + 1
     take("next")
