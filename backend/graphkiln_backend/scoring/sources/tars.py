@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import tarfile
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 import pyarrow as pa
 
@@ -45,9 +44,8 @@ _LINK = -1  # instead of a size
 Files = dict[str, tuple[int, int]]
 
 
-@dataclass(frozen=True, slots=True)
-class _Planned:
-    """A tar in the plan."""
+class _Planned(NamedTuple):
+    """A tar in the plan, with the ids of its rows and the suffixes of its files."""
 
     file: StoredFile
     ranges: list[InputRange]
@@ -82,7 +80,9 @@ class TarReader:
                 self._note(endings, found.endings)
                 seen_ids.add(found.ids)
                 yield from found.ranges
-            self._check_endings(endings, place)
+            if endings and (missing := sorted(self._asked - endings)):
+                hint = f"there are {', '.join(sorted(endings)[:_SHOWN])}"
+                raise ScoringError(f"no row of {place.text} has a file .{missing[0]}", hint=hint)
             seen_ids.refuse_repeated(partial(_all_ids, place, seen), "files of one key must follow each other in a tar")
 
     def rows(self, unit: Unit) -> Iterator[Row]:
@@ -106,34 +106,23 @@ class TarReader:
         members: list[tuple[str, Files]] = []
         for key, found in _read_rows(path, file):
             self._note(endings, found)
-            members.append((key, self._wanted(found, f"{path.text}: {key}")))
-        chunks = cut(members, rows, lambda row: row[0].encode("utf-8", "surrogateescape"))
-        ids = [f"{file.path}/{key}" for key, _ in members]
-        return _Planned(file, [self._range(path, file, chunk) for chunk in chunks], ids, endings)
+            image = self._image or _find_image(found, f"{path.text}: {key}")
+            wanted = {image, *self._kept.values()} if image else found.keys()
+            members.append((key, {ending: extent for ending, extent in found.items() if ending in wanted}))
+        ranges = []
+        for chunk in cut(members, rows, lambda row: row[0].encode("utf-8", "surrogateescape")):
+            part = encode_part(KIND, (file.path, file.stamp, chunk))
+            size = sum(max(size, 0) for _, files in chunk for _, size in files.values())
+            ranges.append(
+                InputRange(
+                    path=checked_text(path.text), part=part, identity=digest(part), rows=len(chunk), size_bytes=size
+                )
+            )
+        return _Planned(file, ranges, [f"{file.path}/{key}" for key, _ in members], endings)
 
     def _note(self, endings: set[str], found: Iterable[str]) -> None:
         """Record the requested suffixes, and some others for messages, because there may be as many as rows."""
         endings.update(each for each in found if each in self._asked or len(endings) < _SHOWN)
-
-    def _check_endings(self, there: set[str], place: Place) -> None:
-        """Refuse a suffix that no row has."""
-        if there and (missing := sorted(self._asked - there)):
-            some = sorted(there)[:_SHOWN]
-            raise ScoringError(f"no row of {place.text} has a file .{missing[0]}", hint=f"there are {', '.join(some)}")
-
-    def _wanted(self, files: Files, where: str) -> Files:
-        image = self._image or _find_image(files, where)
-        if not image:
-            return files
-        wanted = {image, *self._kept.values()}
-        return {ending: extent for ending, extent in files.items() if ending in wanted}
-
-    def _range(self, path: Place, file: StoredFile, chunk: list[tuple[str, Files]]) -> InputRange:
-        part = encode_part(KIND, (file.path, file.stamp, chunk))
-        size = sum(max(size, 0) for _, files in chunk for _, size in files.values())
-        return InputRange(
-            path=checked_text(path.text), part=part, identity=digest(part), rows=len(chunk), size_bytes=size
-        )
 
 
 def _read_text(place: Place, stamp: str, extent: tuple[int, int] | None) -> pa.Array:
@@ -205,20 +194,13 @@ def _read_members(raw: BinaryIO, name: str, size_bytes: int) -> Iterator[tuple[s
 
 
 def _check_end(raw: BinaryIO, offset: int, name: str) -> None:
-    """Refuse a tar without end marker, because tarfile treats a damaged header as the end."""
+    """Refuse a tar without end marker, because tarfile treats a damaged header as the end, and a concatenated tar."""
     raw.seek(offset)
     if raw.read(_BLOCK).strip(b"\0"):
         raise ScoringError(f"{name} is damaged near byte {offset}: no file begins there", hint=_DAMAGED_HINT)
-    while block := raw.read(_BLOCK):
-        if block.strip(b"\0"):
-            _check_rest(block, name)
-            return
-
-
-def _check_rest(block: bytes, name: str) -> None:
-    """Refuse a concatenated tar, whose rows would be lost."""
+    rest = next((block for block in iter(partial(raw.read, _BLOCK), b"") if block.strip(b"\0")), b"")
     try:
-        member = tarfile.TarInfo.frombuf(block, "utf-8", "surrogateescape")
+        member = tarfile.TarInfo.frombuf(rest, "utf-8", "surrogateescape")
     except tarfile.HeaderError:
         return
     raise ScoringError(
