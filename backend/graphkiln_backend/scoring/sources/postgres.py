@@ -87,22 +87,18 @@ def find_columns(
     described = connection.execute(sql.SQL("SELECT * FROM {} LIMIT 0").format(source)).description or []
     types = {column.name: column.type_code for column in described}
     columns.check(types, where)
-    image = columns.image or _only_bytes(types, where)
+    of_bytes = [name for name, kind in types.items() if kind == _BYTEA]
+    if not columns.image and len(of_bytes) != 1:
+        raise ScoringError(
+            f"{where} has {len(of_bytes)} columns of bytes", hint=f"--image-column, bytes or paths: {', '.join(types)}"
+        )
+    image = columns.image or of_bytes[0]
     if types[image] not in {_BYTEA, *_TEXTS}:
         raise ScoringError(f"{where}: column '{image}' holds no images", hint="bytea and text can")
     kept = [(name, _TYPES.get(types[name], pa.string())) for name in columns.kept]
     texts = {name for name, kind in kept if kind == pa.string()}
     selected = [_select(image, as_text=False), *(_select(name, as_text=name in texts) for name, _ in kept)]
     return TableColumns(selected=sql.SQL(", ").join(selected), image_is_path=types[image] in _TEXTS, kept=kept)
-
-
-def _only_bytes(types: dict[str, int], where: str) -> str:
-    found = [name for name, kind in types.items() if kind == _BYTEA]
-    if len(found) != 1:
-        raise ScoringError(
-            f"{where} has {len(found)} columns of bytes", hint=f"--image-column, bytes or paths: {', '.join(types)}"
-        )
-    return found[0]
 
 
 def _select(name: str, *, as_text: bool) -> sql.Composable:
@@ -136,7 +132,9 @@ class TableSource:
     def ranges(self, rows: int) -> Iterator[InputRange]:
         """Yield content-defined chunks of keys from one snapshot."""
         with self._connected() as connection:
-            self._refuse_nulls(connection)
+            nulls = sql.SQL("SELECT 1 FROM {} WHERE {} IS NULL LIMIT 1").format(self._from(), self._key)
+            if connection.execute(nulls).fetchone():
+                raise ScoringError(f"{self._query} has rows without '{self._columns.id}', which is their key")
             found = False
             for chunk in cut(_distinct(self._keys(connection)), rows, lambda key: key[0].encode()):
                 found = True
@@ -224,40 +222,33 @@ class TableSource:
     def _key(self) -> sql.Composable:
         return sql.SQL("source.{}").format(sql.Identifier(self._columns.id))
 
-    def _version(self, connection: psycopg.Connection[Any]) -> sql.Composable:
-        """An SQL expression that changes with a row, if there is one."""
-        row = connection.execute(_KNOWS_VERSIONS, [self._query]).fetchone() if self._is_name else None
-        return sql.SQL("source.xmin::text") if row and row[0] else sql.SQL("''")
-
     def _between(self, first: str, last: str) -> sql.Composable:
         return sql.SQL(" WHERE {0} >= {1} AND {0} <= {2}").format(self._key, sql.Literal(first), sql.Literal(last))
 
     def _keys(self, connection: psycopg.Connection[Any], where: sql.Composable = sql.SQL("")) -> Iterator[Key]:  # noqa: B008
-        query = sql.SQL("SELECT {key}::text, {version} FROM {source}{where} ORDER BY {key}").format(
-            key=self._key, version=self._version(connection), source=self._from(), where=where
-        )
-        with connection.cursor("keys") as cursor:
-            cursor.itersize = _KEYS_AT_A_TIME
-            yield from cursor.execute(query)
+        return self._select(connection, sql.SQL(""), where, _KEYS_AT_A_TIME)
 
     def _read(
         self, connection: psycopg.Connection[Any], table: TableColumns, first: str, last: str
     ) -> Iterator[tuple[Any, ...]]:
-        query = sql.SQL("SELECT {key}::text, {version}, {columns} FROM {source}{where} ORDER BY {key}").format(
+        columns = sql.SQL(", {}").format(table.selected)
+        return self._select(connection, columns, self._between(first, last), _ROWS_AT_A_TIME)
+
+    def _select(
+        self, connection: psycopg.Connection[Any], columns: sql.Composable, where: sql.Composable, at_a_time: int
+    ) -> Iterator[tuple[Any, ...]]:
+        """Yield the key and version of rows, and columns, in the order of the key."""
+        row = connection.execute(_KNOWS_VERSIONS, [self._query]).fetchone() if self._is_name else None
+        query = sql.SQL("SELECT {key}::text, {version}{columns} FROM {source}{where} ORDER BY {key}").format(
             key=self._key,
-            version=self._version(connection),
-            columns=table.selected,
+            version=sql.SQL("source.xmin::text" if row and row[0] else "''"),
+            columns=columns,
             source=self._from(),
-            where=self._between(first, last),
+            where=where,
         )
         with connection.cursor("rows") as cursor:
-            cursor.itersize = _ROWS_AT_A_TIME
-            yield from cursor.execute(query, binary=True)
-
-    def _refuse_nulls(self, connection: psycopg.Connection[Any]) -> None:
-        query = sql.SQL("SELECT 1 FROM {} WHERE {} IS NULL LIMIT 1").format(self._from(), self._key)
-        if connection.execute(query).fetchone():
-            raise ScoringError(f"{self._query} has rows without '{self._columns.id}', which is their key")
+            cursor.itersize = at_a_time
+            yield from cursor.execute(query, binary=bool(columns.as_string()))
 
 
 def _distinct(keys: Iterable[Key]) -> Iterator[Key]:
