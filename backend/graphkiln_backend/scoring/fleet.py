@@ -49,6 +49,7 @@ from graphkiln_backend.system.resources import usable_cores
 
 _OBJECT_STORE_BYTES = 100 * 2**20  # nothing large travels through it
 _CONNECT_S = 10.0
+_TOO_LATE = "timed out during startup"  # in the message of Ray's exception
 _MAX_PARENT = 18  # characters: Ray creates sockets 89 characters below it, and a socket path may have 107
 
 MAX_FAILURES = 3  # workers of a node that could not start or computed wrong answers
@@ -153,26 +154,33 @@ def _started() -> Iterator[None]:
     temporary = Path(tempfile.gettempdir())
     parent = temporary if len(str(temporary)) <= _MAX_PARENT else MACHINE_TMP
     with scratch_folder(Scratch.RAY, parent) as folder, _environment(environment, TMPDIR=str(folder.path)):
-        try:
-            ray.init(
-                "local",
-                num_cpus=usable_cores(),
-                include_dashboard=False,
-                logging_level=logging.ERROR,
-                log_to_driver=False,
-                object_store_memory=_OBJECT_STORE_BYTES,
-                _temp_dir=str(folder.path),
-                _node_ip_address="127.0.0.1",
-            )
-        except Exception as error:  # Ray raises a plain Exception if its start takes too long
-            raise ScoringError(
-                f"Ray does not start on this machine: {error}",
-                hint="run the same command again once the machine is less busy and its disk has room",
-            ) from error
+        _start(folder.path, tries=3)
         try:
             yield
         finally:
             ray.shutdown()
+
+
+def _start(folder: Path, tries: int) -> None:
+    try:
+        ray.init(
+            "local",
+            num_cpus=usable_cores(),
+            include_dashboard=False,
+            logging_level=logging.ERROR,
+            log_to_driver=False,
+            object_store_memory=_OBJECT_STORE_BYTES,
+            _temp_dir=str(folder),
+            _node_ip_address="127.0.0.1",
+        )
+    except Exception as error:  # Ray raises a plain Exception if its start takes more than 30 s
+        if _TOO_LATE in str(error) and tries > 1:  # the machine is busy
+            _start(folder, tries - 1)
+            return
+        raise ScoringError(
+            f"Ray does not start on this machine: {error}",
+            hint="run the same command again once the machine is less busy and its disk has room",
+        ) from error
 
 
 @contextmanager

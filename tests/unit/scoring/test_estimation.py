@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 from PIL import Image
 
-from graphkiln.scoring import estimate
 from graphkiln.scoring.estimation import estimate_request, measure_rate, plan_units, plan_workers, rate_of
 from graphkiln.scoring.options import build_request
 from graphkiln_backend.scoring import fleet
@@ -90,16 +89,6 @@ def test_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.MonkeyPa
     assert estimate_request(remote).workers.by_node == {"b": 2}
     assert estimate_request(replace(remote, workers=1)).workers.by_node == {"b": 1}
     assert asked == ["head:6379"] * 2
-
-
-def test_estimate_from_python(request_: ScoreRequest) -> None:
-    estimated = estimate(request_.source, model=request_.model, out=request_.destination, rows_per_unit=10)
-    assert estimated.planned.rows == 40
-
-
-def test_invalid_request_is_refused(request_: ScoreRequest) -> None:
-    with pytest.raises(ScoringError, match="both source and destination"):
-        estimate(request_.source, model=request_.model, out=request_.source)
 
 
 @pytest.mark.parametrize(("on_gpu", "workers", "cores"), [(True, 2, 4), (False, 1, 8)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from score_events import PLANNED, RUN, committed
+from score_events import RUN, committed
 
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, RunMetrics
 from graphkiln_backend.scoring.messages import NodeLost, UnitFailed
@@ -47,16 +47,6 @@ def test_metrics_of_a_run() -> None:
     assert counts["stage_seconds_total", "node-1", "compute"] == 5
     assert registry.gauges == {"units_left": 3, "rows_left": 300, "workers": 1}
     assert len(registry.units) == 3
-
-
-def test_twin_is_counted() -> None:
-    registry = FakeRegistry()
-    metrics = RunMetrics(lambda: registry)
-    for event in (PLANNED, committed("a", twin=True)):
-        metrics.observe(event)
-    assert registry.gauges["units_left"] == 5
-    assert registry.gauges["rows_left"] == 500
-    assert registry.counts["rows_total", "", "scored"] == 100
 
 
 def test_failures_are_counted() -> None:

@@ -21,7 +21,7 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, RepositoryError
+from graphkiln_backend.graph.errors import ExecutionError, RepositoryError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.images.decoding import load_sample
@@ -158,17 +158,6 @@ class TestDroppedIn:
         table = score(read_model(wanted, cache, 1), wanted, cache, [0, 255])
         assert table.column("y").to_pylist() == [[0.0] * 4, [8.0] * 4]
 
-    def test_configuration_depends_on_external_weights(self, store: Path, cache: ArtifactCache) -> None:
-        digests = set()
-        for number in range(2):
-            graph = sums("batch", 1, 4, 4)
-            graph.graph.doc_string = str(number)
-            zoo.add(store, "sums", graph, f"{RAW}max_batch_size: 4")
-            wanted = request(store / "sums")
-            digests.add(read_model(wanted, cache, 1).configuration(wanted))
-            shutil.rmtree(store / "sums")
-        assert len(digests) == 2
-
 
 class TestRefusals:
     def test_spread_model_is_refused_on_the_command_line(self, digits: Path, cache: ArtifactCache) -> None:
@@ -228,11 +217,6 @@ def test_newest_version_is_pinned(model: Path, tmp_path: Path) -> None:
 def test_missing_version_is_refused(model: Path, tmp_path: Path) -> None:
     with pytest.raises(RepositoryError, match=r"model 'm' has no version 7 \(it has 2, 10\)"):
         with_local_model(request_of_model_fetch(model, 7), tmp_path)
-
-
-def test_relative_path_becomes_absolute(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert with_local_model(request_of_model_fetch("store/m"), tmp_path).model == model
 
 
 def test_remote_model_is_fetched(
@@ -325,13 +309,6 @@ def test_measurement_is_stored(timed: Any) -> None:
     assert timed.runs == runs
 
 
-def test_single_size_is_not_measured(timed: Any) -> None:
-    never: Any = None
-    assert choose_batch_size(never, timed, CONFIG, [1], SyntheticInputs()) == 1
-    assert choose_batch_size(never, timed, CONFIG, [1, 8], None) == 8
-    assert timed.runs == 0
-
-
 def request_of_run_model(model: Path) -> ScoreRequest:
     return ScoreRequest(source="a", destination="b", model=str(model), backends=frozenset({"graphkiln"}))
 
@@ -339,15 +316,6 @@ def request_of_run_model(model: Path) -> ScoreRequest:
 def test_driver_pins_the_version(digits: Path, tmp_path: Path) -> None:
     found, _ = read_run_model(request_of_run_model(digits), tmp_path)
     assert (found.version, found.model) == (1, str(digits))
-
-
-def test_driver_refuses_unknown_preprocessing(digits: Path, tmp_path: Path) -> None:
-    model = shutil.copytree(digits, tmp_path / "digits")
-    for path in model.rglob("*.*"):
-        if path.suffix != ".onnx":
-            path.unlink()
-    with pytest.raises(GraphkilnError, match="preprocessing"):
-        read_run_model(request_of_run_model(model), tmp_path)
 
 
 @pytest.mark.parametrize(("columns", "name"), [({}, "labels"), ({"scores": True}, "scores")])

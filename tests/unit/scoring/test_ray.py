@@ -33,13 +33,18 @@ def test_unusable_address_is_refused(address: str, message: str) -> None:
         connect(address).__enter__()
 
 
-def test_failed_start_of_ray_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise Exception("The current node timed out during startup.")  # noqa: TRY002 - as Ray does
+@pytest.mark.parametrize(("message", "tries"), [("The current node timed out during startup.", 3), ("no space", 1)])
+def test_start_of_ray_is_retried_on_a_busy_machine(monkeypatch: pytest.MonkeyPatch, message: str, tries: int) -> None:
+    tried: list[str] = []
+
+    def fail(address: str, **_: object) -> None:
+        tried.append(address)
+        raise Exception(message)  # noqa: TRY002 - as Ray does
 
     monkeypatch.setattr(ray, "init", fail)
-    with pytest.raises(ScoringError, match="timed out"):
+    with pytest.raises(ScoringError, match=message):
         connect("").__enter__()
+    assert tried == ["local"] * tries
 
 
 @pytest.mark.parametrize("address", ["", "auto", "127.0.0.1:6379", "localhost:6379", "10.1.2.3:6379"])

@@ -45,13 +45,6 @@ def test_undecodable_row_has_an_error() -> None:
     assert third.error == "disk"
 
 
-def test_image_size_is_kept() -> None:
-    with reader() as opened:
-        (found,) = opened.prepare([row("a", gray(1, (31, 17)))], {}, 4)
-    assert found.image is not None
-    assert (found.image.height, found.image.width) == (17, 31)
-
-
 def test_quarantined_row_is_not_read() -> None:
     rows = [row("a", AssertionError("touched")), row("b", gray(1))]
     with reader() as opened:

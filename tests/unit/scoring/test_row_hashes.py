@@ -56,14 +56,6 @@ def test_repeated_id_is_named_with_the_hint() -> None:
             hashes.refuse_repeated(lambda: ids, "mend it")
 
 
-def test_first_of_many_repeated_ids_are_named() -> None:
-    ids = [*map(str, range(10))] * 2
-    with RowHashes() as hashes:
-        hashes.add(ids)
-        with pytest.raises(ScoringError, match=r"10 ids occur more than once: '0', '1', '2', '3', '4', \.\.\."):
-            hashes.refuse_repeated(lambda: ids, "")
-
-
 def test_hash_collision_is_not_a_repetition() -> None:
     with RowHashes() as hashes:
         hashes.add(["a", "a"])  # simulates two ids with the same hash

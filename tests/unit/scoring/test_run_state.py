@@ -40,13 +40,6 @@ def test_events_are_counted(state: RunState) -> None:
     assert [worker.ended for worker in progress.workers] == ["killed by signal 11", ""]
 
 
-def test_twin_is_counted(state: RunState) -> None:
-    for event in (PLANNED, *(committed(unit, twin=unit == "c", errors=1) for unit in "abcdef")):
-        progress = state.observe(event)
-    assert (progress.units_done, progress.rows_done, progress.errors, state.twins) == (6, 600, 6, 1)
-    assert progress.rows_before + progress.rows_done == progress.rows
-
-
 def test_rates_start_when_the_first_worker_is_ready(state: RunState, clock: Clock) -> None:
     state.observe(PLANNED)
     assert state.progress().seconds_left is None
@@ -105,10 +98,6 @@ def test_run_with_errors_only_warns_once(state: RunState) -> None:
     assert told.message == "all 1,000 rows so far have an error, such as: there is no file /x/2.jpg"
     assert not state.observe(committed("c", rows=100, errors=100)).message
     assert state.problems == [told.message]
-
-
-def test_run_with_some_errors_does_not_warn(state: RunState) -> None:
-    assert not state.observe(committed("a", rows=1000, errors=999)).message
 
 
 def test_json_line_can_be_decoded() -> None:

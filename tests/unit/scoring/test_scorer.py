@@ -25,7 +25,7 @@ from graphkiln_backend.scoring.encoders import Encoder, Size, all_scores, best_c
 from graphkiln_backend.scoring.errors import InputChanged, ScoringError
 from graphkiln_backend.scoring.messages import Row
 from graphkiln_backend.scoring.reading import Reader
-from graphkiln_backend.scoring.scorer import Answers, BatchBuffer, ImageInput, Scorer, StageTimes
+from graphkiln_backend.scoring.scorer import Answers, ImageInput, Scorer, StageTimes
 
 
 def wrong() -> None:
@@ -137,10 +137,6 @@ class TestFailures:
         assert table.column("mean").to_pylist() == [[0], [1], None, [3]]
         assert table.column("error").to_pylist() == [None, None, "cannot compute 2", None]
 
-    def test_failing_row_is_an_error_if_the_session_is_sound(self) -> None:
-        with scorer(FakeSession(fails_on=2), batch_size=1) as opened:
-            assert opened.answer(grays([2])).table.column("error").to_pylist() == ["cannot compute 2"]
-
     def test_failing_row_with_an_unsound_session_raises(self) -> None:
         with (
             scorer(FakeSession(fails_on=2), check=wrong) as opened,
@@ -205,22 +201,6 @@ def scores(*rows: list[float]) -> pa.Array:
     return pa.array(rows, SCHEMA.field("score").type)
 
 
-def test_answers_of_rows_with_errors_are_null() -> None:
-    answers = Answers(SCHEMA, "digits", 3)
-    answers.add_columns([scores([1, 2])])
-    answers.add([row("a", b""), row("b", b"")], ["broken", None])
-    answers.add_columns([scores([3, 4])])
-    answers.add([row("c", b""), row("d", b"")], [None, "gone"])
-    table = answers.table()
-    assert table.schema.names == ["id", "score", "model", "version", "error"]
-    assert table.column("id").to_pylist() == ["a", "b", "c", "d"]
-    assert table.column("score").to_pylist() == [None, [1, 2], [3, 4], None]
-    assert table.column("error").to_pylist() == ["broken", None, None, "gone"]
-    assert table.column("model").to_pylist() == ["digits"] * 4
-    assert table.column("version").to_pylist() == [3] * 4
-    table.validate(full=True)
-
-
 def ones(*shape: int) -> np.ndarray:
     return np.ones((1, *shape), np.float32)
 
@@ -246,16 +226,6 @@ def test_file_with_errors_is_readable(encoder: Encoder, output: np.ndarray, tmp_
     assert read.column(1).null_count == 1
 
 
-@pytest.mark.parametrize("errors", [[], ["broken"], ["broken", "gone"]])
-def test_types_without_any_answer(errors: list[str]) -> None:
-    answers = Answers(SCHEMA, "digits", 1)
-    answers.add([row(error, b"") for error in errors], errors)
-    table = answers.table()
-    assert len(table) == len(errors)
-    assert table.schema.field("score") == SCHEMA.field("score")
-    assert table.schema.field("version").type == pa.int64()
-
-
 def test_kept_columns_keep_their_types() -> None:
     answers = Answers(pa.schema([]), "digits", 1)
     answers.add([row("a", b"", price=pa.nulls(1, pa.decimal128(5, 2)), tag=pa.array(["x"]))], [None])
@@ -279,38 +249,6 @@ RGB = Preprocess(crop=(8, 6))
 def signature(*shape: int | str, dtype: DType = DType.FP32) -> Signature:
     output = TensorSpec(name="y", dtype=DType.FP32, shape=(*shape[:-3], 10))
     return Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=shape),), outputs=(output,))
-
-
-class TestForms:
-    def test_batches(self) -> None:
-        found = ImageInput.of(signature("batch", 3, 8, 6), RGB, 4)
-        assert (found.batched, found.most_rows) == (True, 4)
-        samples = [np.full((3, 8, 6), number, np.float32) for number in range(2)]
-        batches = BatchBuffer()
-        assert found.feeds(samples, batches)["x"].tolist() == np.stack(samples).tolist()
-        assert found.feeds(samples[:1], batches)["x"].shape == (1, 3, 8, 6)
-
-    @pytest.mark.parametrize("first", [1, "batch"])
-    def test_max_batch_size_0_computes_one_by_one(self, first: int | str) -> None:
-        found = ImageInput.of(signature(first, 3, 8, 6), RGB, 0)
-        assert (found.batched, found.most_rows) == (True, 1)
-
-    def test_without_a_batch_dimension(self) -> None:
-        graph = signature(3, 8, 6)
-        found = ImageInput.of(graph, RGB, 0)
-        assert (found.batched, found.most_rows) == (False, 1)
-        assert found.feeds([np.zeros((3, 8, 6), np.float32)], BatchBuffer())["x"].shape == (3, 8, 6)
-        assert found.rows({"y": np.zeros(10)}, 1)["y"].shape == (1, 10)
-        assert found.signature_of_rows(graph).outputs[0].shape == ("batch", 10)
-
-    def test_raw_pixels_and_half_precision(self) -> None:
-        raw = Preprocess(crop=(8, 6), layout="HWC", dtype=DType.UINT8)
-        assert ImageInput.of(signature("batch", 8, 6, 3, dtype=DType.UINT8), raw, 2).most_rows == 2
-        half = replace(RGB, dtype=DType.FP16)
-        assert ImageInput.of(signature("batch", 3, 8, 6, dtype=DType.FP16), half, 2).most_rows == 2
-
-    def test_images_of_any_size(self) -> None:
-        assert ImageInput.of(signature("batch", 3, "height", "width"), Preprocess(), 2).batched
 
 
 class TestRefusals:
