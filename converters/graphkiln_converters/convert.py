@@ -141,19 +141,13 @@ def _prove_export(
 ) -> Proof:
     """Prove a graph against its source; if that fails narrowly, against the source in fp64.
 
-    Args:
-        file: The graph.
-        samples: As for `prove_graph`.
-        limits: As for `prove_graph`.
-        batch_sizes: As for `prove_graph`.
-        sampler: Recomputes the outputs of `samples`; None for recorded outputs, which cannot be recomputed.
-
     Raises:
         VerificationError: The outputs changed.
     """
     try:
         return prove_graph(file, samples, limits, batch_sizes=batch_sizes)
     except VerificationError as error:
+        # Recorded outputs have no sampler, and cannot be recomputed.
         if sampler is None or isinstance(error, UndecidedError) or not fp64_may_tell(error.relative_l2):
             raise
         # The error may be that of the source's fp32.
@@ -337,11 +331,6 @@ _DETECTION_OUTPUTS = ("boxes", "scores", "classes", "counts")
 def with_task(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model) -> SourceModel:
     """Add the task of the version, with the source's output names.
 
-    Args:
-        model: The source.
-        recipe: May request a task.
-        graph: The exported graph.
-
     Raises:
         ConversionError: The outputs do not match the task, or the recipe changes an output of the task.
     """
@@ -399,12 +388,7 @@ def _fitting_task(kind: str, outputs: Mapping[str, onnx_ir.Value]) -> Task:
 
 
 def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model) -> SourceModel:
-    """Keep labels whose number matches the classes of the output; drop others.
-
-    Args:
-        model: The source.
-        recipe: Labels of the recipe must match; those of the source may be of another task.
-        graph: The exported graph, before a pass ranks the classes.
+    """Keep the source's labels if their number matches the classes of the output; those of the recipe must match.
 
     Raises:
         ConversionError: The recipe's labels do not match.
@@ -445,11 +429,6 @@ def warn_without_preprocess(model: SourceModel) -> None:
 def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> Rewritten:
     """Rewrite an exported graph in place.
 
-    Args:
-        graph: The graph, with the source's names.
-        recipe: Inputs and outputs of the rewritten graph, and the passes to skip.
-        preprocess: Preprocessing of the source's input, or None.
-
     Raises:
         ConversionError: A pass to skip does not exist, a pass failed, or the preprocessing cannot be embedded.
     """
@@ -486,15 +465,7 @@ def remaining_preprocess(model: SourceModel, edge: Edge) -> Preprocess | None:
 
 
 def new_version(recipe: Recipe, model: SourceModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
-    """Describe a proven graph for its manifest and its configuration.
-
-    Args:
-        recipe: The recipe.
-        model: The source.
-        proven: The graph.
-        command: Command line.
-        seconds: Duration of the conversion.
-    """
+    """Describe a proven graph for its manifest and its configuration."""
     proof, edge = proven.proof, proven.rewritten.edge
     description = recipe.source if remote_part(recipe.source)[1] else model.description
     source = SourceInfo(

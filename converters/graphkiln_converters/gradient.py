@@ -115,11 +115,7 @@ def perturb(array: AnyArray, generator: np.random.Generator) -> AnyArray:
 
 
 def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
-    """Add a gradient to a PyTorch model.
-
-    Args:
-        source: The model.
-        gradient: `OUTPUT:INPUT`, by the source's names.
+    """Add the gradient `OUTPUT:INPUT`, by the source's names, to a PyTorch model.
 
     Raises:
         ConversionError: The source is not a PyTorch model, or lacks the output or input.

@@ -188,13 +188,7 @@ def lower_and_prove(
 
 
 def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
-    """Write an fp16 or bf16 graph.
-
-    Args:
-        fp32: The proven fp32 graph.
-        recipe: Precision, and nodes that stay fp32.
-        target: File to write.
-        keep: Names of further nodes that stay fp32.
+    """Write an fp16 or bf16 graph; nodes of the recipe and in `keep` stay fp32.
 
     Raises:
         ConversionError: No product was lowered.
@@ -258,12 +252,7 @@ def quantize_graph(
 
 
 def kept_by_recipe(model: onnx_ir.Model, recipe: Recipe) -> list[str]:
-    """Names of the nodes that a recipe keeps in fp32, and of those behind the last products.
-
-    Args:
-        model: A model with named nodes.
-        recipe: Nodes that stay fp32.
-    """
+    """Names of the nodes that a recipe keeps in fp32, and of those behind the last products."""
     products = [str(node.name) for node in model.graph if node.op_type in PRODUCTS]
     ends = [] if recipe.quantize_ends or not products else [products[0], products[-1]]
     matched = [str(node.name) for node in model.graph if matches(node, recipe.keep_fp32)]
@@ -396,11 +385,6 @@ def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
     """Measure the speed of int8 on this CPU, in each engine that supports both graphs.
 
     A warning is logged if the fastest fp32 is faster than the fastest int8.
-
-    Args:
-        fp32: The original graph.
-        int8: The quantized graph, with the same inputs.
-        golden: Samples to run.
     """
     feeds, graphs = golden.batch(_BATCH), {Precision.FP32: fp32, Precision.INT8: int8}
     times: dict[str, Mapping[str, float]] = {}

@@ -312,12 +312,7 @@ def _legal(text: str) -> str:
 
 
 def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
-    """Check that a path is a file.
-
-    Args:
-        path: The path.
-        what: Purpose of the file, for the message: `weights`.
-        expected: Kind of file, for the hint.
+    """Check that a path is a file; `what` is its purpose (`weights`), `expected` its kind, for the message.
 
     Raises:
         ConversionError: The path does not exist, or is a folder.

@@ -146,11 +146,7 @@ _MOST_YAML = MIB
 
 
 def parse_document(text: str, origin: str) -> Any:
-    """Parse YAML or JSON text.
-
-    Args:
-        text: The text.
-        origin: Name of the origin, for errors.
+    """Parse YAML or JSON text; `origin` is its name in errors.
 
     Raises:
         ConversionError: It is invalid, nested too deeply, has duplicate keys, or expands to too much data.

@@ -23,10 +23,6 @@ _MOST_OPERATORS = 100
 def save_runnable(model: onnx_ir.Model, target: Path) -> tuple[str, ...]:
     """Write a graph without export notes; nodes without a kernel in ONNX Runtime compute in fp32, between casts.
 
-    Args:
-        model: The graph; changed in place if necessary. Other problems are reported by its first session.
-        target: The file.
-
     Returns:
         Remarks for the user: nodes that compute in another type.
     """
@@ -144,18 +140,14 @@ _SCAN_SINCE = 9
 def raise_opset(model: onnx_ir.Model) -> None:
     """Convert a graph to the current opset in place, if the version converter supports it."""
     version = model.opset_imports.get("") or OPSET
-    if version >= OPSET or _has_batched_scans(model, version):
+    # The version converter misreads scans with a batch and lengths.
+    if version >= OPSET or (version < _SCAN_SINCE and any(each.op_type == "Scan" for each in model.graph.all_nodes())):
         return
     rounding = ["ceil" if _shrinks(node) else "floor" for node in _resizes(model)] if version < _RESIZE_SINCE else []
     version_converter.convert_version(model, OPSET, fallback=True)
     for node, nearest in zip(_resizes(model), rounding, strict=False):  # same order, maybe other names
         for name, mode in (("coordinate_transformation_mode", "asymmetric"), ("nearest_mode", nearest)):
             node.attributes[name] = onnx_ir.AttrString(name, mode)
-
-
-def _has_batched_scans(model: onnx_ir.Model, version: int) -> bool:
-    """Detect scans with a batch and lengths, which the version converter misreads."""
-    return version < _SCAN_SINCE and any(node.op_type == "Scan" for node in model.graph.all_nodes())
 
 
 def _resizes(model: onnx_ir.Model) -> Iterator[onnx_ir.Node]:

@@ -107,9 +107,6 @@ class Sampler:
     def beside_fp64(self, samples: Sequence[ReferenceSamples]) -> tuple[list[ReferenceSamples], float] | None:
         """Recompute the outputs with the source in fp64, and compare its fp32 with them.
 
-        Args:
-            samples: At least one set.
-
         Returns:
             The samples in their original types, and the largest relative L2 error of an output in fp32; None if the
             source cannot run in fp64.
@@ -190,11 +187,6 @@ def each_sample(arrays: Arrays) -> list[dict[str, AnyArray]]:
 
 def recorded_samples(recipe: Recipe, model: SourceModel, output_names: Sequence[str]) -> list[ReferenceSamples]:
     """Recorded inputs and outputs of the source, by its names; empty without a file.
-
-    Args:
-        recipe: The recipe, which may name a file.
-        model: The source.
-        output_names: Names of the source's outputs.
 
     Raises:
         ConversionError: The file cannot be read or does not match, or the graph has other inputs than the source.
@@ -334,11 +326,6 @@ def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
 def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None:
     """Read the true classes of the images of `read_samples` from folder names.
 
-    Args:
-        path: The file or folder.
-        labels: Class names.
-        most: As for `read_samples`.
-
     Returns:
         `[samples]`; None if the folders are not named after labels.
     """
@@ -419,13 +406,6 @@ def read_task_targets(
     folder: Path, files: Sequence[Path], task: Task | None, labels: Sequence[str], preprocess: Preprocess
 ) -> TaskTargets | None:
     """Read the ground truth of a task for images; None if the folder has none.
-
-    Args:
-        folder: Folder of the images.
-        files: The images.
-        task: The task.
-        labels: Names of the classes.
-        preprocess: Preprocessing of an image.
 
     Raises:
         ConversionError: The ground truth cannot be read, or does not match.

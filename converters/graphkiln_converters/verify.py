@@ -44,10 +44,7 @@ class Verified:
 
 
 def check_publication(version: ModelVersion) -> None:
-    """Check that a version is consistent with the model's configuration and its other versions.
-
-    Args:
-        version: The version; not checked outside of a model's folder.
+    """Check a version in a model's folder against the model's configuration and its other versions.
 
     Raises:
         RepositoryError: It contradicts the model's config.pbtxt or another version.

@@ -61,10 +61,6 @@ def trained_classes(module: nn.Module, path: Path) -> int | None:
 def trained_shapes(module: nn.Module, path: Path) -> dict[str, tuple[int, ...]]:
     """Shapes of a file's tensors by their names in a module.
 
-    Args:
-        module: The module.
-        path: As for `load_weights`.
-
     Raises:
         ConversionError: The file cannot be read.
     """

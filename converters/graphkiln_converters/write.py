@@ -321,11 +321,6 @@ def _exists(target: Path) -> ConversionError:
 def check_fits(config: Path, signature: Signature, *, accepts_images: bool = False) -> None:
     """Check a version against the model's configuration.
 
-    Args:
-        config: The model's config.pbtxt.
-        signature: Signature of the new version.
-        accepts_images: Whether the model should accept encoded images.
-
     Raises:
         ConversionError: The configuration has another signature, or does not accept encoded images.
     """

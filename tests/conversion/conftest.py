@@ -1,4 +1,4 @@
-"""Converting in tests: into a temporary store, with errors raised."""
+"""Conversions in tests, into a temporary store."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ def store(tmp_path: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def exports() -> dict[str, onnx_ir.Model]:
-    """Graphs of modules as PyTorch exported them, which takes seconds: what was asked for -> the graph."""
+    """Exported graphs by module and options, because an export takes seconds."""
     return {}
 
 
 @contextmanager
 def exported_once(exports: dict[str, onnx_ir.Model]) -> Iterator[None]:
-    """Most tests are about what becomes of the graph: another module, weight, size or name is exported anew."""
+    """Export each module, weights, sizes and names only once."""
     original = pytorch.export_module
 
     def export(module: Any, arguments: Any, keywords: Any, **options: Any) -> onnx_ir.Model:
-        if type(module).__name__ not in ("Small", "Overflowing", "Pair"):  # as their weights say, and nothing else
+        if type(module).__name__ not in ("Small", "Overflowing", "Pair"):  # determined by their weights
             return original(module, arguments, keywords, **options)
         weights = [(key, value.tolist()) for key, value in module.state_dict().items()]
         inputs = [(each.shape, each.dtype) for each in (*arguments, *keywords.values())]

@@ -1,4 +1,4 @@
-"""What the tests of conversion share."""
+"""Names shared by the tests of conversion."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Small modules, each with one trait that a converter may get wrong."""
+"""Small modules, each with one property that a converter may get wrong."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ class Branching(nn.Module):
 
 
 class Baked(nn.Module):
-    """Knows only a batch of two."""
+    """Takes batches of two only."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return image.reshape(2, -1, 3).sum(dim=1)
 
 
 class Odd(nn.Module):
-    """Uses an operator that ONNX has not."""
+    """Uses an operator that ONNX lacks."""
 
     def forward(self, image: torch.Tensor) -> torch.Tensor:
         return torch.special.bessel_j1(image)
@@ -76,7 +76,7 @@ def odd() -> tuple[nn.Module, torch.Tensor]:
 
 
 class BakedHeight(nn.Module):
-    """Its linear layer knows only images of 16 rows."""
+    """Takes images of 16 rows only."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -91,7 +91,7 @@ def baked_height() -> tuple[nn.Module, torch.Tensor]:
 
 
 class Overflowing(nn.Module):
-    """One of its layers answers values above 65504, which the next one brings back."""
+    """A layer returns values above 65504, which the next one scales down."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""ONNX files with a fixed batch, a batch on another axis, or none: batched where rows are independent, else whole."""
+"""ONNX files with a fixed batch, a batch on another axis, or none: batched if rows are independent, else whole."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def notes(version: ModelVersion) -> str:
 
 
 @pytest.mark.parametrize("kind", WHOLE)
-def test_what_is_no_batch_is_served_whole(run: Convert, tmp_path: Path, kind: str) -> None:
+def test_graphs_without_independent_rows_are_served_whole(run: Convert, tmp_path: Path, kind: str) -> None:
     text, reason = WHOLE[kind]
     folder = run(write(tmp_path, text, **({"half": np.float32(0.5)} if "half" in text else {})))
     version, config = read_version(folder), read_config(folder.parent / CONFIG_FILE)
@@ -91,14 +91,14 @@ def deployment(folder: Path, max_batch_size: int) -> Deployment:
     return Deployment.read(folder, ModelConfig(name="m", max_batch_size=max_batch_size), resources)
 
 
-def test_a_graph_that_was_proven_whole_is_never_batched(run: Convert, tmp_path: Path) -> None:
+def test_a_graph_proven_whole_is_never_batched(run: Convert, tmp_path: Path) -> None:
     folder = run(write(tmp_path, WHOLE["time first"][0]))
     deployment(folder, 0)
     with pytest.raises(RepositoryError, match="max_batch_size is 8"):
         deployment(folder, 8)
 
 
-def test_a_fixed_batch_may_stay(run: Convert, tmp_path: Path) -> None:
+def test_a_fixed_batch_can_be_requested(run: Convert, tmp_path: Path) -> None:
     source = write(tmp_path, "(float[3,4] x) => (float[3,4] y) { y = Relu(x) }")
     fixed = read_version(run(source, batch="fixed"))
     assert "--batch fixed" in notes(fixed)
@@ -110,7 +110,7 @@ def test_a_fixed_batch_may_stay(run: Convert, tmp_path: Path) -> None:
     assert freed.manifest.verification[0].batch_sizes == (1, 5)
 
 
-def test_int8_of_a_graph_that_is_served_whole(run: Convert, tmp_path: Path) -> None:
+def test_int8_of_a_whole_graph(run: Convert, tmp_path: Path) -> None:
     source = write(tmp_path, "(float[3,4] x) => (float[3,5] y) { y = MatMul(x, v) }", v=draw(4, 5))
     np.savez(tmp_path / "calibration.npz", x=draw(6, 3, 4))
     np.savez(tmp_path / "samples.npz", x=draw(5, 3, 4, seed=1))
@@ -123,7 +123,7 @@ def test_int8_of_a_graph_that_is_served_whole(run: Convert, tmp_path: Path) -> N
         assert verify(version, engine="onnxruntime", precision=None, samples=tmp_path / "own.npz", threads=1).verdicts
 
 
-def test_int8_of_a_freed_batch(run: Convert, tmp_path: Path) -> None:
+def test_int8_of_a_batch_made_dynamic(run: Convert, tmp_path: Path) -> None:
     source = write(tmp_path, "(float[1,4] x) => (float[1,5] y) { y = MatMul(x, v) }", v=draw(4, 5))
     np.savez(tmp_path / "calibration.npz", x=draw(20, 4))
     version = read_version(run(source, precision="int8", calibration=str(tmp_path / "calibration.npz")))

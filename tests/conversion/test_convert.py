@@ -1,4 +1,4 @@
-"""From a source model to a version: what is written, what is refused, and that nothing is left half done."""
+"""Whole conversions of PyTorch modules: written files, inputs and outputs, planted faults, refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def images(count: int = 3) -> np.ndarray:
     return np.random.default_rng(0).integers(0, 256, (count, 16, 16, 3), np.uint8)
 
 
-def answers(version: Path, **feeds: np.ndarray) -> dict[str, np.ndarray]:
+def outputs(version: Path, **feeds: np.ndarray) -> dict[str, np.ndarray]:
     with OnnxRuntimeEngine().build_reference(version / "model.onnx") as session:
         return session.run(feeds)
 
@@ -54,8 +54,8 @@ def expected(nchw: np.ndarray) -> np.ndarray:
         return module(torch.from_numpy(nchw)).numpy()  # type: ignore[no-any-return]
 
 
-class TestWhatIsWritten:
-    def test_a_version_that_can_be_served(self, once: Convert, small: str) -> None:
+class TestWrittenFiles:
+    def test_a_version_can_be_served(self, once: Convert, small: str) -> None:
         version = once(small)
         assert version.name == "1"
         assert sorted(path.name for path in version.iterdir()) == ["golden.npz", "manifest.json", "model.onnx"]
@@ -68,7 +68,7 @@ class TestWhatIsWritten:
         assert [str(spec) for spec in read.manifest.signature.inputs] == ["INPUT_0 FP32[batch,3,16,16]"]
         assert [str(spec) for spec in read.manifest.signature.outputs] == ["OUTPUT_0 FP32[batch,5]"]
         sample = np.random.default_rng(0).normal(size=(7, 3, 16, 16)).astype(np.float32)
-        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(outputs(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
 
     def test_passes_can_be_skipped(self, run: Convert, small: str) -> None:
         version = run(small, skip=["fold-batch-norm", "pad-into-conv"])
@@ -80,88 +80,86 @@ class TestWhatIsWritten:
         again = read_recipe(version / "manifest.json", {"allow_code": True}, [])  # its source is a module
         assert (again.source, again.softmax, again.top_k, again.version) == (small, True, 2, None)
 
-    def test_weights_above_the_limit_of_a_message_lie_beside_the_graph(
-        self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_large_weights_are_external(self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("graphkiln_backend.passes.graph_file._EXTERNAL_DATA_FROM_BYTES", 100)
         version = run(small)
         assert (version / "model.onnx.data").exists()
         sample = np.ones((1, 3, 16, 16), np.float32)
-        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(outputs(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
         read_version(version)
         (version / "model.onnx.data").write_bytes(b"other")
         with pytest.raises(GraphkilnError, match="does not match manifest"):
             read_version(version)
 
 
-class TestEdges:
+class TestInputsAndOutputs:
     def test_raw_image_bytes(self, run: Convert, small: str) -> None:
         version = run(small, input="uint8-nhwc", preprocess=PREPROCESS)
         normal = (images().astype(np.float32) / 255 - PREPROCESS["mean"]) / PREPROCESS["std"]
         nchw = normal.transpose(0, 3, 1, 2).astype(np.float32)
-        got = answers(version, INPUT_0=images())["OUTPUT_0"]
+        got = outputs(version, INPUT_0=images())["OUTPUT_0"]
         np.testing.assert_allclose(got, expected(nchw.copy()), rtol=1e-3, atol=1e-4)
         manifest = Manifest.read(version / "manifest.json")
         assert manifest.preprocess is not None
         assert (manifest.preprocess.layout, manifest.preprocess.mean) == ("HWC", ())
 
-    def test_probabilities_and_the_best(self, once: Convert, small: str) -> None:
+    def test_softmax_and_top_k(self, once: Convert, small: str) -> None:
         sample = np.random.default_rng(0).normal(size=(4, 3, 16, 16)).astype(np.float32)
         scores = torch.from_numpy(expected(sample)).softmax(dim=1)
         best = scores.topk(2, dim=1)
-        got = answers(once(small, softmax=True, top_k=2), INPUT_0=sample)
+        got = outputs(once(small, softmax=True, top_k=2), INPUT_0=sample)
         np.testing.assert_allclose(got["OUTPUT_0"], best.values, rtol=1e-4)
         np.testing.assert_array_equal(got["INDEX_0"], best.indices)
 
-    def test_clients_are_told_which_outputs_are_the_best_and_their_labels(
-        self, run: Convert, small: str, tmp_path: Path
-    ) -> None:
+    def test_the_ranking_of_top_k_has_labels(self, run: Convert, small: str, tmp_path: Path) -> None:
         (tmp_path / "labels.txt").write_text("a\nb\nc\nd\ne")
         version = run(small, top_k=2, labels=str(tmp_path / "labels.txt"), keep_names=True)
         expected = Ranking(scores="output", indices="INDEX_0", labels=tuple("abcde"))
         assert Manifest.read(version / "manifest.json").ranking == expected
         config = read_config(version.parent / "config.pbtxt")
         assert Ranking.from_json(config.parameters["ranking"].string_value) == expected
-        assert not any(output.label_filename for output in config.output)  # of ranks there are no labels
+        assert not any(output.label_filename for output in config.output)  # ranks have no labels
 
-    def test_the_best_of_a_coarser_graph_may_change_places(self, run: Convert, small: str, tmp_path: Path) -> None:
+    def test_top_k_of_int8_may_be_in_another_order(self, run: Convert, small: str, tmp_path: Path) -> None:
         sample = np.random.default_rng(3).normal(size=(32, 3, 16, 16)).astype(np.float32)
         np.savez(tmp_path / "calibration.npz", INPUT_0=sample)
         version = run(small, top_k=4, precision="int8", calibration=str(tmp_path / "calibration.npz"))
-        coarse = answers(version, INPUT_0=sample)
+        coarse = outputs(version, INPUT_0=sample)
         order = (-expected(sample)).argsort(axis=1, kind="stable")[:, :4]
-        assert (coarse["INDEX_0"] != order).any()  # else this test shows nothing
+        assert (coarse["INDEX_0"] != order).any()  # otherwise nothing is tested
 
-    def test_probabilities_are_not_made_twice(self, run: Convert, digits: Path) -> None:
+    def test_softmax_is_not_added_twice(self, run: Convert, digits: Path) -> None:
         version = run(str(digits / "1" / "model.onnx"), softmax=True)
         sample = np.random.default_rng(0).normal(size=(2, 1, 32, 32)).astype(np.float32)
         np.testing.assert_allclose(
-            answers(version, INPUT_0=sample)["OUTPUT_0"], answers(digits / "1", INPUT_0=sample)["OUTPUT_0"], rtol=1e-5
+            outputs(version, INPUT_0=sample)["OUTPUT_0"],
+            outputs(digits / "1", INPUT_0=sample)["OUTPUT_0"],
+            rtol=1e-5,
         )
 
     def test_nhwc(self, run: Convert, small: str) -> None:
         sample = np.random.default_rng(0).normal(size=(2, 16, 16, 3)).astype(np.float32)
-        got = answers(run(small, layout="nhwc"), INPUT_0=sample)["OUTPUT_0"]
+        got = outputs(run(small, layout="nhwc"), INPUT_0=sample)["OUTPUT_0"]
         np.testing.assert_allclose(got, expected(sample.transpose(0, 3, 1, 2).copy()), rtol=1e-4, atol=1e-5)
 
     def test_names_and_outputs(self, run: Convert) -> None:
         version = run(f"python:{MODULES}:pair", keep_names=True, outputs=["product"])
         left, right = np.full((3, 4), 2, np.float32), np.full((3, 4), 5)
-        got = answers(version, left=left, right=right)
+        got = outputs(version, left=left, right=right)
         assert list(got) == ["product"]
         np.testing.assert_array_equal(got["product"], left * 5)
 
-    def test_another_dimension_varies(self, run: Convert) -> None:
+    def test_another_dynamic_dimension(self, run: Convert) -> None:
         version = run(f"python:{MODULES}:pair", dynamic=["left:1=2..6", "right:1=2..6"])
         for size in (2, 6, 11):
             feeds = {"INPUT_0": np.ones((1, size), np.float32), "INPUT_1": np.ones((1, size), np.int64)}
-            assert answers(version, **feeds)["OUTPUT_0"].shape == (1, size)
+            assert outputs(version, **feeds)["OUTPUT_0"].shape == (1, size)
         with pytest.raises(ConversionError, match=r"rejects an input of image \[4, 3, 8, 16\]"):
             run(f"python:{MODULES}:baked_height", name="other", dynamic=["image:2=8..32"])
 
 
 class TestPlantedFaults:
-    """Every conversion that breaks answers is caught."""
+    """Each conversion that changes the outputs is refused."""
 
     def refuse(self, run: Convert, store: Path, source: str, **options: Any) -> None:
         with pytest.raises(VerificationError, match="the outputs changed"):
@@ -180,9 +178,9 @@ class TestPlantedFaults:
         self.plant(monkeypatch, Fault(fault))
         self.refuse(run, store, small)
 
-    def test_a_baked_batch(self, run: Convert, store: Path, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_fixed_batch(self, run: Convert, store: Path, small: str, monkeypatch: pytest.MonkeyPatch) -> None:
         def fault(model: onnx_ir.Model) -> None:
-            """The first two rows are computed, whatever comes."""
+            """Compute the first two rows only."""
             value = model.graph.inputs[0]
             rows = onnx_ir.Value(name="rows", const_value=onnx_ir.tensor(np.array([0, 1, 0], np.int64)))
             model.graph.register_initializer(rows)
@@ -205,7 +203,7 @@ class TestPlantedFaults:
         monkeypatch.setattr(EmbedPreprocess, "_shift", swapped)
         self.refuse(run, store, small, input="uint8-nhwc", preprocess=PREPROCESS)
 
-    def test_a_pass_that_leaves_no_graph_is_named(
+    def test_a_pass_that_breaks_the_graph_is_named(
         self, run: Convert, small: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         def fault(model: onnx_ir.Model) -> None:
@@ -244,7 +242,7 @@ class TestBadInput:
             (f"python:{MODULES}:odd", "bessel_j1"),
         ],
     )
-    def test_says_what_is_wrong(self, run: Convert, store: Path, source: str, words: str) -> None:
+    def test_invalid_sources_are_refused(self, run: Convert, store: Path, source: str, words: str) -> None:
         with pytest.raises(ConversionError, match=words):
             run(source)
         assert not list(store.rglob("*"))
@@ -258,8 +256,7 @@ class TestBadInput:
             "timm:resnet10t",
         ],
     )
-    def test_weights_that_were_trained_for_other_classes(self, run: Convert, tmp_path: Path, source: str) -> None:
-        """The usual case of a fine-tuned model: as many outputs as its head has."""
+    def test_weights_for_other_classes(self, run: Convert, tmp_path: Path, source: str) -> None:
         kind, _, name = source.partition(":")
         torchvision = import_torchvision()
         import timm  # it imports torchvision
@@ -269,12 +266,12 @@ class TestBadInput:
         version = run(source, weights=str(tmp_path / "w.safetensors"), shape=["3x64x64"])
         manifest = Manifest.read(version / "manifest.json")
         assert manifest.signature.outputs[0].shape == ("batch", 7)
-        assert manifest.labels is None  # ImageNet's names are not theirs
+        assert manifest.labels is None  # not those of ImageNet
         assert manifest.preprocess is not None
         assert manifest.preprocess.crop == (64, 64)
 
     @pytest.mark.slow
-    def test_interrupted_half_way_leaves_nothing(self, small: str, store: Path) -> None:
+    def test_an_interruption_leaves_nothing(self, small: str, store: Path) -> None:
         command = [sys.executable, "-m", "graphkiln.cli", "convert", small, "--name", "m", "--model-store", str(store)]
 
         def listen() -> None:  # a shell's background jobs, and so a test run among them, ignore the signal
@@ -295,16 +292,16 @@ class TestBadInput:
 
 class TestSources:
     @pytest.mark.slow
-    def test_an_exported_program_with_its_batch_baked_in(self, run: Convert, tmp_path: Path) -> None:
+    def test_an_exported_program_with_a_fixed_batch(self, run: Convert, tmp_path: Path) -> None:
         torch.export.save(torch.export.export(modules.small().eval(), (torch.zeros(2, 3, 16, 16),)), tmp_path / "m.pt2")
         version = run(str(tmp_path / "m.pt2"), allow_code=True)
         sample = np.random.default_rng(0).normal(size=(3, 3, 16, 16)).astype(np.float32)
-        np.testing.assert_allclose(answers(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(outputs(version, INPUT_0=sample)["OUTPUT_0"], expected(sample), rtol=1e-4, atol=1e-5)
         fixed = read_version(run(str(tmp_path / "m.pt2"), name="fixed", allow_code=True, batch="fixed"))
         assert fixed.manifest
         assert fixed.manifest.signature.inputs[0].shape == (2, 3, 16, 16)
 
-    def test_an_exported_program_runs_no_code_unasked(self, run: Convert, tmp_path: Path) -> None:
+    def test_an_exported_program_runs_no_code_by_default(self, run: Convert, tmp_path: Path) -> None:
         owned = tmp_path / "owned"
 
         class Payload:

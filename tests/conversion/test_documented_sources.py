@@ -1,4 +1,4 @@
-"""The examples in `docs/sources` convert, as each says itself."""
+"""The examples in `docs/sources` convert with their documented commands."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EXAMPLES = ("monai_unet", "segmentation_unet", "ultralytics_yolo")
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", EXAMPLES)
-def test_an_example_converts_with_its_own_command(name: str, repository: Path, tmp_path: Path) -> None:
+def test_an_example_converts_with_its_command(name: str, repository: Path, tmp_path: Path) -> None:
     if name == "ultralytics_yolo":  # its OpenCV needs a library of the desktop, which not every machine has
         pytest.importorskip("ultralytics", exc_type=ImportError)
     source = repository / "docs" / "sources" / f"{name}.py"
@@ -44,5 +44,5 @@ def test_an_example_converts_with_its_own_command(name: str, repository: Path, t
     assert len(scores) == 3
 
 
-def test_every_example_is_tried(repository: Path) -> None:
+def test_every_example_is_tested(repository: Path) -> None:
     assert {path.stem for path in (repository / "docs" / "sources").glob("*.py")} == set(EXAMPLES)

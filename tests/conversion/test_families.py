@@ -1,6 +1,6 @@
-"""Architectures of many families convert and verify, with random weights: one for each trait that exporters get wrong.
+"""Conversions of architectures of several families, with random weights: one for each trait that exporters get wrong.
 
-`tests/families` converts, serves and asks a hundred more (`scripts/test -m families`).
+`tests/families` converts and serves a hundred more (`scripts/test -m families`).
 """
 
 from __future__ import annotations

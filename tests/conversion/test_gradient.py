@@ -1,4 +1,4 @@
-"""Forward and backward in one graph, beside autograd."""
+"""Forward and backward pass in one graph, compared with autograd."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def test_small_models(run: Convert, name: str) -> None:
         image = torch.randn(rows, 3, 16, 16, requires_grad=True)
         module(image).sum().backward()
         with OnnxRuntimeEngine().build_reference(version / "model.onnx") as session:
-            answers = session.run({"INPUT_0": image.detach().numpy()})
-        np.testing.assert_allclose(answers["OUTPUT_1"], image.grad.numpy(), rtol=1e-3, atol=1e-4)  # type: ignore[union-attr]
+            outputs = session.run({"INPUT_0": image.detach().numpy()})
+        np.testing.assert_allclose(outputs["OUTPUT_1"], image.grad.numpy(), rtol=1e-3, atol=1e-4)  # type: ignore[union-attr]
     steps = [verification.step for verification in Manifest.read(version / "manifest.json").verification]
     assert steps == ["export", "export gradient"]
 

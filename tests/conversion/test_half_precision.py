@@ -32,7 +32,7 @@ F32, F16, BF16, F64 = TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT
         ((F64, F64), Precision.FP32, 1e-5),
     ],
 )
-def test_a_file_of_any_type(
+def test_files_of_16_and_64_bits(
     run: Convert, tmp_path: Path, types: tuple[int, int], precision: Precision, limit: float
 ) -> None:
     inside, border = types
@@ -51,14 +51,14 @@ def test_a_file_of_any_type(
         assert max(verdict.relative_l2 for verdict in proven.verdicts) < REPLAY[precision].relative_l2
 
 
-def test_an_engine_that_would_compute_fp64_in_fp32_refuses_it(run: Convert, tmp_path: Path) -> None:
+def test_openvino_refuses_fp64(run: Convert, tmp_path: Path) -> None:
     version = read_version(run(str(write_classifier(tmp_path / "m.onnx", F64, F64, opset=22))))
     with pytest.raises(LoweringError, match="OpenVINO computes FP64 in FP32"):
         verify(version, engine="openvino", precision=None, samples=None, threads=1)
 
 
-def test_bf16_samples_of_a_user(run: Convert, tmp_path: Path) -> None:
-    """Written by numpy, which keeps the bytes of bf16 and not its name; or in fp32."""
+def test_bf16_samples(run: Convert, tmp_path: Path) -> None:
+    """Saved by numpy as bytes of bf16, or in fp32."""
     source = write_classifier(tmp_path / "m.onnx", BF16, BF16)
     images = np.random.default_rng(3).standard_normal((5, 3, 8, 8)).astype(np.float32)
     for number, dtype in enumerate((ml_dtypes.bfloat16, np.float32)):
@@ -75,7 +75,7 @@ def test_only_fp32_is_lowered(run: Convert, tmp_path: Path, precision: str) -> N
         run(str(source), precision=precision)
 
 
-def test_the_own_precision_may_be_named(run: Convert, tmp_path: Path) -> None:
+def test_the_precision_of_the_source_can_be_requested(run: Convert, tmp_path: Path) -> None:
     version = run(str(write_classifier(tmp_path / "m.onnx", F16, F16)), precision="fp16")
     with OnnxRuntimeEngine().build_reference(version / "model.onnx") as session:
         assert session.signature.inputs[0].dtype == "FP16"

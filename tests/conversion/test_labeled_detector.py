@@ -1,4 +1,4 @@
-"""A detector converted beside scenes whose digits are known: held to COCO's mAP, in int8, too."""
+"""Conversions of a detector with labeled scenes, proven by COCO's mAP."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PREPROCESS = {"resize": [96, 96], "crop": [96, 96], "mean": [0.5], "std": [0.5],
 
 
 def save_scenes(folder: Path, count: int, seed: int, moved: int = 0) -> Path:
-    """Scenes, and their boxes as COCO has them; moved by some pixels where labels are to be wrong."""
+    """Save scenes with COCO annotations; moved by some pixels for wrong labels."""
     folder.mkdir()
     images, annotations = [], []
     for number, scene in enumerate(compose_scenes(count, seed=seed, held_out=True)):
@@ -56,14 +56,14 @@ def measured(verdict: str) -> tuple[float, float]:
     return float(before), float(after)
 
 
-def test_the_proof_says_the_map_of_both(run: Convert, options: dict[str, Any]) -> None:
+def test_the_proof_measures_the_map_of_both(run: Convert, options: dict[str, Any]) -> None:
     verdict = Manifest.read(run(DETECTOR, **options) / "manifest.json").verification[0].verdict
     before, after = measured(verdict)
     assert before == pytest.approx(after, abs=0.1)
     assert before > 50
 
 
-def test_int8_keeps_it_within_a_point(run: Convert, options: dict[str, Any], tmp_path: Path) -> None:
+def test_int8_keeps_the_map_within_a_point(run: Convert, options: dict[str, Any], tmp_path: Path) -> None:
     calibration = str(save_scenes(tmp_path / "calibration", 64, 12))
     version = run(DETECTOR, **options, precision="int8", calibration=calibration)
     manifest = Manifest.read(version / "manifest.json")
@@ -74,8 +74,8 @@ def test_int8_keeps_it_within_a_point(run: Convert, options: dict[str, Any], tmp
     assert integer >= products - 1
 
 
-def test_int8_that_loses_it_is_refused(run: Convert, options: dict[str, Any], tmp_path: Path) -> None:
-    blank = tmp_path / "blank"  # ranges of images on which there is nothing
+def test_int8_that_loses_the_map_is_refused(run: Convert, options: dict[str, Any], tmp_path: Path) -> None:
+    blank = tmp_path / "blank"  # ranges of empty images
     blank.mkdir()
     for number in range(8):
         Image.new("L", (96, 96), 40).save(blank / f"{number}.png")
@@ -83,7 +83,7 @@ def test_int8_that_loses_it_is_refused(run: Convert, options: dict[str, Any], tm
         run(DETECTOR, **options, precision="int8", calibration=str(blank))
 
 
-def test_bf16_keeps_it_within_a_point(run: Convert, options: dict[str, Any]) -> None:
+def test_bf16_keeps_the_map_within_a_point(run: Convert, options: dict[str, Any]) -> None:
     manifest = Manifest.read(run(DETECTOR, **options, precision="bf16") / "manifest.json")
     before, after = measured(manifest.verification[1].verdict)
     assert after >= before - 1

@@ -1,4 +1,4 @@
-"""fp16, bf16 and int8 on the trained digits model: accuracy, coverage, what must stay fp32, and what is refused."""
+"""fp16, bf16 and int8 on the trained digits model: accuracy, coverage, nodes that stay fp32."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ OPENVINO = SessionConfig(engine="openvino", device=CPU, threads=1, spin=False, r
 
 @pytest.fixture(scope="module")
 def data() -> Mapping[str, np.ndarray]:
-    """The digits as the model takes them: 8x8 pixels as nearest blocks of 32x32, in -1..1; labels."""
+    """Inputs of the model (8x8 pixels as blocks of 32x32, in -1..1), and labels."""
     digits = load_digits()
     pixels = np.kron(digits.images / 16, np.ones((1, 4, 4))) * 2 - 1
     return {"pixels": pixels[:, np.newaxis].astype(np.float32), "labels": digits.target}
@@ -56,7 +56,7 @@ def accuracy(version: Path, step: SessionConfig, data: Mapping[str, np.ndarray])
 @pytest.mark.parametrize(
     ("precision", "amp"), [("fp16", "O1"), ("fp16", "O2"), ("fp16", "O3"), ("bf16", "O2"), ("int8", "O2")]
 )
-def test_the_trained_model_keeps_its_answers(  # noqa: PLR0917 - fixtures and parameters
+def test_the_trained_model_keeps_its_accuracy(  # noqa: PLR0917 - fixtures and parameters
     run: Convert,
     digits: Path,
     files: dict[str, str],
@@ -87,7 +87,7 @@ def test_the_trained_model_keeps_its_answers(  # noqa: PLR0917 - fixtures and pa
 
 
 @pytest.mark.parametrize(("precision", "dtype"), [("fp16", "FP16"), ("bf16", "BF16")])
-def test_inputs_and_outputs_when_asked(  # noqa: PLR0917 - fixtures and parameters
+def test_lowered_inputs_and_outputs(  # noqa: PLR0917 - fixtures and parameters
     run: Convert, digits: Path, files: dict[str, str], cache: ArtifactCache, precision: str, dtype: str
 ) -> None:
     source, samples = str(digits / "1" / "model.onnx"), files["samples"]
@@ -103,18 +103,18 @@ def test_inputs_and_outputs_when_asked(  # noqa: PLR0917 - fixtures and paramete
 class TestOverflow:
     SOURCE = f"python:{MODULES}:overflowing"
 
-    def test_the_fewest_nodes_are_found(self, run: Convert) -> None:
+    def test_the_search_finds_the_fewest_nodes(self, run: Convert) -> None:
         version = run(self.SOURCE, precision=Precision.FP16, amp="O3", search_keep=True)
         manifest = Manifest.read(version / "manifest.json")
         assert manifest.conversion is not None
         kept = manifest.conversion.notes[0].removeprefix("kept in fp32 by search: ").split(", ")
-        assert len(kept) == 2, "the layer that answers too much, and the one that reads it"
+        assert len(kept) == 2, "the layer that overflows, and its reader"
         assert manifest.conversion.passes[-1].note == "1/3 products in fp16"
 
 
 @pytest.mark.parametrize("target", [Precision.FP16, Precision.BF16])
 def test_branches_and_large_constants_stay_fp32(tmp_path: Path, target: Precision) -> None:
-    """A branch reads the product that was computed, in lower precision, outside of it."""
+    """A branch reads a product of lower precision from outside."""
     model = graph(
         """(float[batch,4] x) => (float[batch,4] y) {
             p = MatMul(x, w)

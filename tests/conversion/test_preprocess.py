@@ -1,4 +1,4 @@
-"""The client's preprocessing beside torchvision's, timm's and transformers' own, for the specs of converters."""
+"""The client's preprocessing compared with torchvision's, timm's and transformers'."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class TestTorchvision:
         crop=st.none() | st.tuples(st.integers(1, 90), st.integers(1, 90)),
         interpolation=st.sampled_from(FILTERS),
     )
-    def test_bytes_are_the_same_and_numbers_within_a_millionth(
+    def test_pixels_are_the_same_and_normalized_ones_within_a_millionth(
         self, image: Image.Image, resize: Any, crop: Any, interpolation: Any
     ) -> None:
         transforms = import_torchvision().transforms
@@ -61,7 +61,7 @@ class TestTorchvision:
         numbers = transforms.Compose([transforms.ToTensor(), transforms.Normalize(MEAN, STD)])(expected)
         np.testing.assert_allclose(load_sample(image, spec), numbers.numpy(), rtol=0, atol=1e-6)
 
-    def test_the_weights_of_torchvision_say_it_themselves(self) -> None:
+    def test_the_published_transforms_of_torchvision(self) -> None:
         """The spec of the torchvision source beside the transform that comes with the weights."""
         from graphkiln_converters.recipe import Recipe
         from graphkiln_converters.sources.base import open_source
@@ -89,7 +89,7 @@ class TestTimm:
         return found
 
     @pytest.mark.slow
-    def test_every_way_is_the_same_or_not_claimed(self) -> None:
+    def test_every_configuration_is_the_same_or_not_expressible(self) -> None:
         from timm.data import create_transform
 
         claimed = 0
@@ -118,7 +118,7 @@ class TestTimm:
             {"interpolation": "random"},
         ],
     )
-    def test_what_a_spec_cannot_say_is_not_claimed(self, facts: dict[str, Any]) -> None:
+    def test_other_configurations_are_not_expressible(self, facts: dict[str, Any]) -> None:
         usual = {"input_size": (3, 64, 64), "interpolation": "bicubic", "crop_pct": 0.9, "crop_mode": "center"}
         merged = {**usual, "mean": MEAN, "std": STD, **facts}
         assert preprocess_from_config(merged, merged["input_size"]) is None
@@ -151,7 +151,7 @@ class TestTransformers:
         return automatic.from_pretrained(folder, backend="pil")
 
     @pytest.mark.parametrize("kind", PROCESSORS)
-    def test_the_numbers_are_the_same(self, kind: str, tmp_path: Path) -> None:
+    def test_samples_are_the_same(self, kind: str, tmp_path: Path) -> None:
         processor = self.processor(tmp_path, kind, PROCESSORS[kind])
         spec = preprocess_from_processor(processor)
         assert spec is not None
@@ -173,5 +173,5 @@ class TestTransformers:
             ("CLIP", {"size": {"shortest_edge": 224, "longest_edge": 448}}),
         ],
     )
-    def test_what_a_spec_cannot_say_is_not_claimed(self, kind: str, facts: dict[str, Any], tmp_path: Path) -> None:
+    def test_other_configurations_are_not_expressible(self, kind: str, facts: dict[str, Any], tmp_path: Path) -> None:
         assert preprocess_from_processor(self.processor(tmp_path, kind, facts)) is None

@@ -1,4 +1,4 @@
-"""What the export of a PyTorch module gives: names, a dynamic batch, and a graph file."""
+"""Exports of PyTorch modules: graph files, and nested inputs."""
 
 from __future__ import annotations
 
@@ -7,40 +7,13 @@ from pathlib import Path
 import numpy as np
 import onnxruntime
 import pytest
-import torch
 from converting import Convert
 from torch import nn
 
 from graphkiln_backend.repository.version import read_version
-from graphkiln_converters.sources.base import InputSpec
-from graphkiln_converters.sources.pytorch import TorchModel, export_graph, freeze, run_module
+from graphkiln_converters.sources.pytorch import export_graph, run_module
 
 pytestmark = pytest.mark.slow
-
-
-class Sum(nn.Module):
-    def forward(self, left: torch.Tensor, right: torch.Tensor) -> dict[str, torch.Tensor]:
-        return {"sum": left + right, "difference": left - right}
-
-
-def model(module: nn.Module, *names: str, keywords: bool = False, outputs: tuple[str, ...] = ()) -> TorchModel:
-    inputs = tuple(InputSpec(name=name, shape=(4,)) for name in names)
-    return TorchModel(
-        module=freeze(module), description="a test", libraries=(), inputs=inputs, keywords=keywords, outputs=outputs
-    )
-
-
-@pytest.mark.parametrize("keywords", [True, False])
-def test_names_and_a_dynamic_batch(keywords: bool) -> None:
-    graph = model(Sum(), "left", "right", keywords=keywords).export().graph
-    assert [value.name for value in graph.inputs] == ["left", "right"]
-    assert [value.name for value in graph.outputs] == ["sum", "difference"]
-    assert all(value.shape and str(value.shape[0]) == "batch" for value in (*graph.inputs, *graph.outputs))
-
-
-def test_given_names_of_outputs() -> None:
-    graph = model(Sum(), "left", "right", outputs=("first", "second")).export().graph
-    assert [value.name for value in graph.outputs] == ["first", "second"]
 
 
 def test_a_graph_file_of_one_input_and_one_output(tmp_path: Path) -> None:
@@ -70,8 +43,8 @@ def make():
 """
 
 
-def test_a_cache_in_lists_and_tuples_goes_in_and_comes_out(run: Convert, tmp_path: Path) -> None:
-    """Of any length: each tensor is an input and an output of its own."""
+def test_a_cache_in_lists_and_tuples(run: Convert, tmp_path: Path) -> None:
+    """Each tensor is a separate input and output of dynamic length."""
     (tmp_path / "nested.py").write_text(NESTED)
     version = read_version(
         run(

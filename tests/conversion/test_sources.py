@@ -1,4 +1,4 @@
-"""Whole conversions from every kind of source that is no PyTorch architecture."""
+"""Whole conversions of torch.jit, scikit-learn, Keras and XGBoost."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_torchscript(run: Convert, tmp_path: Path) -> None:
         assert "torch" in manifest.provenance.versions
 
 
-def test_a_branch_that_looks_at_the_whole_batch_is_refused(run: Convert, tmp_path: Path) -> None:
+def test_a_branch_on_the_whole_batch_is_refused(run: Convert, tmp_path: Path) -> None:
     torch.jit.script(Mixing()).save(tmp_path / "m.pt")  # type: ignore[no-untyped-call]
     with pytest.raises(VerificationError, match="the outputs changed"):
         run(f"torchscript:{tmp_path / 'm.pt'}", shape=["4"])
@@ -81,7 +81,7 @@ def test_keras(run: Convert, tmp_path: Path) -> None:
     assert "keras" in manifest.provenance.versions
 
 
-def test_an_export_of_xgboost_beside_the_answers_of_its_library(run: Convert, tmp_path: Path) -> None:
+def test_an_export_of_xgboost_with_recorded_outputs(run: Convert, tmp_path: Path) -> None:
     boosting = pytest.importorskip("xgboost", reason="xgboost is not installed")
     tools = pytest.importorskip("onnxmltools", reason="onnxmltools is not installed")
     from onnxmltools.convert.common.data_types import FloatTensorType
@@ -90,7 +90,7 @@ def test_an_export_of_xgboost_beside_the_answers_of_its_library(run: Convert, tm
     estimator = boosting.XGBClassifier(n_estimators=5).fit(table, (table[:, 0] > 0).astype(int))
     graph = tools.convert_xgboost(estimator, initial_types=[("X", FloatTensorType([None, 4]))], target_opset=15)
     onnx.save(graph, tmp_path / "m.onnx")
-    answers = {"OUTPUT_0": estimator.predict(table).astype(np.int64), "OUTPUT_1": estimator.predict_proba(table)}
-    np.savez(tmp_path / "r.npz", INPUT_0=table, **answers)
+    recorded = {"OUTPUT_0": estimator.predict(table).astype(np.int64), "OUTPUT_1": estimator.predict_proba(table)}
+    np.savez(tmp_path / "r.npz", INPUT_0=table, **recorded)
     manifest = Manifest.read(run(str(tmp_path / "m.onnx"), reference=str(tmp_path / "r.npz")) / "manifest.json")
     assert manifest.verification[0].samples in {6, 200}

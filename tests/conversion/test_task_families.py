@@ -1,7 +1,6 @@
-"""Every detector and segmenter of transformers and torchvision that is read, from its file to a proven version.
+"""Every supported detector and segmenter of transformers and torchvision, from its file to a proven version.
 
-Those of transformers are small, those of torchvision as they are built there: half an hour on two cores, as much as the
-other architectures (`scripts/test -m families`). What came out is in docs/tasks.md.
+Half an hour on two cores (`scripts/test -m families`); the results are in docs/tasks.md.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ OWN_SIDES = {"ssd300_vgg16": 300, "ssdlite320_mobilenet_v3_large": 320}
 def proven(version: Path, task: type[Task], words: str) -> Manifest:
     manifest = Manifest.read(version / MANIFEST_FILE)
     assert isinstance(manifest.task, task)
-    assert words in manifest.verification[0].verdict, "the proof has not heard of the task"
+    assert words in manifest.verification[0].verdict, "the task is not in the proof"
     assert manifest.verification[0].verdict.endswith("PASS")
     assert all(spec.shape[0] == "batch" for spec in manifest.signature.outputs)
     assert manifest.preprocess is not None

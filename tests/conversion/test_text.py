@@ -1,4 +1,4 @@
-"""Text through a conversion: what a version keeps of it, and what the server replays."""
+"""Conversions of graphs with text."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from graphkiln_backend.repository.version import read_version
 from graphkiln_converters.verify import verify
 
 
-def test_labels_and_the_probabilities_of_a_zip_map(run: Convert, tmp_path: Path) -> None:
+def test_labels_and_probabilities_of_a_zip_map(run: Convert, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(zoo.zipped().SerializeToString())
     version = read_version(run(str(tmp_path / "m.onnx"), keep_names=True))
     assert version.manifest
@@ -27,7 +27,7 @@ def test_labels_and_the_probabilities_of_a_zip_map(run: Convert, tmp_path: Path)
     assert verify(version, engine="onnxruntime", precision=None, samples=None, threads=1).verdicts
 
 
-def test_texts_go_in_and_come_out(run: Convert, tmp_path: Path) -> None:
+def test_text_as_input_and_output(run: Convert, tmp_path: Path) -> None:
     (tmp_path / "m.onnx").write_bytes(zoo.words().SerializeToString())
     feeds = {"INPUT_0": np.arange(6)[:, None], "INPUT_1": np.array(zoo.WORDS)[:, None]}
     np.savez(tmp_path / "samples.npz", **feeds)
@@ -40,7 +40,7 @@ def test_texts_go_in_and_come_out(run: Convert, tmp_path: Path) -> None:
     assert all(verdict.verdict.endswith("PASS") for verdict in verdicts)
 
 
-def test_a_graph_that_answers_with_other_text_is_seen(run: Convert, tmp_path: Path) -> None:
+def test_text_is_returned_unchanged(run: Convert, tmp_path: Path) -> None:
     proto = zoo.identity(("batch", 1), TensorProto.STRING)
     (tmp_path / "m.onnx").write_bytes(proto.SerializeToString())
     version = read_version(run(str(tmp_path / "m.onnx")))

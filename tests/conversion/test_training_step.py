@@ -1,4 +1,4 @@
-"""A training step as one graph, beside autograd."""
+"""A training step as one graph, compared with autograd."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 
 
 class Everything(nn.Module):
-    """Convolutions of every kind that has weights of its own: strided, dilated, grouped, by channel, transposed."""
+    """Strided, dilated, grouped, depthwise and transposed convolutions, and normalizations."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ def exported(asked: TrainingStep, path: Path, feeds: dict[str, AnyArray]) -> tup
     return scores, dict(zip(names, gradients, strict=True))
 
 
-def test_answers_and_gradients_are_those_of_autograd(tmp_path: Path) -> None:
+def test_outputs_and_gradients_are_those_of_autograd(tmp_path: Path) -> None:
     asked = step(Everything())
     feeds = {"image": np.random.default_rng(0).normal(size=(1, 3, 16, 16)).astype(np.float32)}
     answers, derived = asked.run(feeds)
@@ -83,7 +83,7 @@ def test_answers_and_gradients_are_those_of_autograd(tmp_path: Path) -> None:
         np.testing.assert_allclose(gradient, derived[name], rtol=1e-3, atol=1e-4, err_msg=name)
 
 
-def test_the_eager_work_leaves_the_model_as_it_was() -> None:
+def test_eager_steps_leave_the_model_unchanged() -> None:
     asked = step(Everything())
     before = {name: value.clone() for name, value in asked.model.module.state_dict().items()}
     asked.repeat({"image": np.ones((1, 3, 16, 16), np.float32)}, by_input=True)
@@ -92,7 +92,7 @@ def test_the_eager_work_leaves_the_model_as_it_was() -> None:
     assert not asked.model.module.training
 
 
-def test_a_model_that_cannot_be_derived_says_so() -> None:
+def test_a_model_that_cannot_be_differentiated_is_refused() -> None:
     class Rounded(nn.Module):
         def forward(self, image: torch.Tensor) -> torch.Tensor:
             return torch.from_numpy(image.detach().numpy()).sum(dim=(2, 3))

@@ -44,12 +44,7 @@ class Candidates(NamedTuple):
         return Candidates(taken(self.boxes, order), scores, self.classes.gather(1, order))
 
     def suppressed(self, classes: int, iou_threshold: float) -> Candidates:
-        """Apply non-maximum suppression within each class.
-
-        Args:
-            classes: Number of classes.
-            iou_threshold: Largest intersection over union of two kept boxes of a class.
-        """
+        """Apply non-maximum suppression within each class; boxes that overlap more than the threshold are removed."""
         numbers = torch.arange(classes).reshape(1, -1, 1)
         by_class = torch.where(self.classes.unsqueeze(1) == numbers, self.scores.unsqueeze(1), 0.0)
         return self._replace(scores=suppress(self.boxes, by_class, iou_threshold).amax(1))
@@ -62,9 +57,6 @@ class Candidates(NamedTuple):
 
     def padded(self, count: int) -> dict[str, torch.Tensor]:
         """Return the best candidates as outputs of a graph: by falling score, padded with zeros.
-
-        Args:
-            count: Maximum number of detections per image.
 
         Returns:
             `boxes` FP32 `[batch, detections, 4]`, `scores` FP32 `[batch, detections]`, `classes` INT64

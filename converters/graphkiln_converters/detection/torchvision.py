@@ -14,13 +14,7 @@ from graphkiln_converters.torch_libraries import import_torchvision
 
 
 def anchors_of(model: Any, features: list[torch.Tensor], size: tuple[int, int]) -> torch.Tensor:
-    """Compute the anchors for an image size, `[anchors, 4]` as x1, y1, x2, y2 in pixels.
-
-    Args:
-        model: Model with an anchor generator.
-        features: Feature maps of images of that size.
-        size: `(height, width)`.
-    """
+    """Compute the anchors for images of `(height, width)`: `[anchors, 4]` as x1, y1, x2, y2 in pixels."""
     from torchvision.models.detection.image_list import ImageList
 
     found: torch.Tensor = model.anchor_generator(ImageList(torch.zeros(1, 3, *size), [size]), features)[0]
@@ -120,13 +114,7 @@ class RegionPool(nn.Module):
     """
 
     def __init__(self, pooler: Any, features: dict[str, torch.Tensor], size: tuple[int, int]) -> None:
-        """Precompute what a pooler derives from the first image.
-
-        Args:
-            pooler: The model's pooler.
-            features: Feature maps of images of the size.
-            size: `(height, width)` of the input in pixels.
-        """
+        """Precompute what a pooler derives from the first image."""
         super().__init__()
         self.names = [name for name in features if name in pooler.featmap_names]
         poolers = importlib.import_module("torchvision.ops.poolers")
@@ -159,12 +147,7 @@ class TwoStage(nn.Module):
     anchors: torch.Tensor
 
     def __init__(self, model: Any, size: tuple[int, int]) -> None:
-        """Wrap a model.
-
-        Args:
-            model: A `FasterRCNN`, `MaskRCNN` or `KeypointRCNN`.
-            size: `(height, width)` of the input in pixels.
-        """
+        """Wrap a model."""
         super().__init__()
         self.model, self.size = model, size
         with torch.no_grad():
@@ -261,12 +244,7 @@ class LibraryPipeline(nn.Module):
     """Run an unchanged torchvision detector image by image, and pad its detections."""
 
     def __init__(self, model: Any, count: int) -> None:
-        """Wrap a model without its resize and normalization.
-
-        Args:
-            model: The detector.
-            count: Maximum number of detections per image.
-        """
+        """Wrap a model without its resize and normalization."""
         super().__init__()
         _complete_torchvision()
         model.transform = _AsItIs()

@@ -236,12 +236,7 @@ class Recognized:
 
 
 def recognize(shapes: Shapes, size: tuple[int, int], requested: Head | None) -> Recognized:
-    """Recognize the head of a detector.
-
-    Args:
-        shapes: Shapes of all outputs.
-        size: `(height, width)` of the image in pixels.
-        requested: The kind given by the user, or None.
+    """Recognize the head of a detector by the shapes of its outputs for an image of `(height, width)`.
 
     Raises:
         ConversionError: No output fits, or several do.

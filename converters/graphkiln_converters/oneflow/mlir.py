@@ -115,10 +115,6 @@ def read_string(literal: str) -> str:
 def read_number(literal: str, type_name: str) -> int | float:
     """Read a number; hexadecimal digits of a float type are its bits.
 
-    Args:
-        literal: Text of the number.
-        type_name: Type behind the number, such as `si32`, or empty.
-
     Raises:
         ValueError: The number is not of the type.
 
@@ -204,6 +200,7 @@ def _expected(error: UnexpectedInput) -> str:
 
 
 def _check_values(job: Job) -> None:
+    """Check that every value is defined once (static single assignment), before it is used."""
     defined = set(job.arguments)
     for operation in job.operations:
         for name in operation.operands:
@@ -211,7 +208,10 @@ def _check_values(job: Job) -> None:
                 raise ConversionError(
                     f"line {operation.line}: {operation.kind} takes {name}, which is not defined before it"
                 )
-        defined.update(operation.results)
+        for name in operation.results:
+            if name in defined:
+                raise ConversionError(f"line {operation.line}: {name} is defined twice")
+            defined.add(name)
     for name in job.returns:
         if name not in defined:
             raise ConversionError(f"the graph returns {name}, which is not defined")
@@ -257,7 +257,6 @@ class _JobTransformer(Transformer[Token, Job]):
                 _fail(token, f"two arguments have the name {argument.name}")
             arguments[argument.name] = argument.type
         operations = tuple(item for item in items if isinstance(item, Operation))
-        _check_definitions(token, arguments, operations)
         returns = next(item for item in items if isinstance(item, _Returns))
         return Job(name=name[1:], arguments=arguments, operations=operations, returns=returns.names)
 
@@ -351,16 +350,6 @@ class _JobTransformer(Transformer[Token, Job]):
 
     def skipped(self, *_: object) -> None:
         return None
-
-
-def _check_definitions(token: Token, arguments: dict[str, TensorType], operations: Sequence[Operation]) -> None:
-    """Check that every value is defined once (static single assignment)."""
-    defined = set(arguments)
-    for operation in operations:
-        for result in operation.results:
-            if result in defined:
-                _fail(token, f"line {operation.line}: {result} is defined twice")
-            defined.add(result)
 
 
 def _tensor_type(token: Token, type_: object) -> TensorType:

@@ -45,10 +45,6 @@ def translate(job: Job, folder: Path) -> onnx_ir.Model:
 
     The type and shape of every value are checked against OneFlow's graph.
 
-    Args:
-        job: The saved graph.
-        folder: Folder with the state tensors.
-
     Raises:
         ConversionError: An operation or attribute is not supported, or a state tensor does not fit the graph.
     """
@@ -215,10 +211,7 @@ GROUP = "graphkiln.oneflow_operators"
 
 
 def find_translators(kinds: Iterable[str]) -> dict[str, Translator]:
-    """Return the translators of a graph's operations.
-
-    Args:
-        kinds: Kind of each operation, with repetitions.
+    """Return the translators of a graph's operations by kind.
 
     Raises:
         ConversionError: Operations are not supported; the message lists them with their counts.
@@ -282,11 +275,7 @@ class StateTensor:
 
 
 def read_state(folder: Path, name: str) -> StateTensor:
-    """Find a tensor and check its files.
-
-    Args:
-        folder: Folder written by `flow.save`.
-        name: Name of the tensor.
+    """Find a tensor in a folder of `flow.save` and check its files.
 
     Raises:
         ConversionError: A file is missing, unreadable, unknown, too short or too long.

@@ -89,9 +89,6 @@ def list_architectures() -> list[str]:
 def opened(location: str) -> Iterator[None]:
     """Translate transformers' errors on opening a model.
 
-    Args:
-        location: Folder or hub id from the user.
-
     Raises:
         ConversionError: The model does not exist, has an unknown type, needs a library that is not installed, or
             contains code.

@@ -246,11 +246,6 @@ _MOST_WORDS = 256
 def column_inputs(estimator: Any, location: str, number: DType) -> tuple[InputSpec, ...]:
     """Make one input `[rows, columns]`, or one per column if some are text.
 
-    Args:
-        estimator: The estimator.
-        location: The file, for the error.
-        number: Element type of numeric inputs.
-
     Raises:
         ConversionError: The estimator is not fitted, or takes no table.
     """
@@ -312,11 +307,6 @@ def _words_of(estimator: Any, column: int) -> tuple[str, ...]:
 
 def table_of(estimator: Any, inputs: tuple[InputSpec, ...], feeds: Mapping[str, AnyArray]) -> Any:
     """Convert inputs of the graph to the estimator's table: of numbers, of objects, or with named columns.
-
-    Args:
-        estimator: The estimator.
-        inputs: Inputs of the graph.
-        feeds: `[rows, columns]` by input name.
 
     Raises:
         ConversionError: The columns have names, and pandas is not installed.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -79,12 +79,7 @@ def _described(location: str, recipe: Recipe, shape: tuple[int, ...]) -> dict[st
 
 
 def preprocess_from_transforms(transforms: Any, shape: tuple[int, ...]) -> Preprocess:
-    """Make the spec of published transforms; for other image sizes, resize and crop keep their ratio.
-
-    Args:
-        transforms: `torchvision.transforms._presets.ImageClassification`.
-        shape: `(channels, height, width)` of the input.
-    """
+    """Make the spec of published transforms; for another shape `(channels, height, width)`, resize and crop scale."""
     _, height, width = shape
     published = transforms.crop_size[0]
     return Preprocess(
@@ -111,26 +106,11 @@ _KEYPOINT_LAYER = "roi_heads.keypoint_predictor.kps_score_lowres.weight"
 _AUXILIARY = "aux_classifier."  # head of a segmenter for training
 
 
-class Built(NamedTuple):
-    """A model in evaluation mode.
+def build_model(location: str, recipe: Recipe) -> tuple[Any, int, tuple[str, ...]]:
+    """Build a detector or a segmenter in evaluation mode.
 
-    Attributes:
-        model: torchvision's model.
-        classes: Number of classes.
-        names: Class names; empty for other classes than torchvision's.
-    """
-
-    model: Any
-    classes: int
-    names: tuple[str, ...]
-
-
-def build_model(location: str, recipe: Recipe) -> Built:
-    """Build a detector or a segmenter.
-
-    Args:
-        location: torchvision's name.
-        recipe: Random, published or own weights.
+    Returns:
+        The model, its number of classes, and their names; no names for other classes than torchvision's.
 
     Raises:
         ConversionError: The weights cannot be loaded, or are of another architecture.
@@ -149,16 +129,11 @@ def build_model(location: str, recipe: Recipe) -> Built:
         model = build(weights=None, **heads) if heads else model
         load_weights(model, recipe.weights)
     classes = int(heads.get("num_classes", len(categories)))
-    return Built(model.eval(), classes, categories if classes == len(categories) else ())
+    return model.eval(), classes, categories if classes == len(categories) else ()
 
 
 def trained_heads(model: nn.Module, path: Path, classes: int) -> dict[str, Any]:
     """Find the options to build a model that fits the weights of a file; empty if none are needed.
-
-    Args:
-        model: Model with torchvision's default heads.
-        path: As for `load_weights`.
-        classes: Number of classes of the model.
 
     Raises:
         ConversionError: The file cannot be read.

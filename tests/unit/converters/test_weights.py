@@ -1,4 +1,4 @@
-"""Checkpoints as they are found: wrapped, prefixed, cut short, of another model, and with code inside."""
+"""Checkpoints: wrapped, prefixed, truncated, of another model, or with code."""
 
 from __future__ import annotations
 
@@ -41,17 +41,17 @@ class TestWrappers:
         load_weights(module, path)
         return module
 
-    @pytest.mark.parametrize("key", ["state_dict", "model", "model_state_dict", "state_dict_ema", "model_ema"])
-    def test_of_training_checkpoints(self, trained: dict[str, torch.Tensor], path: Path, key: str) -> None:
+    @pytest.mark.parametrize("key", ["state_dict", "model_ema"])
+    def test_wrapped_checkpoints_are_loaded(self, trained: dict[str, torch.Tensor], path: Path, key: str) -> None:
         checkpoint = {"epoch": 3, "optimizer": {"lr": 0.1}, key: trained}
         assert same(self.loaded(checkpoint, path), trained)
 
-    @pytest.mark.parametrize("prefix", ["module.", "model.", "_orig_mod.", "module.model.", "module._orig_mod."])
-    def test_prefixes(self, trained: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
-        """DataParallel, Lightning, torch.compile, and one inside the other."""
+    @pytest.mark.parametrize("prefix", ["model.", "module._orig_mod."])
+    def test_prefixes_are_removed(self, trained: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
+        """Of Lightning, and of torch.compile inside DataParallel."""
         assert same(self.loaded({f"{prefix}{key}": value for key, value in trained.items()}, path), trained)
 
-    def test_a_prefix_that_the_module_has_itself_stays(self, path: Path) -> None:
+    def test_a_prefix_of_the_module_stays(self, path: Path) -> None:
         class Wrapper(nn.Module):
             def __init__(self) -> None:
                 super().__init__()
@@ -71,7 +71,7 @@ class TestWrappers:
 
 
 class Versioned(nn.Linear):
-    """A layer that loads by the version that it was saved by, as torchvision's MNASNet."""
+    """A layer that loads by the version of its weights, like torchvision's MNASNet."""
 
     _version = 2
 
@@ -81,7 +81,7 @@ class Versioned(nn.Linear):
 
 
 @pytest.mark.parametrize("prefix", ["", "module."])
-def test_layers_that_ask_for_the_version_of_their_weights(path: Path, prefix: str) -> None:
+def test_layers_get_the_version_of_their_weights(path: Path, prefix: str) -> None:
     torch.save({f"{prefix}{key}": value for key, value in Versioned(2, 2).state_dict().items()}, path)
     load_weights(Versioned(2, 2), path)
 
@@ -96,11 +96,11 @@ class TestOtherModels:
         assert same(module, before), "nothing is loaded in part"
         return caught.value.message
 
-    def test_missing_and_unknown_keys(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+    def test_missing_and_unknown_keys_are_listed(self, trained: dict[str, torch.Tensor], path: Path) -> None:
         trained["head.bias"] = trained.pop("3.bias")
         assert "1 missing: 3.bias; 1 unknown: head.bias" in self.message(trained, path)
 
-    def test_other_shapes(self, trained: dict[str, torch.Tensor], path: Path) -> None:
+    def test_other_shapes_are_listed(self, trained: dict[str, torch.Tensor], path: Path) -> None:
         trained["3.weight"] = torch.zeros(5, 8)
         assert "1 of another shape: 3.weight [5, 8] instead of [5, 16]" in self.message(trained, path)
 
@@ -111,7 +111,7 @@ class Harmful:
 
 
 class TestFiles:
-    def test_a_missing_one(self, path: Path) -> None:
+    def test_a_missing_file_is_refused(self, path: Path) -> None:
         with pytest.raises(ConversionError, match="weights: there is no file") as caught:
             load_weights(classifier(), path)
         assert ".safetensors" in caught.value.hint
@@ -124,8 +124,10 @@ class TestFiles:
         assert "torch.save(module.state_dict(), path)" in caught.value.hint
 
     @pytest.mark.parametrize("suffix", [".pth", ".safetensors"])
-    @pytest.mark.parametrize("kept", [0, 10, 200])
-    def test_a_truncated_one(self, trained: dict[str, torch.Tensor], tmp_path: Path, suffix: str, kept: int) -> None:
+    @pytest.mark.parametrize("kept", [0, 200])
+    def test_a_truncated_file_is_refused(
+        self, trained: dict[str, torch.Tensor], tmp_path: Path, suffix: str, kept: int
+    ) -> None:
         path = tmp_path / f"w{suffix}"
         if suffix == ".pth":
             torch.save(trained, path)
@@ -138,21 +140,21 @@ class TestFiles:
 
 class TestClasses:
     @pytest.mark.parametrize(("classes", "found"), [(5, None), (2, 2), (1000, 1000)])
-    def test_are_those_of_the_last_layer(self, path: Path, classes: int, found: int | None) -> None:
+    def test_classes_are_those_of_the_last_layer(self, path: Path, classes: int, found: int | None) -> None:
         torch.save({"state_dict": classifier(classes).state_dict()}, path)
         assert trained_classes(classifier(), path) == found
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "socket"])
 @pytest.mark.parametrize("ending", ["pth", "safetensors"])
-def test_what_is_no_file_is_named(tmp_path: Path, kind: str, ending: str) -> None:
+def test_special_files_are_refused(tmp_path: Path, kind: str, ending: str) -> None:
     make, reason = ODD[kind]
     make(tmp_path / f"w.{ending}")
     with pytest.raises(ConversionError, match=rf"cannot read weights from .*w\.{ending}: {reason}"):
         load_weights(classifier(), tmp_path / f"w.{ending}")
 
 
-def test_a_file_that_torch_did_not_write_is_not_called_dangerous(path: Path) -> None:
+def test_a_file_of_another_format_is_refused(path: Path) -> None:
     path.write_bytes(b"\x08\x09 a graph")
     with pytest.raises(ConversionError, match=r"holds no weights: torch\.save did not write it"):
         load_weights(classifier(), path)

@@ -1,4 +1,4 @@
-"""Candidates to detections: in PyTorch, and the same module as an ONNX graph with batches of any size."""
+"""From candidates to detections, in PyTorch and as an ONNX graph with batches of any size."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ CLASSES, MOST = 3, 40
 
 
 class Tail(torch.nn.Module):
-    """What stands behind a detector's heads."""
+    """Post-processing of a detector."""
 
     def forward(self, boxes: torch.Tensor, scores: torch.Tensor, classes: torch.Tensor) -> dict[str, torch.Tensor]:
         return Candidates(boxes, scores, classes).above(0.1).suppressed(CLASSES, 0.45).padded(MOST)
@@ -47,7 +47,7 @@ def made(images: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
 
 
 def expected(boxes: AnyArray, scores: AnyArray, classes: AnyArray) -> list[int]:
-    """Candidates of one image that are kept, best first."""
+    """Indices of the kept candidates of one image, best first."""
     kept: list[int] = []
     for number in range(CLASSES):
         of_class = np.flatnonzero((classes == number) & (scores > 0.1))
@@ -56,7 +56,7 @@ def expected(boxes: AnyArray, scores: AnyArray, classes: AnyArray) -> list[int]:
 
 
 @pytest.mark.parametrize("images", [1, 5])
-def test_the_graph_finds_what_a_search_finds(graph: onnx_ir.Model, tmp_path: Path, images: int) -> None:
+def test_the_graph_keeps_the_same_boxes_as_a_search(graph: onnx_ir.Model, tmp_path: Path, images: int) -> None:
     feeds = made(images)
     feeds[1][-1] = 0.05  # nothing in the last image
     arrays = [tensor.numpy() for tensor in feeds]
@@ -74,7 +74,7 @@ def test_the_graph_finds_what_a_search_finds(graph: onnx_ir.Model, tmp_path: Pat
             assert not found[name][image, count:].any(), "padding is zero"
 
 
-def test_the_best_of_all_classes_may_be_one_box_twice() -> None:
+def test_a_box_can_be_detected_as_two_classes() -> None:
     boxes = torch.tensor([[[0.0, 0, 1, 1], [2, 2, 3, 3]]])
     scores = torch.tensor([[[0.1, 0.9, 0.8], [0.2, 0.3, 0.7]]])
     found = best_of_all_classes(boxes, scores, 3)

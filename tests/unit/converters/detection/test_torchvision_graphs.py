@@ -1,4 +1,4 @@
-"""torchvision's two-stage detectors for batches beside torchvision's own pipeline, and their graphs beside both."""
+"""torchvision's detectors for batches and their graphs, compared with torchvision's own pipeline."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import torch
 from detections import run_graph
 from tiny_detectors import SIDE, images, tiny_detector
 
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_converters.detection.candidates import OUTPUTS
 from graphkiln_converters.detection.torchvision import ByLevel, LibraryPipeline, Ssd, TwoStage, pad_found
 from graphkiln_converters.sources.pytorch import export_module
@@ -27,23 +28,39 @@ def library(model: object, batch: torch.Tensor) -> dict[str, torch.Tensor]:
     return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
 
 
+def run_exported(
+    detector: torch.nn.Module, batch: torch.Tensor, outputs: list[str], folder: Path
+) -> dict[str, AnyArray]:
+    """Export a detector with a batch of two, and run the graph with the whole batch."""
+    graph = export_module(
+        detector,
+        (batch[:2],),
+        {},
+        dynamic_shapes=({0: torch.export.Dim("batch")},),
+        input_names=["image"],
+        output_names=outputs,
+        description="a detector",
+    )
+    return run_graph(graph, folder, image=batch.numpy())
+
+
 @pytest.mark.parametrize(
     ("kind", "size"),
     [("masked", TALL), ("keypoints", (SIDE, SIDE)), pytest.param("faster", (SIDE, SIDE), marks=pytest.mark.slow)],
 )
-def test_a_batch_finds_what_torchvision_finds_image_by_image(kind: str, size: tuple[int, int]) -> None:
+def test_detections_of_two_stages_are_those_of_torchvision(kind: str, size: tuple[int, int]) -> None:
     model = tiny_detector(kind)
     batch = torch.nn.functional.interpolate(images(3), size)
     with torch.inference_mode():
         found = TwoStage(model, size)(batch)
     expected = library(model, batch)
-    assert expected["counts"].min() > 0, "nothing was found: nothing was compared"
+    assert expected["counts"].min() > 0, "nothing to compare"
     assert set(found) == {*OUTPUTS, *KINDS[kind]}
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-3)
 
 
-def test_nothing_found_is_a_count_of_none_and_has_no_mask() -> None:
+def test_no_detections_are_a_count_of_zero() -> None:
     model = tiny_detector("masked")
     model.roi_heads.score_thresh = 1.0
     with torch.inference_mode():
@@ -52,7 +69,7 @@ def test_nothing_found_is_a_count_of_none_and_has_no_mask() -> None:
     assert not found["masks"].any()
 
 
-def test_three_hundred_objects_are_all_returned() -> None:
+def test_three_hundred_detections() -> None:
     model = tiny_detector("faster")
     model.rpn._pre_nms_top_n["testing"] = model.rpn._post_nms_top_n["testing"] = 1000
     model.rpn.nms_thresh = model.roi_heads.nms_thresh = 1.0
@@ -66,36 +83,27 @@ def test_three_hundred_objects_are_all_returned() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["masked", "keypoints"])
-def test_its_graph_finds_the_same_in_batches_of_other_sizes(kind: str, tmp_path: Path) -> None:
+def test_the_graph_of_two_stages_finds_the_same(kind: str, tmp_path: Path) -> None:
     model, batch = tiny_detector(kind), images(3)
     detector = TwoStage(model, (SIDE, SIDE)).eval()
-    graph = export_module(
-        detector,
-        (batch[:2],),
-        {},
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        input_names=["image"],
-        output_names=[*OUTPUTS, *KINDS[kind]],
-        description=kind,
-    )
-    found = run_graph(graph, tmp_path, image=batch.numpy())
+    found = run_exported(detector, batch, [*OUTPUTS, *KINDS[kind]], tmp_path)
     for name, tensor in library(model, batch).items():
         np.testing.assert_allclose(found[name], tensor.numpy(), rtol=0, atol=1e-2, err_msg=name)
 
 
-# torchvision's detectors for batches beside torchvision's own pipeline, and the graph of one beside both.
+# One-stage detectors.
 
 MOST_OF_ONE_STAGE = 30
 KINDS_OF_ONE_STAGE = {"ssd": Ssd, "retinanet": ByLevel, "fcos": ByLevel}
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_ONE_STAGE)
-def test_a_batch_finds_what_torchvision_finds_image_by_image_of_one_stage(kind: str) -> None:
+def test_detections_of_one_stage_are_those_of_torchvision(kind: str) -> None:
     model, batch = tiny_detector(kind), images(3)
     with torch.inference_mode():
         found = KINDS_OF_ONE_STAGE[kind](model, (SIDE, SIDE))(batch)
         expected = LibraryPipeline(model, MOST_OF_ONE_STAGE)(batch)
-    assert expected["counts"].min() > 0, "nothing was found: nothing was compared"
+    assert expected["counts"].min() > 0, "nothing to compare"
     assert set(found) == set(OUTPUTS)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-5)
@@ -103,24 +111,15 @@ def test_a_batch_finds_what_torchvision_finds_image_by_image_of_one_stage(kind: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS_OF_ONE_STAGE)
-def test_its_graph_finds_the_same_in_batches_of_other_sizes_of_one_stage(kind: str, tmp_path: Path) -> None:
+def test_the_graph_of_one_stage_finds_the_same(kind: str, tmp_path: Path) -> None:
     model, batch = tiny_detector(kind), images(3)
     detector = KINDS_OF_ONE_STAGE[kind](model, (SIDE, SIDE)).eval()
-    graph = export_module(
-        detector,
-        (batch[:2],),
-        {},
-        dynamic_shapes=({0: torch.export.Dim("batch")},),
-        input_names=["image"],
-        output_names=list(OUTPUTS),
-        description=kind,
-    )
-    found = run_graph(graph, tmp_path, image=batch.numpy())
+    found = run_exported(detector, batch, list(OUTPUTS), tmp_path)
     for name, tensor in LibraryPipeline(model, MOST_OF_ONE_STAGE)(batch).items():
         np.testing.assert_allclose(found[name], tensor.numpy(), rtol=0, atol=1e-3, err_msg=name)
 
 
-# What libraries find, image by image, as one batch.
+# Detections of libraries as one batch.
 
 
 def test_detections_are_ranked_cut_and_padded() -> None:

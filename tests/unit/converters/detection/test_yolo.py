@@ -1,4 +1,4 @@
-"""Heads of the YOLO kind for batches, beside a plain search image by image."""
+"""YOLO heads for batches, compared with a search image by image, and recognition of heads."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def centered(corners: np.ndarray) -> np.ndarray:
 
 
 def raw(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Corners, the class of each and its score; the other classes score less."""
+    """Corners, class and score of each box; the other classes have lower scores."""
     corners, best = made_boxes(seed=seed, count=COUNT)
     classes = np.random.default_rng(seed).integers(0, CLASSES, COUNT)
     return corners, classes, best
@@ -51,7 +51,7 @@ def v5(seed: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("head", "made"), [(Head.YOLOV8, v8), (Head.YOLOV5, v5)])
-def test_a_batch_finds_what_a_search_by_class_finds(head: Head, made: object) -> None:
+def test_detections_of_a_batch_are_those_of_a_search_by_class(head: Head, made: object) -> None:
     batch = np.stack([made(seed) for seed in (1, 2, 3)]).astype(np.float32)  # type: ignore[operator]
     found = head_of(settings(head))(torch.from_numpy(batch))
     for row, seed in enumerate((1, 2, 3)):
@@ -71,7 +71,7 @@ def test_a_batch_finds_what_a_search_by_class_finds(head: Head, made: object) ->
 
 @pytest.mark.parametrize(("head", "made"), [(Head.YOLOV8, v8), (Head.YOLOV5, v5)])
 @pytest.mark.parametrize("most", [300, 7])
-def test_the_reference_of_the_proof_says_the_same(head: Head, made: object, most: int) -> None:
+def test_the_reference_finds_the_same(head: Head, made: object, most: int) -> None:
     batch = np.stack([made(seed) for seed in (4, 5)]).astype(np.float32)  # type: ignore[operator]
     told = settings(head, max_detections=most)
     found, expected = head_of(told)(torch.from_numpy(batch)), detect(batch, told)
@@ -80,14 +80,14 @@ def test_the_reference_of_the_proof_says_the_same(head: Head, made: object, most
         np.testing.assert_allclose(found[name], array, atol=1e-4, err_msg=name)
 
 
-def test_nothing_found_is_a_count_of_none() -> None:
+def test_no_detections_are_a_count_of_zero() -> None:
     found = head_of(settings(Head.YOLOV8))(torch.zeros(2, 7, 20))
     assert found["counts"].tolist() == [0, 0]
     assert found["boxes"].shape == (2, 300, 4)
     assert not found["boxes"].any()
 
 
-def test_rows_that_are_done_are_sorted_and_counted() -> None:
+def test_finished_rows_are_sorted_and_counted() -> None:
     rows = torch.tensor([[[1.0, 2, 3, 4, 0.3, 2], [5, 6, 7, 8, 0.9, 1], [0, 0, 0, 0, 0, 0]]])
     told = settings(Head.END_TO_END, max_detections=4)
     found = head_of(told)(rows)
@@ -98,7 +98,7 @@ def test_rows_that_are_done_are_sorted_and_counted() -> None:
         np.testing.assert_array_equal(found[name], array)
 
 
-def test_a_selection_is_what_the_node_itself_would_select() -> None:
+def test_a_selection_is_that_of_the_replaced_node() -> None:
     corners, scores = made_boxes(seed=8, count=40)
     both = np.stack([scores, scores[::-1]])
     told = settings(Head.SELECTED, least_score=0.4, most_of_class=5)
@@ -124,19 +124,19 @@ def test_a_selection_is_what_the_node_itself_would_select() -> None:
         (BoxFormat.UNIT_CENTER, (0.2, 0.3, 0.2, 0.4)),
     ],
 )
-def test_every_format_means_the_same_box(written: BoxFormat, box: tuple[float, ...]) -> None:
+def test_every_format_of_boxes(written: BoxFormat, box: tuple[float, ...]) -> None:
     found = corners_of(torch.tensor([box]), written, SIZE)
     np.testing.assert_allclose(found, [[20, 10, 60, 50]], rtol=1e-6)
 
 
-# The reference of the proof: detections read by hand.
+# The reference of the proof.
 
 TOLD = Settings(
     head=Head.YOLOV8, boxes=BoxFormat.CENTER, size=(10, 10), iou_threshold=0.5, max_detections=2, least_score=0.1
 )
 
 
-def test_the_better_of_two_equal_boxes_stays_and_other_classes_are_left_alone() -> None:
+def test_suppression_is_by_class() -> None:
     rows = np.array([[5, 5, 4, 4, 0.6, 0.0], [5, 5, 4, 4, 0.8, 0.0], [5, 5, 4, 4, 0.0, 0.7]], np.float32)
     found = detect(rows.T[None], TOLD)
     assert found["counts"].tolist() == [2]
@@ -145,7 +145,7 @@ def test_the_better_of_two_equal_boxes_stays_and_other_classes_are_left_alone() 
     assert found["boxes"][0, 0].tolist() == [3, 3, 7, 7]
 
 
-# Which kind of detector a graph is, by the shapes of its outputs.
+# Recognition of heads by the shapes of outputs.
 
 LARGE, SMALL = (640, 640), (64, 64)
 
@@ -163,13 +163,15 @@ LARGE, SMALL = (640, 640), (64, 64)
         ((1, 84, 84), SMALL, Head.YOLOV8, 80),
     ],
 )
-def test_a_kind_is_known_by_its_shape(dims: tuple[int, ...], size: tuple[int, int], head: Head, classes: int) -> None:
+def test_a_head_is_recognized_by_its_shape(
+    dims: tuple[int, ...], size: tuple[int, int], head: Head, classes: int
+) -> None:
     found = recognize({"output0": dims}, size, None)
     assert (found.head, found.output, found.classes) == (head, "output0", classes)
     assert str(head) in str(found)
 
 
-def test_other_outputs_do_not_matter() -> None:
+def test_outputs_of_other_ranks_are_ignored() -> None:
     shapes = {"output": (1, 25200, 85), "350": (1, 3, 80, 80, 85), "416": (1, 3, 40, 40, 85)}
     assert recognize(shapes, LARGE, None).output == "output"
 
@@ -181,14 +183,14 @@ def test_other_outputs_do_not_matter() -> None:
         ({"a": (1, 84, 8400), "b": (1, 84, 8400)}, LARGE),
     ],
 )
-def test_what_fits_twice_is_refused_with_what_to_say(shapes: dict[str, tuple[int, ...]], size: tuple[int, int]) -> None:
+def test_ambiguous_outputs_are_refused(shapes: dict[str, tuple[int, ...]], size: tuple[int, int]) -> None:
     with pytest.raises(ConversionError, match="fit several kinds") as caught:
         recognize(shapes, size, None)
     assert "--head yolov8" in caught.value.hint
 
 
 @pytest.mark.parametrize("dims", [(1, 8400, 85), (1, 100), (1, 84, 8000)])
-def test_what_fits_nothing_is_refused(dims: tuple[int, ...]) -> None:
+def test_unknown_outputs_are_refused(dims: tuple[int, ...]) -> None:
     with pytest.raises(ConversionError, match="of a supported kind") as caught:
         recognize({"a": dims}, LARGE, None)
     assert "--head" in caught.value.hint
@@ -198,18 +200,15 @@ def test_what_fits_nothing_is_refused(dims: tuple[int, ...]) -> None:
     ("head", "dims", "classes"),
     [(Head.YOLOV5, (1, 8400, 85), 80), (Head.YOLOV8, (1, 84, 8000), 80), (Head.END_TO_END, (1, 252, 6), 0)],
 )
-def test_a_kind_that_is_named_is_believed(head: Head, dims: tuple[int, ...], classes: int) -> None:
+def test_a_requested_head_is_used(head: Head, dims: tuple[int, ...], classes: int) -> None:
     assert recognize({"a": dims}, LARGE, head).classes == classes
 
 
-def test_a_kind_that_no_output_can_be_is_refused() -> None:
+def test_a_requested_head_must_match_an_output() -> None:
     with pytest.raises(ConversionError, match="no output is of the kind end-to-end"):
         recognize({"a": (1, 84, 8400)}, LARGE, Head.END_TO_END)
 
 
-def test_masks_are_not_read_as_classes() -> None:
+def test_masks_are_refused() -> None:
     with pytest.raises(ConversionError, match="prototypes of masks"):
         recognize({"output0": (1, 116, 8400), "output1": (1, 32, 160, 160)}, LARGE, None)
-
-
-# What a user says of a detector's graph.

@@ -1,4 +1,4 @@
-"""Which source a location names, and samples that are synthesized for its inputs."""
+"""Opening sources by kind, suggestions for misspelled ones, and synthetic samples."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from graphkiln_converters.sources.base import InputSpec, open_source, sizes_of, 
 
 @pytest.fixture
 def opened(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, Recipe]]:
-    """What sources were opened: module, location, options."""
+    """Opened sources: module, location, recipe."""
     calls: list[tuple[str, str, Recipe]] = []
 
     def import_module(name: str) -> Any:
@@ -42,24 +42,19 @@ class TestKinds:
         ("source", "module", "location"),
         [
             ("torchvision:resnet18", "torchvision", "resnet18"),
-            ("timm:vit_tiny.augreg", "timm", "vit_tiny.augreg"),
-            ("huggingface:google/vit", "huggingface", "google/vit"),
             ("huggingface:C:/models", "huggingface", "C:/models"),
-            ("python:model.py:make", "python_module", "model.py:make"),
-            ("oneflow:saved/cnn", "oneflow_graph", "saved/cnn"),
             ("oneflow:saved.onnx", "oneflow_graph", "saved.onnx"),
-            ("models/m.onnx", "onnx_file", "models/m.onnx"),
             ("M.ONNX", "onnx_file", "M.ONNX"),
             ("C:/models/m.pt2", "exported_program", "C:/models/m.pt2"),
         ],
     )
-    def test_name_their_module(
+    def test_a_source_is_opened_by_the_module_of_its_kind(
         self, opened: list[tuple[str, str, Recipe]], source: str, module: str, location: str
     ) -> None:
         assert str(open_source(recipe(source))) == "the model"
         assert opened == [(module, location, recipe(source))]
 
-    @pytest.mark.parametrize("name", ["m.pt2", "M.PT2", "a:b.pt2"])
+    @pytest.mark.parametrize("name", ["M.PT2", "a:b.pt2"])
     def test_a_file_that_can_run_code_is_not_opened(
         self, opened: list[tuple[str, str, Recipe]], tmp_path: Path, name: str
     ) -> None:
@@ -72,8 +67,6 @@ class TestKinds:
         ("source", "hint"),
         [
             ("torchvison:resnet18", "did you mean 'torchvision:resnet18'?"),
-            ("hugingface:bert", "did you mean 'huggingface:bert'?"),
-            ("onflow:dir", "did you mean 'oneflow:dir'?"),
             (
                 "zzz:model",
                 "known: torchvision:..., timm:..., huggingface:..., decoder:..., python:..., oneflow:..., torchscript",
@@ -82,22 +75,22 @@ class TestKinds:
             ("", "known: "),
         ],
     )
-    def test_an_unknown_one_comes_with_the_nearest(self, source: str, hint: str) -> None:
+    def test_an_unknown_source_is_refused_with_the_nearest(self, source: str, hint: str) -> None:
         with pytest.raises(ConversionError, match=f"'{source}' is not a source") as caught:
             open_source(recipe(source))
         assert hint in caught.value.hint
 
-    @pytest.mark.parametrize("source", ["oneflow:folder", "m.onnx", "m.pt2", "keras:m.keras", "sklearn:m.skops"])
-    def test_weights_beside_a_file_that_holds_its_own(self, opened: list[tuple[str, str, Recipe]], source: str) -> None:
+    @pytest.mark.parametrize("source", ["oneflow:folder", "m.onnx"])
+    def test_weights_for_a_file_with_weights_are_refused(
+        self, opened: list[tuple[str, str, Recipe]], source: str
+    ) -> None:
         with pytest.raises(ConversionError, match="contains its own weights"):
             open_source(recipe(source, weights=Path("w.pth")))
         assert opened == []
 
-    @pytest.mark.parametrize(
-        ("source", "extra"), [("timm:resnet18", "timm"), ("huggingface:bert", "huggingface"), ("python:m:f", "convert")]
-    )
-    def test_a_library_that_is_not_installed(self, source: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        kind = {"timm": "timm", "huggingface": "huggingface", "python": "python_module"}[source.partition(":")[0]]
+    @pytest.mark.parametrize(("source", "extra"), [("timm:resnet18", "timm"), ("python:m:f", "convert")])
+    def test_a_missing_library_names_its_extra(self, source: str, extra: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        kind = {"timm": "timm", "python": "python_module"}[source.partition(":")[0]]
         monkeypatch.setitem(sys.modules, f"graphkiln_converters.sources.{kind}", None)
         with pytest.raises(EngineUnavailable, match="need a library that is not installed") as caught:
             open_source(recipe(source))
@@ -109,7 +102,7 @@ class TestSamples:
     TOKENS = InputSpec(name="tokens", dtype=DType.INT64, shape=(9,), high=100)
     MASK = InputSpec(name="mask", dtype=DType.INT64, shape=(9,), mask=True)
 
-    def test_types_shapes_and_ranges(self) -> None:
+    def test_samples_have_the_types_shapes_and_ranges_of_the_inputs(self) -> None:
         feeds = synthetic_samples((self.IMAGE, self.TOKENS), 50, {}, seed=0)
         assert (feeds["image"].dtype, feeds["image"].shape) == (np.float32, (50, 3, 4, 5))
         assert (feeds["tokens"].dtype, feeds["tokens"].shape) == (np.int64, (50, 9))
@@ -118,22 +111,22 @@ class TestSamples:
         assert abs(float(feeds["image"].mean())) < 0.1
         assert 0.9 < float(feeds["image"].std()) < 1.1
 
-    def test_half_of_the_samples_are_padded(self) -> None:
+    def test_masks_of_half_of_the_samples_are_padded(self) -> None:
         mask = synthetic_samples((self.MASK,), 4, {}, seed=0)["mask"]
         assert mask.tolist() == [[1] * 9] * 2 + [[1] * 6 + [0] * 3] * 2
 
-    def test_what_is_exported_elsewhere_says_how(self) -> None:
+    def test_other_frameworks_are_refused_with_their_export_command(self) -> None:
         with pytest.raises(ConversionError, match=r"separate environment.*paddle2onnx.*--reference"):
             open_source(recipe("paddle:folder"))
 
-    def test_text_is_drawn_from_the_words_of_the_input(self) -> None:
+    def test_text_is_drawn_from_the_vocabulary(self) -> None:
         spec = InputSpec(name="words", dtype=DType.BYTES, shape=(2,), words=("red", "gr\u00fcn"))
         drawn = synthetic_samples((spec,), 20, {}, seed=0)["words"]
         assert drawn.shape == (20, 2)
         assert set(drawn.ravel()) == {"red", "gr\u00fcn"}
 
 
-# What is suggested to somebody who wrote a source that is none.
+# Suggestions for misspelled sources.
 
 KINDS = ("torchvision", "timm", "huggingface", "python", "oneflow")
 LISTED = {
@@ -153,7 +146,6 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
     ("source", "meant"),
     [
         ("resnet18", "torchvision:resnet18"),
-        ("ResNet18", "torchvision:resnet18"),
         ("resnet18d", "timm:resnet18d"),
         ("vit-base-patch16-224", "timm:vit_base_patch16_224"),
         ("resnet18d.ra2_in1k", "timm:resnet18d.ra2_in1k"),
@@ -161,19 +153,15 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         ("bert-base-uncased", "huggingface:bert-base-uncased"),
         ("google/flan-t5-small", "huggingface:google/flan-t5-small"),
         ("timm/resnet18.a1_in1k", "timm:resnet18.a1_in1k"),
-        ("torchvison:resnet18", "torchvision:resnet18"),
-        ("TIMM:resnet18", "timm:resnet18"),
         ("hf:org/name", "huggingface:org/name"),
-        ("transformers:bert", "huggingface:bert"),
-        ("flowvision:resnet18", "torchvision:resnet18"),
         ("pyton:net.py:make", "python:net.py:make"),
     ],
 )
-def test_a_name_that_is_near(source: str, meant: str) -> None:
+def test_the_nearest_source_is_suggested(source: str, meant: str) -> None:
     assert suggest(source, KINDS) == f"did you mean '{meant}'?"
 
 
-def test_folders_and_files_that_are_there(tmp_path: Path) -> None:
+def test_existing_folders_and_files_are_suggested_as_sources(tmp_path: Path) -> None:
     files = ("bert/config.json", "flow/model.mlir", "store/net/1/model.onnx", "net.py", "net.pth", "empty/x.txt")
     for name in files:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -189,29 +177,26 @@ def test_folders_and_files_that_are_there(tmp_path: Path) -> None:
         assert words in suggest(str(tmp_path / name), KINDS)
 
 
-# Sizes of inputs, given or usual.
+# Sizes of inputs.
 
 
 @pytest.mark.parametrize(
     ("dims", "given", "sizes"),
     [
         (("b", 3, "h"), {}, (8, 3, 8)),
-        ((None, 3, None), {}, (8, 3, 8)),
         (("b", 3, "h"), {"x": (3, 5)}, (8, 3, 5)),
         ((2, 3, "h"), {"": (3, 5)}, (2, 3, 5)),
         (("t", 3, "h"), {"x": (7, 3, 5)}, (7, 3, 5)),
         (("b", 3), {"y": (5,)}, (8, 3)),
-        (("b",), {}, (8,)),
         ((), {}, ()),
     ],
 )
-def test_of_a_sample_or_of_all_dimensions(
+def test_sizes_are_given_or_default(
     dims: tuple[object, ...], given: dict[str, tuple[int, ...]], sizes: tuple[int, ...]
 ) -> None:
     assert sizes_of("x", dims, given) == sizes
 
 
-@pytest.mark.parametrize("given", [(3,), (1, 2, 3, 4)])
-def test_too_many_or_too_few(given: tuple[int, ...]) -> None:
+def test_sizes_of_another_rank_are_refused() -> None:
     with pytest.raises(ConversionError, match=r"does not fit input 'x' \[b, 3, h\] \(.*: x=3x8\)"):
-        sizes_of("x", ("b", 3, "h"), {"": given})
+        sizes_of("x", ("b", 3, "h"), {"": (3,)})

@@ -1,4 +1,4 @@
-"""A step of a T5's decoder: its tensors, and what a sequence of steps comes to beside the model without a cache."""
+"""Decoding steps of a T5, compared with the model without a cache."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_t5.save(tmp_path_factory.mktemp("t5"))
 
 
-def test_what_goes_in(folder: Path) -> None:
+def test_inputs_of_a_step(folder: Path) -> None:
     specs = open_source(str(folder), OPTIONS).inputs
     assert [spec.name for spec in specs] == [
         *("decoder_input_ids", "decoder_attention_mask", "encoder_hidden_states", "attention_mask"),
@@ -38,7 +38,7 @@ def test_what_goes_in(folder: Path) -> None:
 
 @pytest.mark.parametrize("hidden", [1, 3])
 def test_steps_compute_what_the_model_computes_at_once(folder: Path, hidden: int) -> None:
-    """Whatever the hidden part of the first past holds, of one position or three."""
+    """The masked part of the first past has no effect."""
     model: Any = tiny_t5.load(folder)
     random = np.random.default_rng(3)
     states = random.standard_normal((2, 10, 16)).astype(np.float32)
@@ -69,20 +69,19 @@ def test_steps_compute_what_the_model_computes_at_once(folder: Path, hidden: int
     assert cache["past_key_0"].shape == (2, 2, hidden + 4, 8)
 
 
-def test_another_model_has_other_positions(tmp_path: Path) -> None:
+def test_another_model_type_is_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "bart"}))
     with pytest.raises(ConversionError, match="is a bart, and decoder: supports t5 only") as caught:
         open_source(str(tmp_path), OPTIONS)
     assert "python:FILE:FACTORY" in caught.value.hint
 
 
-def test_a_folder_that_is_not_there(tmp_path: Path) -> None:
+def test_a_missing_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConversionError, match="transformers cannot open"):
         open_source(str(tmp_path / "none"), OPTIONS)
 
 
-def test_an_encoder_alone_has_no_decoder(folder: Path, tmp_path: Path) -> None:
-    """Its own weights are there; transformers would make up the decoder's."""
+def test_an_encoder_without_decoder_is_refused(folder: Path, tmp_path: Path) -> None:
     tiny_t5.hf.T5EncoderModel.from_pretrained(folder).save_pretrained(tmp_path)
     with pytest.raises(ConversionError, match=r"lacks .*decoder"):
         open_source(str(tmp_path), OPTIONS)

@@ -1,4 +1,4 @@
-"""Programs of torch.export: what their example inputs say, and programs that cannot be served."""
+"""Programs of torch.export: inputs, batches, refused programs."""
 
 from __future__ import annotations
 
@@ -83,21 +83,21 @@ def test_inputs_are_those_of_the_example(programs: dict[str, Path], kind: str) -
 
 
 @pytest.mark.parametrize("kind", ["positional", "keywords"])
-def test_it_runs_at_any_batch_and_holds_its_weights(programs: dict[str, Path], kind: str) -> None:
+def test_a_program_runs_with_any_batch(programs: dict[str, Path], kind: str) -> None:
     feeds = {"image": np.ones((5, 3), "f4"), "tokens": np.zeros((5, 2), np.int64)}
     outputs = open_source(str(programs[kind]), OPTIONS).run(feeds)
     np.testing.assert_array_equal(outputs["scores"], np.full((5, 3), 3, "f4"))
     np.testing.assert_array_equal(outputs["count"], np.ones((5, 2)))
 
 
-def test_a_fixed_batch_varies(programs: dict[str, Path]) -> None:
+def test_a_fixed_batch_is_made_dynamic(programs: dict[str, Path]) -> None:
     model = open_source(str(programs["fixed"]), OPTIONS)
     assert isinstance(model, FixedBatchModel)
     assert (model.batch_size, model.whole, [spec.shape for spec in model.inputs]) == (2, "", [(3,), (2,)])
     assert [value.shape and str(value.shape[0]) for value in model.export().graph.inputs] == ["batch", "batch"]
 
 
-def test_a_size_that_varies_beside_a_fixed_batch_has_its_range(programs: dict[str, Path]) -> None:
+def test_a_dynamic_size_beside_a_fixed_batch_has_its_range(programs: dict[str, Path]) -> None:
     model = open_source(str(programs["length"]), recipe(batch="fixed"))
     assert isinstance(model, FixedBatchModel)
     assert model.inputs[1].dynamic == {1: (2, 4)}
@@ -113,20 +113,22 @@ def test_bf16_programs_run(programs: dict[str, Path]) -> None:
 
 
 class TestErrors:
-    def test_training_mode(self, programs: dict[str, Path]) -> None:
+    def test_training_mode_is_refused(self, programs: dict[str, Path]) -> None:
         with pytest.raises(ConversionError, match=r"exported in training mode, .*: batch_norm and 1 more") as caught:
             open_source(str(programs["training"]), OPTIONS)
         assert "model.eval()" in caught.value.hint
 
-    def test_lists_of_tensors(self, programs: dict[str, Path]) -> None:
+    def test_lists_of_tensors_are_refused(self, programs: dict[str, Path]) -> None:
         with pytest.raises(ConversionError, match="takes lists or dicts of tensors"):
             open_source(str(programs["listed"]), OPTIONS)
 
-    def test_inputs_by_position_and_by_name(self, programs: dict[str, Path]) -> None:
+    def test_inputs_by_position_and_by_name_are_refused(self, programs: dict[str, Path]) -> None:
         with pytest.raises(ConversionError, match="takes positional and keyword inputs"):
             open_source(str(programs["mixed"]), OPTIONS)
 
-    def test_no_example_inputs(self, programs: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_missing_example_inputs_are_refused(
+        self, programs: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         program = torch.export.load(programs["positional"])
         monkeypatch.setattr(type(program), "example_inputs", None)
         monkeypatch.setattr(torch.export, "load", lambda _: program)
@@ -135,7 +137,7 @@ class TestErrors:
 
 
 @pytest.mark.parametrize("content", [b"", b"no archive", None])
-def test_what_torch_export_did_not_save_is_one_error_without_a_traceback(
+def test_other_files_are_refused_without_a_traceback(
     tmp_path: Path, content: bytes | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = tmp_path / "weights.pt2"

@@ -1,4 +1,4 @@
-"""Tasks of transformers' models: what is chosen, what is refused, how images get in."""
+"""Tasks of transformers' models, and refused models."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_tasks_follow_from_the_kind_of_model() -> None:
 
 
 @pytest.mark.parametrize("kind", sorted(huggingface_tasks._PROMPTED))
-def test_each_is_refused_by_its_configuration_before_anything_is_made_or_loaded(kind: str, tmp_path: Path) -> None:
+def test_models_with_prompts_are_refused_by_their_configuration(kind: str, tmp_path: Path) -> None:
     hf.CONFIG_MAPPING[kind]().save_pretrained(tmp_path)
     with pytest.raises(ConversionError, match=f"\\({kind}\\): \\w+ takes images only") as caught:
         open_source(str(tmp_path), recipe())
@@ -56,14 +56,14 @@ def test_each_is_refused_by_its_configuration_before_anything_is_made_or_loaded(
 @pytest.mark.parametrize(
     "kind", ["DetrForSegmentation", "EomtForUniversalSegmentation", "RfDetrForInstanceSegmentation"]
 )
-def test_segmenters_that_are_read_otherwise_are_refused(kind: str) -> None:
+def test_unsupported_segmenters_are_refused(kind: str) -> None:
     model = type(kind, (), {"config": SimpleNamespace(model_type="odd")})()
     with pytest.raises(ConversionError, match=f"{kind} is not supported"):
         image_task(model, SIZE, "auto")
 
 
 @pytest.mark.parametrize("kind", ["detr", "segformer"])
-def test_what_is_no_backbone_gives_no_vectors(kind: str) -> None:
+def test_an_embedding_of_another_model_than_a_backbone_is_refused(kind: str) -> None:
     with pytest.raises(ConversionError, match="is not a vector of the image") as caught:
         image_task(tiny_model(kind), SIZE, "embedding")
     assert "AutoModel" in caught.value.hint
@@ -71,7 +71,7 @@ def test_what_is_no_backbone_gives_no_vectors(kind: str) -> None:
 
 TASKS = ("OBJECT_DETECTION", "ZERO_SHOT_OBJECT_DETECTION", "SEMANTIC_SEGMENTATION", "INSTANCE_SEGMENTATION",
          "UNIVERSAL_SEGMENTATION", "MASK_GENERATION")  # fmt: skip
-"""Lists of transformers' own: what has boxes or masks."""
+# Lists in transformers of models with boxes or masks.
 
 
 def families(task: str) -> dict[str, str]:
@@ -80,31 +80,31 @@ def families(task: str) -> dict[str, str]:
     return found
 
 
-def test_every_detector_of_transformers_is_converted_or_refused_with_a_reason() -> None:
+def test_every_detector_of_transformers_is_supported_or_refused_with_a_reason() -> None:
     known = {*huggingface_tasks._SOFTMAX, *huggingface_tasks._FOCAL}
     refused = {*huggingface_tasks._OTHER_OUTPUTS}
     assert {*families("OBJECT_DETECTION")} == known | refused
     assert not known & refused
-    assert known == {*DETECTORS}, "what is converted is tested beside its processor"
-    assert {*families("SEMANTIC_SEGMENTATION")} <= {*SEGMENTERS}, "and so are segmenters"
+    assert known == {*DETECTORS}, "supported detectors are compared with their processors"
+    assert {*families("SEMANTIC_SEGMENTATION")} <= {*SEGMENTERS}, "segmenters are compared with their processors"
     assert {*families("ZERO_SHOT_OBJECT_DETECTION"), *families("MASK_GENERATION")} <= {*huggingface_tasks._PROMPTED}
 
 
-def test_what_becomes_of_each_family_is_written_down(repository: Path) -> None:
+def test_each_family_is_documented(repository: Path) -> None:
     text = (repository / "docs" / "tasks.md").read_text()
     assert not [kind for task in TASKS for kind in families(task) if f"`{kind}`" not in text]
     assert not [name for name in list_detectors() + list_segmenters() if f"`{name}`" not in text]
 
 
 @pytest.mark.parametrize(("kind", "reason"), [("pp_doclayout_v3", "reading order"), ("pp_ocrv6_small_det", "a map")])
-def test_detectors_without_boxes_are_refused_with_what_they_return(kind: str, reason: str) -> None:
+def test_detectors_without_boxes_are_refused_with_their_output(kind: str, reason: str) -> None:
     model = type("OddForObjectDetection", (), {"config": SimpleNamespace(model_type=kind)})()
     with pytest.raises(ConversionError, match=reason) as caught:
         image_task(model, SIZE, "auto")
     assert "python:FILE:FACTORY" in caught.value.hint
 
 
-def test_a_detector_of_another_kind_is_refused() -> None:
+def test_an_unknown_detector_is_refused() -> None:
     class OddForObjectDetection:
         config = SimpleNamespace(model_type="odd")
 
@@ -123,7 +123,7 @@ def test_a_backbone_returns_its_pooled_features() -> None:
 
 
 @pytest.mark.parametrize("kind", ["ViT", "ResNet"])
-def test_a_classifier_returns_what_its_last_layer_reads(kind: str) -> None:
+def test_the_vectors_of_a_classifier_are_the_input_of_its_last_layer(kind: str) -> None:
     config = (
         hf.ViTConfig(**TINY_VIT)
         if kind == "ViT"
@@ -141,7 +141,7 @@ def test_a_classifier_returns_what_its_last_layer_reads(kind: str) -> None:
         torch.testing.assert_close(head(vectors), expected)
 
 
-def test_a_head_that_is_not_where_it_mostly_is() -> None:
+def test_an_unknown_head_is_refused() -> None:
     class OddForImageClassification(torch.nn.Module):
         config = SimpleNamespace(model_type="odd")
 

@@ -1,4 +1,4 @@
-"""ONNX files of the YOLO kind as sources of detections."""
+"""YOLO-like ONNX files as detectors."""
 
 from __future__ import annotations
 
@@ -50,20 +50,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 @pytest.mark.wide
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_graph_finds_what_its_outputs_say_image_by_image(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
+def test_the_graph_finds_the_same_as_the_reference(kind: str, files: dict[str, Path], tmp_path: Path) -> None:
     batch = images(5).numpy()
     with opened(files[kind], KINDS[kind][1]) as source:
         expected = source.run({"images": batch})
         found = run_graph(source.export(), tmp_path, images=batch)
         assert kind in source.notes[0]
-    assert expected["counts"].min() > 3, "nothing was found: nothing was compared"
+    assert expected["counts"].min() > 3, "nothing to compare"
     assert expected["boxes"].shape == (5, FOUND, 4)
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, rtol=0, atol=1e-2 if name == "boxes" else 1e-5, err_msg=name)
 
 
 @pytest.mark.wide
-def test_what_a_file_says_reaches_the_version(files: dict[str, Path]) -> None:
+def test_labels_size_and_threshold_are_read_from_the_file(files: dict[str, Path]) -> None:
     with opened(files["yolov8"]) as source:
         assert source.labels == tuple(NAMES.values())
         assert source.preprocess == Preprocess(letterbox=Letterbox(size=(SIDE, SIDE)))
@@ -73,7 +73,7 @@ def test_what_a_file_says_reaches_the_version(files: dict[str, Path]) -> None:
 
 
 @pytest.mark.wide
-def test_a_batch_that_was_saved_is_made_to_vary(tmp_path: Path) -> None:
+def test_a_fixed_batch_is_made_dynamic(tmp_path: Path) -> None:
     path, batch = write_yolo(V8(), tmp_path / "one.onnx", batch=1), images(3).numpy()
     with opened(path) as source:
         found = run_graph(source.export(), tmp_path, images=batch)
@@ -83,7 +83,7 @@ def test_a_batch_that_was_saved_is_made_to_vary(tmp_path: Path) -> None:
 
 
 @pytest.mark.wide
-def test_what_was_told_is_done(files: dict[str, Path]) -> None:
+def test_thresholds_and_limits_of_the_recipe_are_used(files: dict[str, Path]) -> None:
     told = {"iou_threshold": 0.1, "max_detections": 9}
     with opened(files["yolov8"], told) as source, opened(files["yolov8"]) as usual:
         found, more = (each.run({"images": images(1).numpy()}) for each in (source, usual))
@@ -103,39 +103,41 @@ def test_what_was_told_is_done(files: dict[str, Path]) -> None:
         ("yolov8", {"head": Head.YOLOV5}, "names 3 classes, and its output would have 79"),
     ],
 )
-def test_what_does_not_fit_is_refused(kind: str, told: Mapping[str, Any], problem: str, files: dict[str, Path]) -> None:
+def test_contradicting_options_are_refused(
+    kind: str, told: Mapping[str, Any], problem: str, files: dict[str, Path]
+) -> None:
     with pytest.raises(ConversionError, match=problem) as caught, opened(files[kind], told):
         pass
     assert caught.value.hint or kind == "selected"
 
 
 @pytest.mark.wide
-def test_poses_are_not_read_as_classes(tmp_path: Path) -> None:
+def test_poses_are_refused(tmp_path: Path) -> None:
     path = write_yolo(V8(classes=52), tmp_path / "pose.onnx", names={0: "person"})
     with pytest.raises(ConversionError, match="names 1 classes, and its output would have 52"), opened(path):
         pass
 
 
 @pytest.mark.wide
-def test_no_other_size_than_the_batch_varies(files: dict[str, Path]) -> None:
+def test_a_dynamic_image_size_is_refused(files: dict[str, Path]) -> None:
     with opened(files["yolov8"]) as source, pytest.raises(ConversionError, match="images of one size"):
         replace(source, inputs=(replace(source.inputs[0], dynamic={1: (32, 64)}),)).export()
 
 
-# One graph behind another.
+# Appended graphs.
 
 FIRST = "(float[batch, 4] x) => (float[batch, 4] boxes, float[batch, 4] b) { boxes = Neg(x) b = Abs(x) }"
 SECOND = "(float[batch, 4] x) => (float[batch, 4] boxes) { h = Relu(x) boxes = Add(h, h) }"
 
 
-def test_what_the_second_returns_is_computed_from_the_first(tmp_path: Path) -> None:
+def test_the_second_graph_reads_the_outputs_of_the_first(tmp_path: Path) -> None:
     made = append(graph(FIRST), graph(SECOND), ["boxes"])
     x = np.array([[1, -2, 3, -4]], np.float32)
     assert [value.name for value in made.graph.outputs] == ["boxes"]
     np.testing.assert_array_equal(run_graph(made, tmp_path, x=x)["boxes"], 2 * np.maximum(-x, 0))
 
 
-def test_the_operator_set_of_the_first_may_be_newer(tmp_path: Path) -> None:
+def test_the_first_graph_may_have_a_newer_opset(tmp_path: Path) -> None:
     made = append(graph(FIRST, opset=21), graph(SECOND), ["b"])
     assert made.graph.opset_imports[""] == 21
     x = np.ones((2, 4), np.float32)
@@ -151,11 +153,8 @@ TEXT = (
 TOLD = {"most": np.array([5], np.int64), "iou": np.array([0.5], np.float32), "least": np.array([0.25], np.float32)}
 
 
-def test_thresholds_that_are_computed_are_refused() -> None:
+def test_computed_thresholds_are_refused() -> None:
     text = TEXT.replace("float[batch, 2, 9] y", "float[batch, 2, 9] y, float[1] limit").replace("{told}", "")
     made = graph(text.replace("iou, least", "limit, least"), most=TOLD["most"], least=TOLD["least"])
     with pytest.raises(ConversionError, match="iou_threshold of NonMaxSuppression is computed"):
         find_selection(made)
-
-
-# How the detections of a graph are read.

@@ -1,4 +1,4 @@
-"""Estimators of scikit-learn: what their graphs return, and files that are not loaded."""
+"""Estimators of scikit-learn: outputs, columns, refused files."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def save(estimator: Any, folder: Path) -> str:
         (DecisionTreeClassifier(max_depth=3).fit(X, WORDS), ["predict", "predict_proba"]),
     ],
 )
-def test_outputs_are_those_of_its_own_methods(tmp_path: Path, estimator: Any, methods: list[str]) -> None:
+def test_outputs_are_those_of_the_methods_of_the_estimator(tmp_path: Path, estimator: Any, methods: list[str]) -> None:
     model = open_source(save(estimator, tmp_path), recipe())
     assert list(model.methods.values()) == methods
     feeds = synthetic_samples(model.inputs, 5, {}, seed=3)
@@ -57,7 +57,7 @@ def test_outputs_are_those_of_its_own_methods(tmp_path: Path, estimator: Any, me
     assert not model.notes
 
 
-def test_thresholds_that_fp32_crosses_take_fp64_inputs(tmp_path: Path) -> None:
+def test_thresholds_that_fp32_crosses_need_fp64_inputs(tmp_path: Path) -> None:
     table = np.repeat(np.linspace(-2, 2, 400)[:, None], 3, axis=1)
     estimator = make_pipeline(StandardScaler(), DecisionTreeClassifier())
     estimator.fit(table, np.random.default_rng(1).integers(0, 2, 400))
@@ -67,20 +67,20 @@ def test_thresholds_that_fp32_crosses_take_fp64_inputs(tmp_path: Path) -> None:
     assert {spec.dtype for spec in model.inputs} <= {DType.FP32, DType.FP64}
 
 
-def test_an_output_that_is_none_of_its_answers_is_left_out(tmp_path: Path) -> None:
+def test_an_output_that_matches_no_method_is_left_out(tmp_path: Path) -> None:
     model = open_source(save(SVC().fit(X, X[:, 0] > 0), tmp_path), recipe())
     assert list(model.methods.values()) == ["predict"]
     assert "is left out" in model.notes[0]
 
 
-def test_types_that_can_run_code_are_named(tmp_path: Path) -> None:
+def test_types_that_can_run_code_are_listed(tmp_path: Path) -> None:
     path = save(make_pipeline(FunctionTransformer(twice), Ridge()).fit(X, X[:, 0]), tmp_path)
     with pytest.raises(ConversionError, match=r"types that can run code: .*twice.*--allow-code"):
         open_source(path, recipe())
 
 
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"nonsense"])
-def test_another_file(tmp_path: Path, content: bytes) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.skops").write_bytes(content)
     with pytest.raises(ConversionError, match="is not an estimator saved by skops"):
         open_source(str(tmp_path / "m.skops"), recipe())
@@ -98,7 +98,7 @@ def test_numbers_are_one_table() -> None:
     assert table_of(estimator, (spec,), {"X": np.ones((2, 3), np.float32)}).dtype == np.float64
 
 
-def test_text_among_numbers_is_a_column_each() -> None:
+def test_text_and_numbers_are_separate_columns() -> None:
     transformer = ColumnTransformer([("words", OneHotEncoder(), [0, 2]), ("numbers", StandardScaler(), [1])])
     estimator = make_pipeline(transformer, Ridge()).fit(MIXED, [1, 2, 3])
     specs = column_inputs(estimator, "m", DType.FP64)
@@ -118,7 +118,7 @@ def test_text_columns_given_in_every_way_of_scikit_learn(columns: Any) -> None:
     assert [spec.name for spec in specs if spec.dtype is DType.BYTES] == ["color", "size"]
 
 
-def test_documents_are_one_text_each() -> None:
+def test_documents_are_one_text_input() -> None:
     estimator = make_pipeline(CountVectorizer(), Ridge()).fit(["red car", "blue car"], [1, 2])
     (spec,) = column_inputs(estimator, "m", DType.FP32)
     assert (spec.name, spec.dtype, spec.shape) == ("text", DType.BYTES, (1,))

@@ -1,4 +1,4 @@
-"""transformers' detectors and segmenters for batches, beside their own processors image by image."""
+"""transformers' detectors and segmenters for batches, compared with their processors image by image."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from graphkiln_converters.sources.huggingface_tasks import image_task
 
 QUICK = ("detr", "yolos", "segformer", "upernet")
 SLOW = {kind: pytest.mark.slow for kind in (*DETECTORS, *SEGMENTERS) if kind not in QUICK}
-"""Larger to make; the kinds that differ most are always tested."""
+# Slow to make; the kinds that differ most are always tested.
 
 
 def one_by_one(module: torch.nn.Module, batch: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -21,19 +21,19 @@ def one_by_one(module: torch.nn.Module, batch: torch.Tensor) -> dict[str, torch.
 
 
 @pytest.mark.parametrize("kind", [pytest.param(each, marks=SLOW.get(each, ())) for each in DETECTORS])
-def test_a_batch_finds_what_the_processor_finds_image_by_image(kind: str) -> None:
+def test_detections_of_a_batch_are_those_of_the_processor(kind: str) -> None:
     made, batch = image_task(tiny_model(kind), SIZE, "auto"), images(3)
     assert made is not None
     assert made.reference is not None
     with torch.inference_mode():
         found, expected = made.module(batch), one_by_one(made.reference, batch)
-    assert expected["counts"].min() > 0, "nothing was found: nothing was compared"
+    assert expected["counts"].min() > 0, "nothing to compare"
     assert set(found) == set(OUTPUTS)
     for name, tensor in expected.items():
         torch.testing.assert_close(found[name], tensor, rtol=0, atol=1e-2 if name == "boxes" else 1e-3)
 
 
-def test_nothing_found_is_a_count_of_none() -> None:
+def test_no_detections_are_a_count_of_zero() -> None:
     model = tiny_model("yolos")
     last = model.class_labels_classifier.layers[-1]
     with torch.no_grad():
@@ -46,7 +46,7 @@ def test_nothing_found_is_a_count_of_none() -> None:
     assert not found["boxes"].any()
 
 
-def test_three_hundred_queries_are_three_hundred_detections() -> None:
+def test_more_than_a_hundred_queries() -> None:
     made, batch = image_task(tiny_model("yolos", num_detection_tokens=300), SIZE, "auto"), images(2)
     assert made is not None
     assert made.reference is not None
@@ -68,13 +68,13 @@ def test_classes_of_pixels_are_those_of_the_processor(kind: str) -> None:
         expected = processor.post_process_semantic_segmentation(outputs, target_sizes=[(97, 61), (61, 97)])
     for row, size in enumerate([(97, 61), (61, 97)]):
         pixels = torch.nn.functional.interpolate(scores[row : row + 1], size, mode="bilinear").argmax(1)[0]
-        assert len(pixels.unique()) > 1, "all of one class: nothing was compared"
+        assert len(pixels.unique()) > 1, "nothing to compare"
         assert (pixels == expected[row]).all()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["maskformer", "mask2former"])
-def test_the_reference_of_a_segmenter_is_the_processors(kind: str) -> None:
+def test_scores_of_a_segmenter_are_those_of_the_processor(kind: str) -> None:
     made, batch = image_task(tiny_model(kind), SIZE, "auto"), images(2)
     assert made is not None
     assert made.reference is not None
