@@ -8,18 +8,7 @@ from typing import Annotated
 import litserve as ls
 import numpy as np
 from fastapi import Body
-from image import (
-    BATCH_WAIT_SECONDS,
-    HOST,
-    MAX_BATCH,
-    THREADS,
-    Label,
-    options,
-    preprocess,
-    score,
-    session,
-    top5,
-)
+from image import BATCH_WAIT_SECONDS, HOST, MAX_BATCH, THREADS, Label, options, preprocess, score, session, top5
 
 Jpeg = Annotated[bytes, Body(media_type="image/jpeg")]
 

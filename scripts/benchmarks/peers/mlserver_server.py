@@ -4,17 +4,7 @@ import asyncio
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from image import (
-    BATCH_WAIT_SECONDS,
-    HOST,
-    MAX_BATCH,
-    THREADS,
-    options,
-    preprocess,
-    score,
-    session,
-    top5,
-)
+from image import BATCH_WAIT_SECONDS, HOST, MAX_BATCH, THREADS, options, preprocess, score, session, top5
 from mlserver import MLModel, MLServer, ModelSettings, Settings
 from mlserver.codecs import Base64Codec, NumpyCodec, StringCodec
 from mlserver.settings import ModelParameters

@@ -5,17 +5,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from image import (
-    BATCH_WAIT_SECONDS,
-    HOST,
-    MAX_BATCH,
-    THREADS,
-    options,
-    preprocess,
-    score,
-    session,
-    top5,
-)
+from image import BATCH_WAIT_SECONDS, HOST, MAX_BATCH, THREADS, options, preprocess, score, session, top5
 from pytriton.decorators import batch
 from pytriton.model_config import DynamicBatcher, ModelConfig, Tensor
 from pytriton.triton import Triton, TritonConfig

@@ -7,18 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import ray
-from image import (
-    BATCH_WAIT_SECONDS,
-    HOST,
-    MAX_BATCH,
-    THREADS,
-    Label,
-    options,
-    preprocess,
-    score,
-    session,
-    top5,
-)
+from image import BATCH_WAIT_SECONDS, HOST, MAX_BATCH, THREADS, Label, options, preprocess, score, session, top5
 from ray import serve
 from starlette.requests import Request
 
