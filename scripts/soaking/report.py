@@ -11,8 +11,9 @@ from dataclasses import asdict
 from typing import Any
 
 from soaking.models import REPOSITORY
-from soaking.soak import GROWTH_LIMIT, GROWTH_LIMIT_MB, RECOVERY_LIMIT_S, Injection, Result, grows, leaking
+from soaking.soak import RECOVERY_LIMIT_S, Injection, Result
 from soaking.traffic import DEADLINE_S
+from soaking.watching import GROWTH_LIMIT, GROWTH_LIMIT_MB, grows, leaking
 
 _GOAL_S = 5.0
 _VERDICTS = ("right", "refused", "wrong", "lost")

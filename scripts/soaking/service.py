@@ -12,9 +12,7 @@ import socket
 import ssl
 import subprocess
 import sys
-import threading
 import time
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -32,7 +30,6 @@ from graphkiln.story.server import free_ports
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.server.edge import find_haproxy
 from graphkiln_backend.system.admin_key import HTTP_HEADER
-from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import end_with_parent, start
 from graphkiln_client import Client
 from graphkiln_client.transports.endpoint import Security
@@ -388,98 +385,10 @@ def _command(process: psutil.Process) -> list[str]:
         return []
 
 
-# Polling of readiness, and a check that every model answers correctly.
+# Check that every model answers correctly.
 
-_PERIOD_S = 0.1
-_GAP_S = 0.5  # failures further apart are separate
 _PROBE_LIMIT_S = 5.0
 _PROBE_ROWS = 2
-_LOG_BYTES = 1000
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Lapse:
-    """A readiness poll that failed.
-
-    Attributes:
-        begun: Start of the poll; monotonic seconds.
-        ended: End of the poll.
-        status: HTTP status, or None without an answer.
-        models: Models that were not ready, if the server answered.
-        log: Last line of the service's log.
-    """
-
-    begun: float
-    ended: float
-    status: int | None
-    models: tuple[str, ...] = ()
-    log: str = ""
-
-    def describe(self, since: float) -> str:
-        """Describe it in one line.
-
-        Args:
-            since: Reference time of the seconds.
-        """
-        who = f", not ready: {', '.join(self.models)}" if self.models else ""
-        return f"{self.begun - since:.1f} s: {self.status or 'no answer'}{who}; the log: {self.log}"
-
-
-class Readiness(Closeable):
-    """Poll readiness ten times a second in a thread, like a load balancer."""
-
-    def __init__(self, service: Service) -> None:
-        self._service = service
-        self._lapses: list[Lapse] = []
-        self._stopping = threading.Event()
-        self._thread = threading.Thread(target=self._watch, daemon=True)
-        self._thread.start()
-
-    def _watch(self) -> None:
-        while not self._stopping.wait(_PERIOD_S):
-            begun = time.monotonic()
-            status = self._service.ready_status()
-            if status != http.HTTPStatus.OK:
-                self._lapses.append(self._examine(begun, time.monotonic(), status))
-
-    def _examine(self, begun: float, ended: float, status: int | None) -> Lapse:
-        models = self._service.unready_models() if status == http.HTTPStatus.BAD_REQUEST else ()
-        log = self._service.log_tail(_LOG_BYTES).rstrip().rpartition("\n")[2]
-        return Lapse(begun=begun, ended=ended, status=status, models=models, log=log)
-
-    def last_failure(self, begin: float, end: float) -> float | None:
-        """Time of the last readiness failure in an interval."""
-        return max((lapse.ended for lapse in self._between(begin, end)), default=None)
-
-    def longest_s(self, begin: float, end: float) -> float:
-        """Longest time without readiness in an interval, in seconds."""
-        longest = since = 0.0
-        last = -_GAP_S
-        for lapse in self._between(begin, end):
-            since = since if lapse.begun - last < _GAP_S else lapse.begun
-            last = lapse.ended
-            longest = max(longest, last - since)
-        return longest
-
-    def statuses(self, begin: float, end: float) -> dict[str, int]:
-        """Count readiness failures in an interval by HTTP status."""
-        return dict(Counter(str(lapse.status or "no answer") for lapse in self._between(begin, end)))
-
-    def _between(self, begin: float, end: float) -> list[Lapse]:
-        return [lapse for lapse in list(self._lapses) if lapse.ended >= begin and lapse.begun <= end]
-
-    def lapses_outside(self, windows: list[tuple[float, float]]) -> list[Lapse]:
-        """Readiness failures outside of the intervals."""
-        return [
-            lapse
-            for lapse in list(self._lapses)
-            if all(lapse.ended < begin or lapse.begun > end for begin, end in windows)
-        ]
-
-    def close(self) -> None:
-        """Stop the thread."""
-        self._stopping.set()
-        self._thread.join(10)
 
 
 def every_model_answers(service: Service) -> bool:

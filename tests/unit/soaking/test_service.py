@@ -1,4 +1,4 @@
-"""Readiness, connections, and the guard of a soak."""
+"""Connections to a service, and the guard of a soak."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -22,36 +19,7 @@ from graphkiln_backend.server.tls import TlsFiles
 from graphkiln_backend.system.processes import is_gone
 from soaking import guard
 from soaking.guard import known_runs, regions_of, remove_outside
-from soaking.service import Certificates, Lapse, Reach, Readiness
-
-
-@pytest.fixture
-def watching() -> Iterator[Readiness]:
-    service: Any = SimpleNamespace(ready_status=lambda: 200)
-    with Readiness(service) as readiness:
-        seen = [(10.0, 10.01, 503), (10.1, 10.2, None), (10.3, 10.4, 503), (20.0, 20.1, 400)]
-        readiness._lapses = [Lapse(begun=begun, ended=ended, status=status) for begun, ended, status in seen]
-        yield readiness
-
-
-def test_the_longest_time_without_readiness(watching: Readiness) -> None:
-    assert watching.longest_s(9, 30) == pytest.approx(0.4)
-    assert watching.longest_s(15, 30) == pytest.approx(0.1)
-    assert watching.longest_s(30, 40) == 0
-
-
-def test_failures_outside_of_all_windows(watching: Readiness) -> None:
-    assert [lapse.begun for lapse in watching.lapses_outside([(9.0, 11.0)])] == [20.0]
-    assert watching.lapses_outside([(9.0, 11.0), (19.0, 21.0)]) == []
-
-
-def test_a_lapse_names_models_and_the_log() -> None:
-    service: Any = SimpleNamespace(
-        ready_status=lambda: 400, unready_models=lambda: ("digits",), log_tail=lambda _: "first\ndigits: loading\n"
-    )
-    with Readiness(service) as readiness:
-        lapse = readiness._examine(12.0, 12.1, 400)
-    assert lapse.describe(since=10.0) == "2.0 s: 400, not ready: digits; the log: digits: loading"
+from soaking.service import Certificates, Reach
 
 
 def test_plain_connections() -> None:

@@ -1,4 +1,4 @@
-"""Injection of faults into a fake service, recovery times, and memory."""
+"""Injection of faults into a fake service, and recovery times."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from soaking import soak as module
 from soaking.faults import Fault, Field, Over, at_once
-from soaking.soak import YOUNG_S, Injector, Life, Sample, by_role, grows, growth, leaking
+from soaking.soak import Injector
 from soaking.traffic import Ledger, Versions
 
 
@@ -132,32 +132,3 @@ def test_each_kind_occurs_once_in_a_round(make: Callable[..., Injector]) -> None
     injector = make(*(Damage(name) for name in "abcde"))
     for _ in range(2):
         assert {injector._choose().name for _ in range(5)} == set("abcde")
-
-
-def samples(*megabytes: float, instances: int = 5) -> list[Sample]:
-    return [
-        Sample(at=10.0 * number, instances=instances, mb=mb, regions_mb=9.0, files=11)
-        for number, mb in enumerate(megabytes)
-    ]
-
-
-def life(*megabytes: float, role: str = "tritonserver", period_s: float = 30.0) -> Life:
-    return Life(role, 100.0, [(100.0 + period_s * number, mb) for number, mb in enumerate(megabytes)])
-
-
-def test_steady_growth_is_seen() -> None:
-    figures = growth(samples(*[400 + 20 * number for number in range(15)]))
-    assert grows(figures)
-    assert figures["slope_mb_per_minute"] == 120
-
-
-def test_growth_of_a_young_process_is_not_a_leak() -> None:
-    grown = [50.0 + 10 * number for number in range(int(YOUNG_S / 30))]
-    roles = by_role([life(*grown, *[200.0] * 8)])
-    assert roles["tritonserver"]["slope_mb_per_minute"] == 0
-    assert leaking(roles) == []
-
-
-def test_growth_of_an_old_process_is_a_leak() -> None:
-    roles = by_role([life(*range(100, 130)), life(*[50.0] * 30, role="supervisor")])
-    assert leaking(roles) == ["tritonserver 2.0 MB/min"]
