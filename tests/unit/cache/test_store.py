@@ -19,8 +19,7 @@ from typing import Any
 
 import pytest
 
-from graphkiln_backend.cache import store as entry_module
-from graphkiln_backend.cache import store as module
+from graphkiln_backend.cache import store
 from graphkiln_backend.cache.store import (
     ArtifactCache,
     Entry,
@@ -330,14 +329,14 @@ class TestSpare:
     ) -> None:
         path = with_spare.get("engine", "m/1", KEY, Builder())
         with_spare.close()
-        read = entry_module.sha256_of
+        read = store.sha256_of
 
         def fail(file: Path) -> str:
             if file.is_relative_to(path):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
             return read(file)
 
-        monkeypatch.setattr(entry_module, "sha256_of", fail)
+        monkeypatch.setattr(store, "sha256_of", fail)
         monkeypatch.setattr(ArtifactCache, "_discard", refusing(errno.EIO))
         assert (with_spare.get("engine", "m/1", KEY, Builder()) / "model.blob").read_bytes() == b"compiled"
         assert any("cannot be read: Input/output error" in line for line in logged)
@@ -458,7 +457,7 @@ def test_entry_used_by_a_read_only_container_is_not_pruned(tmp_path: Path, monke
 @pytest.mark.timeout(60)
 def test_long_wait_is_logged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, logged: list[str]) -> None:
     """A paused container keeps its lock."""
-    monkeypatch.setattr(module, "wait_for_lock", partial(wait_for_lock, long_s=0.01))
+    monkeypatch.setattr(store, "wait_for_lock", partial(wait_for_lock, long_s=0.01))
     with ArtifactCache(tmp_path) as cache, cache.reserve("engine", "other", KEY):
         thread = threading.Thread(target=fetch, args=(tmp_path, Builder()))
         thread.start()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -13,17 +14,17 @@ import fake_triton
 import numpy as np
 import pytest
 import zoo
+from fake_session import FakeSession, spec
 from fake_triton import InferenceRequest, Logger, TritonError, TritonModelException, metric
 from statuses import instance_status, read_counters, read_statuses
 from waiting import wait_until
 
 from graphkiln_backend.engines.base import Placement, SessionConfig
 from graphkiln_backend.graph.device import CPU, Device, Place
-from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, RepositoryError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.settings import parse_override
@@ -50,25 +51,6 @@ ARGS = {
 }
 
 
-class FakeSession:
-    """Double the input, unless `factor` is changed."""
-
-    factor = 2
-
-    def __init__(self, batch: int | str = "batch") -> None:
-        def spec(name: str) -> TensorSpec:
-            return TensorSpec(name=name, dtype=DType.FP32, shape=(batch, 2))
-
-        self.signature = Signature(inputs=(spec("x"),), outputs=(spec("y"),))
-        self.closed = False
-
-    def run(self, feeds: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
-        return dict.fromkeys(outputs, feeds["x"] * np.float32(self.factor))
-
-    def close(self) -> None:
-        self.closed = True
-
-
 GOLDEN = GoldenSamples(
     inputs={"x": np.ones((2, 2), np.float32)},
     source_outputs={},
@@ -77,10 +59,12 @@ GOLDEN = GoldenSamples(
 
 
 class FakeDeployment:
-    """Build a fake session, or raise `error`."""
+    """Build a session that multiplies by `factor`, or raise `error`."""
 
     def __init__(self) -> None:
-        self.session = FakeSession()
+        self.factor = 2
+        signature = Signature(inputs=(spec("x", "batch", 2),), outputs=(spec("y", "batch", 2),))
+        self.session = FakeSession(signature, lambda feeds: {"y": feeds["x"] * np.float32(self.factor)})
         self.error: Exception | None = None
         self.read_with: tuple[Any, ...] = ()
         self.placement: Placement | None = Placement(
@@ -139,6 +123,14 @@ def model(deployment: FakeDeployment) -> Iterator[TritonPythonModel]:
         model.finalize()
 
 
+@contextmanager
+def started(**arguments: str) -> Iterator[TritonPythonModel]:
+    model = TritonPythonModel()
+    model.initialize({**ARGS, **arguments})
+    yield model
+    model.finalize()
+
+
 def request(*rows: float) -> InferenceRequest:
     return InferenceRequest({"x": np.repeat(np.array(rows, np.float32)[:, None], 2, axis=1)})
 
@@ -156,27 +148,21 @@ class TestInitialize:
         kept: list[Any] = []
         monkeypatch.setattr(module, "stay_on", lambda cores: kept.append(tuple(cores)))
         deployment.places = (Place(CPU, (1, 3)),)
-        initialized = TritonPythonModel()
-        initialized.initialize({**ARGS, "model_instance_name": "m_0_1"})
-        initialized.finalize()
-        assert kept == [(1, 3)]
+        with started(model_instance_name="m_0_1"):
+            assert kept == [(1, 3)]
         assert deployment.read_with[2].instance == 1
 
     def test_gpu_instance_uses_its_gpu(self, deployment: FakeDeployment) -> None:
-        model = TritonPythonModel()
-        model.initialize({**ARGS, "model_instance_kind": "GPU", "model_instance_device_id": "2"})
-        assert deployment.read_with[2].device == Device.gpu(2)
-        model.finalize()
+        with started(model_instance_kind="GPU", model_instance_device_id="2"):
+            assert deployment.read_with[2].device == Device.gpu(2)
 
     def test_settings_of_the_command_line_are_applied(
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         override = parse_override("precision=bf16")
         monkeypatch.setenv(OVERRIDES_VARIABLE, json.dumps({"m": [list(override)], "other": [list(override)] * 2}))
-        model = TritonPythonModel()
-        model.initialize(ARGS)
-        assert deployment.read_with[3] == [override]
-        model.finalize()
+        with started():
+            assert deployment.read_with[3] == [override]
 
     def test_failed_load_raises_with_the_cause(self, deployment: FakeDeployment, tmp_path: Path) -> None:
         deployment.error = LoweringError("no session works", attempts=("onnxruntime: no",), hint="try another")
@@ -203,11 +189,9 @@ class TestInitialize:
 
     def test_unreadable_placement_is_unknown(self, deployment: FakeDeployment, tmp_path: Path) -> None:
         deployment.placement = None
-        model = TritonPythonModel()
-        model.initialize(ARGS)
-        (status,) = read_statuses(tmp_path / "instances")
+        with started():
+            (status,) = read_statuses(tmp_path / "instances")
         assert (status.precision, status.nodes, status.products) == ("unknown", {}, {})
-        model.finalize()
 
     @pytest.mark.usefixtures("model")
     def test_plan_and_fallbacks_are_logged(self) -> None:
@@ -221,12 +205,10 @@ class TestInitialize:
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         monkeypatch.delenv(RUN_FOLDER_VARIABLE)
-        model = TritonPythonModel()
-        model.initialize(ARGS)
-        (response,) = model.execute([request(1)])
-        np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
-        assert list((tmp_path / "instances").iterdir()) == []
-        model.finalize()
+        with started() as model:
+            (response,) = model.execute([request(1)])
+            np.testing.assert_array_equal(response.outputs["y"], [[2, 2]])
+            assert list((tmp_path / "instances").iterdir()) == []
         assert deployment.session.closed
 
     def test_loading_is_published_until_ready(self, deployment: FakeDeployment, tmp_path: Path) -> None:
@@ -240,11 +222,9 @@ class TestInitialize:
             return build(cache)
 
         deployment.build = watched
-        model = TritonPythonModel()
-        model.initialize(ARGS)
-        assert seen == [("m", 3)]
-        assert read_snapshot(tmp_path / "instances").loading == {}
-        model.finalize()
+        with started():
+            assert seen == [("m", 3)]
+            assert read_snapshot(tmp_path / "instances").loading == {}
 
 
 @pytest.mark.usefixtures("deployment")
@@ -255,10 +235,8 @@ class TestExecutors:
     RAGGED: ClassVar = [{"name": "x", "dims": ["-1"], "allow_ragged_batch": True}]
 
     def served(self, **fields: object) -> TritonPythonModel:
-        model = TritonPythonModel()
-        model.initialize({**ARGS, "model_config": json.dumps({**json.loads(ARGS["model_config"]), **fields})})
-        model.finalize()
-        return model
+        with started(model_config=json.dumps({**json.loads(ARGS["model_config"]), **fields})) as model:
+            return model
 
     @pytest.mark.parametrize(
         ("fields", "expected"),
@@ -268,7 +246,7 @@ class TestExecutors:
         assert type(self.served(**fields)._executor) is expected
 
     def test_executor_of_ragged_batches(self, deployment: FakeDeployment) -> None:
-        flat = TensorSpec(name="x", dtype=DType.FP32, shape=("total",))
+        flat = spec("x", "total")
         deployment.session.signature = Signature(inputs=(flat,), outputs=(flat,))
         assert type(self.served(input=self.RAGGED)._executor) is RaggedExecutor
 
@@ -326,7 +304,7 @@ class TestReplay:
     def test_wrong_outputs_make_the_instance_refuse_requests(
         self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path
     ) -> None:
-        deployment.session.factor = 3
+        deployment.factor = 3
         wait_until(lambda: metric("graphkiln_self_test_failures_total") > 0)
         assert metric("graphkiln_self_test_failures_total") == 1
         (response,) = model.execute([request(1)])
@@ -368,13 +346,11 @@ class TestReplay:
         self, deployment: FakeDeployment, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.delenv(RUN_FOLDER_VARIABLE)
-        deployment.session.factor = 3
-        model = TritonPythonModel()
-        model.initialize(ARGS)
-        wait_until(lambda: metric("graphkiln_self_test_failures_total") > 0)
-        (response,) = model.execute([request(1)])
+        deployment.factor = 3
+        with started() as model:
+            wait_until(lambda: metric("graphkiln_self_test_failures_total") > 0)
+            (response,) = model.execute([request(1)])
         assert response.error.code == TritonError.UNAVAILABLE
-        model.finalize()
 
 
 def test_finalize_frees_everything(model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path) -> None:
