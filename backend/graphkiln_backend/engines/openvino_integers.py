@@ -83,61 +83,6 @@ _CARRYING = _RETURNING | {
 }
 
 
-def _times(left: float, right: float) -> float:
-    return left * right if left and right else 0.0  # also of an infinity
-
-
-def _length(shape: openvino.PartialShape, axis: int) -> int:
-    return int(shape[axis].get_length()) if shape[axis].is_static else _LONGEST
-
-
-def _summed(operation: openvino.Node, sizes: Sequence[float]) -> float:
-    shape, axes = operation.get_input_partial_shape(0), operation.input_value(1).get_node()
-    if shape.rank.is_dynamic or axes.get_type_name() != "Constant":
-        return sizes[0] * _LONGEST
-    return sizes[0] * min(math.prod(_length(shape, int(axis)) for axis in axes.get_data().ravel()), _LONGEST)
-
-
-def _matrix_product(operation: openvino.Node, sizes: Sequence[float]) -> float:
-    shape, transposed = operation.get_input_partial_shape(0), operation.get_attributes()["transpose_a"]
-    flat = shape.rank.is_dynamic or len(shape) < 1 + transposed
-    return _times(sizes[0], sizes[1]) * (_LONGEST if flat else _length(shape, -2 if transposed else -1))
-
-
-def _bounded(operation: openvino.Node, sizes: Sequence[float]) -> float:
-    """Bound a minimum or maximum; both in sequence, as a Clip is imported, are bounded by the two constants."""
-    bounds = []
-    for place in (0, 1):
-        inner, bound = operation.input_value(place).get_node(), operation.input_value(1 - place).get_node()
-        if {inner.get_type_name(), operation.get_type_name()} == {"Minimum", "Maximum"}:
-            bounds = [bound, *(inner.input_value(index).get_node() for index in (0, 1))]
-    constants = [_size_of_constant(each) for each in bounds if each.get_type_name() == "Constant"]
-    return min(max(constants), max(sizes)) if len(constants) == 2 else max(sizes)
-
-
-def _scattered(operation: openvino.Node, sizes: Sequence[float]) -> float:
-    replaces = operation.get_attributes().get("reduction", "none") in {"none", "min", "max"}
-    return max(sizes[0], sizes[2]) if replaces else math.inf
-
-
-# Bound of an operation's output from the bounds of its inputs. Operations that are neither here nor in `_CARRYING` are
-# unbounded: a graph in which their integers are visible is refused.
-_RULES: dict[str, Callable[[openvino.Node, Sequence[float]], float]] = {
-    **dict.fromkeys(("Add", "Subtract"), lambda _, s: s[0] + s[1]),
-    "Multiply": lambda _, s: _times(s[0], s[1]),
-    "Mod": lambda _, s: min(s),
-    "FloorMod": lambda _, s: s[1],
-    **dict.fromkeys(("Sign", "Sigmoid", "Softmax", "HardSigmoid"), lambda _, __: 1),
-    "Clamp": lambda each, _: max(abs(float(each.get_attributes()[name])) for name in ("min", "max")),
-    **dict.fromkeys(("Minimum", "Maximum"), _bounded),
-    **dict.fromkeys(("ReduceSum", "CumSum"), _summed),
-    **dict.fromkeys(("ScatterUpdate", "ScatterNDUpdate", "ScatterElementsUpdate"), _scattered),
-    "MatMul": _matrix_product,
-}
-# Operations that return input integers unchanged; not Convert, which makes integers from floats.
-_KEEPING = (_RETURNING | _POSITIONS_OF | _BITS) - {"Convert", *_RULES}
-
-
 class _Value(NamedTuple):
     size: float  # the largest number without its sign
     sources: frozenset[str] = frozenset()  # inputs of the graph from which it is computed
@@ -272,3 +217,60 @@ def _size_of_constant(operation: openvino.Node) -> float:
 
 def _key(output: openvino.Output) -> tuple[str, int]:
     return output.get_node().get_name(), output.get_index()
+
+
+def _times(left: float, right: float) -> float:
+    return left * right if left and right else 0.0  # also of an infinity
+
+
+def _length(shape: openvino.PartialShape, axis: int) -> int:
+    return int(shape[axis].get_length()) if shape[axis].is_static else _LONGEST
+
+
+def _summed(operation: openvino.Node, sizes: Sequence[float]) -> float:
+    shape, axes = operation.get_input_partial_shape(0), operation.input_value(1).get_node()
+    if shape.rank.is_dynamic or axes.get_type_name() != "Constant":
+        return sizes[0] * _LONGEST
+    return sizes[0] * min(math.prod(_length(shape, int(axis)) for axis in axes.get_data().ravel()), _LONGEST)
+
+
+def _matrix_product(operation: openvino.Node, sizes: Sequence[float]) -> float:
+    shape, transposed = operation.get_input_partial_shape(0), operation.get_attributes()["transpose_a"]
+    flat = shape.rank.is_dynamic or len(shape) < 1 + transposed
+    return _times(sizes[0], sizes[1]) * (_LONGEST if flat else _length(shape, -2 if transposed else -1))
+
+
+def _bounded(operation: openvino.Node, sizes: Sequence[float]) -> float:
+    """Bound a minimum or maximum; both in sequence, as a Clip is imported, are bounded by the two constants."""
+    bounds = []
+    for place in (0, 1):
+        inner, bound = operation.input_value(place).get_node(), operation.input_value(1 - place).get_node()
+        if {inner.get_type_name(), operation.get_type_name()} == {"Minimum", "Maximum"}:
+            bounds = [bound, *(inner.input_value(index).get_node() for index in (0, 1))]
+    constants = [_size_of_constant(each) for each in bounds if each.get_type_name() == "Constant"]
+    return min(max(constants), max(sizes)) if len(constants) == 2 else max(sizes)
+
+
+def _scattered(operation: openvino.Node, sizes: Sequence[float]) -> float:
+    replaces = operation.get_attributes().get("reduction", "none") in {"none", "min", "max"}
+    return max(sizes[0], sizes[2]) if replaces else math.inf
+
+
+# Bound of an operation's output from the bounds of its inputs. Operations that are neither here nor in `_CARRYING` are
+# unbounded: a graph in which their integers are visible is refused.
+_RULES: dict[str, Callable[[openvino.Node, Sequence[float]], float]] = {
+    **dict.fromkeys(("Add", "Subtract"), lambda _, s: s[0] + s[1]),
+    "Multiply": lambda _, s: _times(s[0], s[1]),
+    "Mod": lambda _, s: min(s),
+    "FloorMod": lambda _, s: s[1],
+    **dict.fromkeys(("Sign", "Sigmoid", "Softmax", "HardSigmoid"), lambda _, __: 1),
+    "Clamp": lambda each, _: max(abs(float(each.get_attributes()[name])) for name in ("min", "max")),
+    **dict.fromkeys(("Minimum", "Maximum"), _bounded),
+    **dict.fromkeys(("ReduceSum", "CumSum"), _summed),
+    **dict.fromkeys(("ScatterUpdate", "ScatterNDUpdate", "ScatterElementsUpdate"), _scattered),
+    "MatMul": _matrix_product,
+}
+
+
+# Operations that return input integers unchanged; not Convert, which makes integers from floats.
+_KEEPING = (_RETURNING | _POSITIONS_OF | _BITS) - {"Convert", *_RULES}
