@@ -24,7 +24,7 @@ def test_results_equal_the_servers(
         source="in", model=digits, destination="out", backends=frozenset({"graphkiln"}), top_k=10, softmax=softmax
     )
     model = read_model(request, cache, 2)
-    proven = model.build(cache)
+    proven = model.deployment.build(cache)
     with proven.session, model.scorer(proven, request, 2, cache) as scorer, Client(server.url) as client:
         table = scorer.answer([Row(id=str(path), load=path.read_bytes) for path in images]).table
         answers = [client.model("digits").classify(path, top_k=10, softmax=softmax) for path in images]

@@ -71,7 +71,7 @@ def test_labels_and_digest_of_saved_files(tmp_path: Path, cache: ArtifactCache) 
     )
     found = read_model(request, cache, 1)
     assert any("model.mlir" in name for name in found._content())
-    proven = found.build(cache)
+    proven = found.deployment.build(cache)
     rows = [Row(id=str(seed), load=lambda seed=seed: image(seed)) for seed in range(6)]  # type: ignore[misc]
     with proven.session, found.scorer(proven, request, 1, cache) as scorer:
         table = scorer.answer(rows).table.to_pylist()

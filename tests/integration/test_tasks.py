@@ -64,7 +64,7 @@ def check_scored(store: Path, url: str, cache: ArtifactCache) -> None:
     for name in TASKS:
         request = ScoreRequest(source="in", model=store / name, destination="out", backends=frozenset({"graphkiln"}))
         model = read_model(request, cache, 1)
-        proven = model.build(cache)
+        proven = model.deployment.build(cache)
         with proven.session, model.scorer(proven, request, 1, cache) as scorer:
             tables[name] = scorer.answer(rows).table.to_pylist()
     with Client(url) as client:

@@ -70,15 +70,20 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
     if deployment.version.graph_path.is_relative_to(folder):
         check_published(completed, folder.parent, int(folder.name), deployment.version)
     contract = complete_contract(deployment.version, completed, folder.parent)
-    preprocess = _known_preprocess(contract, folder)
+    if contract.preprocess is None:
+        raise ScoringError(
+            f"the preprocessing of {folder} is unknown",
+            hint='convert it with graphkiln convert --preprocess JSON, or add parameters { key: "preprocess" } to '
+            f"{folder.parent.name}/config.pbtxt",
+        )
     signature = read_version_signature(graph_folder(folder), config.default_model_filename)
     return ScoringModel(
         folder=folder,
         deployment=deployment,
         contract=contract,
-        preprocess=preprocess,
+        preprocess=contract.preprocess,
         signature=signature,
-        image_input=ImageInput.of(signature, preprocess, config.max_batch_size),
+        image_input=ImageInput.of(signature, contract.preprocess, config.max_batch_size),
         wants_gpu=ModelConfig.from_protobuf(completed, has_gpu=True).device.is_gpu,
     )
 
@@ -101,16 +106,6 @@ def _for_worker(config: ModelConfig, request: ScoreRequest) -> ModelConfig:
     if len(parameters) < len(config.parameters):
         _log.info("%s: `%s` in config.pbtxt is ignored: workers compute whole graphs", config.name, _PARALLEL)
     return replace(config, instance_groups=(group,), parameters=parameters)
-
-
-def _known_preprocess(contract: Contract, folder: Path) -> Preprocess:
-    if contract.preprocess is None:
-        raise ScoringError(
-            f"the preprocessing of {folder} is unknown",
-            hint='convert it with graphkiln convert --preprocess JSON, or add parameters { key: "preprocess" } to '
-            f"{folder.parent.name}/config.pbtxt",
-        )
-    return contract.preprocess
 
 
 def _check_independent(config: ModelConfigProto, folder: Path) -> None:
@@ -151,19 +146,11 @@ class ScoringModel:
         """Version number."""
         return int(self.folder.name)
 
-    def build(self, cache: ArtifactCache) -> ProvenSession:
-        """Build and prove the session, including the golden self-test.
-
-        Raises:
-            LoweringError: No session of the plan works.
-        """
-        return self.deployment.build(cache)
-
     def scorer(self, proven: ProvenSession, request: ScoreRequest, cores: int, cache: ArtifactCache) -> Scorer:
         """Build the scorer of a session.
 
         Args:
-            proven: The session from `build`.
+            proven: The session, built by `deployment`.
             request: The run.
             cores: Cores of the worker.
             cache: Stores the fastest batch size.

@@ -172,7 +172,7 @@ class Worker(Closeable):
         self._cache = CacheSettings(folder=request.cache).checked().open(self._folder.path)
         cores = request.cores_per_worker or usable_cores()
         model = read_model(with_local_model(request, self._folder.path), self._cache, cores)
-        proven, encoder = model.build(self._cache), model.encoder(request)
+        proven, encoder = model.deployment.build(self._cache), model.encoder(request)
         self._scorer = model.scorer(proven, request, cores, self._cache)
         self._session = proven.session
         self._prover = Prover(proven.replay, encoder.outputs, self._scorer.computing)

@@ -161,7 +161,7 @@ def estimate_request(request: ScoreRequest, report: Callable[[str], None] = lamb
         workers = plan_workers(request, on_gpu=model.wants_gpu)
         if workers.cores != usable_cores():
             model = read_model(local, cache, workers.cores)
-        proven = model.build(cache)
+        proven = model.deployment.build(cache)
         stack.enter_context(proven.session)
         scorer = stack.enter_context(model.scorer(proven, request, workers.cores, cache))
         start_s, configuration = time.monotonic() - begun, model.configuration(request)

@@ -42,15 +42,15 @@ def commit(request: ScoreRequest, configuration: str, most: int) -> None:
 
 
 def test_new_run(request_: ScoreRequest, tmp_path: Path) -> None:
-    told: list[str] = []
-    estimated = estimate_request(request_, told.append)
+    steps: list[str] = []
+    estimated = estimate_request(request_, steps.append)
     assert (estimated.planned.rows, estimated.planned.rows_left, estimated.planned.stale) == (40, 40, 0)
     assert estimated.rate is not None
     assert 0 < estimated.rate.rows <= 40
     assert estimated.workers.total == estimated.workers.here > 0
     foreseen = estimated.start_s + 40 / (estimated.rate.per_s * estimated.workers.total)
     assert estimated.seconds == pytest.approx(foreseen)
-    assert any("scoring rows" in text for text in told)
+    assert any("scoring rows" in text for text in steps)
     assert not (tmp_path / "out").exists()
 
 

@@ -65,7 +65,7 @@ def sums(*shape: int | str, dtype: int = TensorProto.FLOAT) -> Any:
 
 
 def score(model: ScoringModel, wanted: ScoreRequest, cache: ArtifactCache, values: list[int]) -> pa.Table:
-    proven = model.build(cache)
+    proven = model.deployment.build(cache)
     try:
         with model.scorer(proven, wanted, 1, cache) as scorer:
             return scorer.answer([row(str(value), gray(value)) for value in values]).table

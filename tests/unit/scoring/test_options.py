@@ -108,7 +108,7 @@ def test_file_address_becomes_a_path() -> None:
     assert (request.model, request.version) == ("/store/m", 3)
 
 
-# Mistakes that are told before anything is started or written.
+# Mistakes that are refused before anything is started or written.
 
 UNIT = InputRange(path="a", part="b", identity="c", rows=1).unit("d").id
 

@@ -1,4 +1,4 @@
-"""Plans are written and read in pieces, whatever is in them."""
+"""Plans, resume and completeness."""
 
 from __future__ import annotations
 

@@ -94,10 +94,10 @@ def test_every_event_has_a_name(state: RunState) -> None:
 
 def test_run_with_errors_only_warns_once(state: RunState) -> None:
     assert not state.observe(committed("a", rows=99, errors=99, example="there is no file /x/1.jpg")).message
-    told = state.observe(committed("b", rows=901, errors=901, example="there is no file /x/2.jpg"))
-    assert told.message == "all 1,000 rows so far have an error, such as: there is no file /x/2.jpg"
+    progress = state.observe(committed("b", rows=901, errors=901, example="there is no file /x/2.jpg"))
+    assert progress.message == "all 1,000 rows so far have an error, such as: there is no file /x/2.jpg"
     assert not state.observe(committed("c", rows=100, errors=100)).message
-    assert state.problems == [told.message]
+    assert state.problems == [progress.message]
 
 
 def test_json_line_can_be_decoded() -> None:

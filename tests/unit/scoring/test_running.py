@@ -1,4 +1,4 @@
-"""A run from Python: the record that it leaves, whichever way it ends."""
+"""Runs from Python and their records."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Play = Callable[..., list[ScoreRequest]]
 
 @pytest.fixture
 def play(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Play:
-    """Makes a run that tells some events and ends as it is told; returns what is requested of it."""
+    """Replace the backend's run by one that reports given events; the function returns its requests."""
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.png").write_bytes(b"")
     monkeypatch.chdir(tmp_path)
@@ -64,14 +64,14 @@ def read_note(folder: Path) -> dict[str, Any]:
 
 def test_finished_run_is_recorded(play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     requests = play()
-    told: list[Event] = []
-    monkeypatch.setattr(RunMetrics, "observe", lambda _, event: told.append(event))
+    observed: list[Event] = []
+    monkeypatch.setattr(RunMetrics, "observe", lambda _, event: observed.append(event))
     seen: list[Progress] = []
     record = score("photos", model="store/m:1", out="out", observe=seen.append, top_k=3)
     assert (requests[0].source, requests[0].top_k) == (str(tmp_path / "photos"), 3)
     assert record.outcome == "finished"
     assert [progress.event for progress in seen][-1] == "finished"
-    assert told == list(RUN)
+    assert observed == list(RUN)
     assert read_note(tmp_path)["figures"]["scored"] == record.figures.scored == 197
 
 

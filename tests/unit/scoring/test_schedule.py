@@ -1,4 +1,4 @@
-"""Each unit is committed exactly once, and only planted rows are quarantined, whatever fails on the way."""
+"""Each unit is committed exactly once, and only planted rows are quarantined, for any sequence of faults."""
 
 from __future__ import annotations
 

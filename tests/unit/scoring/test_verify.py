@@ -1,4 +1,4 @@
-"""Whatever is lost, doubled, damaged or mixed at a destination is told, with the unit, its file, and what to do."""
+"""Missing, repeated, damaged and mixed results are found, with the unit, its file and a hint."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A Delta table: units are appended once, whoever commits at the same moment, and other readers read them."""
+"""Delta tables as destinations: exclusive commits, and values as other readers see them."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def test_in_an_object_store(other_process: str) -> None:
 
 
 def test_parquet_and_delta_do_not_share_a_folder(tmp_path: Path) -> None:
-    """Whoever reads the folder would read both."""
+    """A reader of the folder would read both."""
     plain, table = destination_at(str(tmp_path)), opened(tmp_path)
     plain.prepare()
     plain.commit(result(unit(0)))

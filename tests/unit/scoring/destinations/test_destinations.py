@@ -1,4 +1,4 @@
-"""The contract of all destinations: a unit has a result whole or not at all, once, and can be verified."""
+"""The contract of all destinations: atomic, exclusive commits that can be verified."""
 
 from __future__ import annotations
 

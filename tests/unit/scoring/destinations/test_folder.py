@@ -1,4 +1,4 @@
-"""A folder as a store: exclusive, durable, and clean after whatever happened to a writer."""
+"""A folder as a store: exclusive and durable writes, faults, killed writers."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_link_reported_as_existing_by_a_retry_is_recognized(
 
 
 @pytest.mark.parametrize(
-    ("number", "said"),
+    ("number", "expected"),
     [
         (errno.ENOSPC, ("make room there; the same command goes on", False)),
         (errno.EDQUOT, ("within the quota", False)),
@@ -119,9 +119,9 @@ def test_link_reported_as_existing_by_a_retry_is_recognized(
     ],
 )
 def test_disk_failure_is_a_store_error_and_leaves_no_file(
-    store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, said: tuple[str, bool], tmp_path: Path
+    store: FolderStore, monkeypatch: pytest.MonkeyPatch, number: int, expected: tuple[str, bool], tmp_path: Path
 ) -> None:
-    words, passing = said
+    words, passing = expected
     store.create("before", CONTENT)
     with monkeypatch.context() as broken:
         broken.setattr(os, "fsync", refusing(number))

@@ -1,4 +1,4 @@
-"""The ledger: of several attempts of a unit one commits, whatever dies meanwhile."""
+"""The ledger: one of several attempts of a unit commits."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def test_connection_that_breaks_during_a_commit_is_a_temporary_error(ledger: Led
         ledger.commit(RESULT, nothing)
 
 
-# A store that ignores conditions, with a ledger: one object per unit, whichever attempt won.
+# A store that ignores conditions, with a ledger: one object per unit.
 
 if TYPE_CHECKING:
     from rclone_server import RcloneServer

@@ -1,4 +1,4 @@
-"""The lock of a destination: one driver at a time, and none that is dead keeps the next one out."""
+"""The lock of a destination."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_lock_is_lost_if_the_store_fails_for_too_long(
     with monkeypatch.context() as failing:
         failing.setattr(store, "replace", fail)
         time.sleep(0.1)
-        lock.check()  # a failure that passes is none
+        lock.check()  # not yet
         lock._renewed -= LOCK_S
         with pytest.raises(StoreError, match="away"):
             wait_for_loss(lock)

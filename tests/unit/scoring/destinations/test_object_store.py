@@ -1,4 +1,4 @@
-"""An object store as a store of results: a real S3 server that honours conditions, one that does not, and faults."""
+"""Object stores for results: servers with and without conditional writes, and faults."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_contents(store: ObjectStore, tmp_path: Path) -> None:
     assert store.create("a", memoryview(b"content"))
     assert not store.create("a", memoryview(b"another"))
     assert not store.create("a", memoryview(b"longer than that"))
-    assert store.create("a", memoryview(b"content"))  # which is what stands there
+    assert store.create("a", memoryview(b"content"))  # the same content
     store.replace("_note", memoryview(b"1"))
     (tmp_path / "file").write_bytes(b"2" * 1000)
     store.replace("_note", tmp_path / "file")

@@ -47,7 +47,7 @@ def test_foreign_parquet_files_are_refused(destination: ParquetDestination, tmp_
 
 
 class TestDamage:
-    """Whatever became of a file, it is told, and the others are described."""
+    """Damaged files are described as such, beside the others."""
 
     def described(self, destination: ParquetDestination) -> dict[str, str]:
         return {one.unit_id: one.damage for one in destination.describe([A, B])}

@@ -197,7 +197,7 @@ def test_values_that_postgres_lacks_are_replaced(database: Database) -> None:
     }
 
 
-# A table's name has parts, which quotations keep together; what a server makes of it needs one.
+# Table names
 
 if TYPE_CHECKING:
     from graphkiln_backend.scoring.destinations.database import Database
@@ -240,7 +240,7 @@ def test_notations_of_a_table_resolve_to_one_name(database: Database) -> None:
         connection.execute("DROP SCHEMA app CASCADE")
 
 
-# Arrow's types have PostgreSQL's, and values arrive as they are.
+# Types and values
 
 
 @pytest.mark.parametrize(

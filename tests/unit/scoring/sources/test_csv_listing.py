@@ -1,4 +1,4 @@
-"""CSV and TSV: columns are named, quotations may hold anything, rows of other shapes are told."""
+"""CSV and TSV listings."""
 
 from __future__ import annotations
 

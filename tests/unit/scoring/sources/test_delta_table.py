@@ -1,4 +1,4 @@
-"""Tables of Delta Lake: the rows of one version, whatever other files lie in their folder."""
+"""Delta Lake tables as sources."""
 
 from __future__ import annotations
 

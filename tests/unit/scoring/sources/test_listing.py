@@ -1,4 +1,4 @@
-"""Listings: lines become rows, their bytes make the unit, and what is wrong is told before anything is scored."""
+"""Listings of one path per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every kind of file in a bucket of a real S3 server, which goes away and whose objects are replaced."""
+"""Files of each kind in a bucket of an S3 server: outages and replaced objects."""
 
 from __future__ import annotations
 
@@ -142,7 +142,6 @@ def test_keys_with_special_characters(store: ObjectStore, bucket: Any) -> None:
 def test_store_that_becomes_unavailable_within_a_file_is_an_outage(
     store: ObjectStore, bucket: Any, tmp_path: Any
 ) -> None:
-    """What the service's library raises then is told in our words."""
     content = io.BytesIO()
     pq.write_table(pa.table({"image": [bytes(4000)] * 6000}), content, compression="none", use_dictionary=False)
     bucket.put_object(Key="p/a.parquet", Body=content.getvalue())

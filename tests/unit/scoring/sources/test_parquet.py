@@ -1,4 +1,4 @@
-"""Parquet: row groups and parts of them are read in small batches, each row once."""
+"""Parquet files: ranges, columns, damage."""
 
 from __future__ import annotations
 
@@ -162,7 +162,6 @@ def test_dictionary_columns_are_decoded(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("price", [[1.5], [None], ["1"]])
 def test_kept_column_of_two_types_is_refused(tmp_path: Path, price: list[object]) -> None:
-    """Of the answers of both files nobody could make a table."""
     pq.write_table(pa.table({"image": [b"1"], "price": [1]}), tmp_path / "a.parquet")
     pq.write_table(pa.table({"image": [b"2"], "price": price}), tmp_path / "b.parquet")
     with pytest.raises(ScoringError, match=r"'price' is \w+ in b\.parquet, but int64 in a\.parquet"):
@@ -208,7 +207,7 @@ def test_struct_fields_are_named_with_dots(tmp_path: Path) -> None:
         plan(files_source(path, image="data.png"))
 
 
-# Damaged Parquet: what can be read is, each other row is an error by its own name, and an outage is no damage.
+# Damage: unreadable rows become errors, and an outage is not damage.
 
 IMAGE, NUMBER, LABEL = range(3)
 
@@ -286,7 +285,7 @@ def test_a_path_that_is_no_text_is_an_error_of_its_row(tmp_path: Path) -> None:
 
 
 class _FailingDisk(io.BytesIO):
-    """Fails when it is told to."""
+    """Reads fail once `fails` is set."""
 
     fails = False
 

@@ -1,4 +1,4 @@
-"""One image of each kind of source that may not be read, or is gone: it is an error, and all others are read."""
+"""Unreadable and missing images are errors of their rows; the others are read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def _closed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Root, whom nobody refuses anything, is refused one file, too."""
+    """Deny access to one file, also for root."""
     opened = local_storage.open_regular
 
     def refuse(path: str, *more: int | None) -> BinaryIO:

@@ -1,4 +1,4 @@
-"""Where a text lies."""
+"""Paths, addresses and patterns."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_error_shows_no_password() -> None:
         locate("https://me:secret@host/a.jpg")
 
 
-# Patterns mean what a shell's do.
+# Patterns
 
 FILES = ("a.jpg", "b.png", "x/a.jpg", "x/y/a.jpg", "x/y/10.jpg", "z.d/c.jpg", "x/a*b.jpg")
 

@@ -1,4 +1,4 @@
-"""WebDataset's tars: files of a key are a row; damage and repetitions are told."""
+"""WebDataset tars."""
 
 from __future__ import annotations
 
