@@ -172,7 +172,7 @@ def _measure_parts(
     files = sorted(photographs.iterdir())
     with ArtifactCache(cache) as artifacts:
         chosen = read_model(request, artifacts, cores)
-        proven = chosen.build(artifacts)
+        proven = chosen.deployment.build(artifacts)
         with proven.session, chosen.scorer(proven, request, cores, artifacts) as scorer:
             (spec,) = proven.session.signature.inputs
             size = scorer.batch_size
