@@ -53,7 +53,7 @@ def convert(
 ) -> None:
     """Convert a trained model into a proven version.
 
-    A version whose outputs are not those of the model is not written.
+    Nothing is written if the outputs differ from those of the model.
     """
     if list_pattern:
         _list(list_pattern)
@@ -141,10 +141,10 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 class RecipeCommand(TyperCommand):
-    """A command with an option for each field of the recipe, beside the options of its function.
+    """Command with an option for each field of the recipe, besides the options of its function.
 
-    The function finds what was given in `ctx.obj`, by field. The options are made when they are first looked at:
-    `graphkiln --help` pays for neither pydantic nor YAML. click's own types are `Any` here, because releases of typer
+    The function reads the given values from `ctx.obj`, by field. The options are created at the first access, so that
+    `graphkiln --help` imports neither pydantic nor YAML. click's own types are `Any` here, because releases of typer
     differ in whether they are click's or typer's.
     """
 
@@ -168,7 +168,7 @@ class RecipeCommand(TyperCommand):
 
 
 def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Parse values of options as the recipe takes them: lists and objects are one word on the command line.
+    """Parse the values of options for the recipe: lists and objects are one word on the command line.
 
     Raises:
         ConversionError: A value cannot be parsed.
@@ -184,12 +184,12 @@ def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:
             elif kind == dict[str, Any]:
                 values[name] = json.loads(value)
         except (ValueError, RecursionError) as error:
-            raise ConversionError(f"cannot read {_spelled(name)}: {error}") from error
+            raise ConversionError(f"cannot read {_flag_of(name)}: {error}") from error
     return values
 
 
 def _params(fields: Mapping[str, FieldInfo]) -> list[Any]:
-    """Parameters that typer makes for a function whose parameters are the fields."""
+    """Create the parameters of a function whose parameters are the fields."""
 
     def function() -> None:
         """Never called: typer reads its signature."""
@@ -209,14 +209,14 @@ def _params(fields: Mapping[str, FieldInfo]) -> list[Any]:
 
 
 def _option(name: str, field: FieldInfo) -> Any:
-    """The option of a field, or None for one without a flag."""
+    """Create the option of a field; None for a field without a flag."""
     from graphkiln_converters.recipe import Flag
 
     for flag in field.metadata:
         if isinstance(flag, Flag):
             default = flag.default or ("" if isinstance(field.default, bool) else str(field.default or ""))
             return typer.Option(
-                _spelled(name),
+                _flag_of(name),
                 help=field.description,
                 metavar=flag.metavar or None,
                 rich_help_panel=flag.panel or None,
@@ -228,7 +228,7 @@ def _option(name: str, field: FieldInfo) -> Any:
 
 
 def _type(field: FieldInfo) -> Any:
-    """Type that typer parses for a field; types unknown to it are strings, checked by the recipe."""
+    """Return the type that typer parses; types unknown to typer are strings, which the recipe checks."""
     kind = _kind(field)
     if kind == tuple[str, ...]:
         return list[str] | None
@@ -236,10 +236,10 @@ def _type(field: FieldInfo) -> Any:
 
 
 def _kind(field: FieldInfo) -> Any:
-    """A field's type without None."""
+    """Return the type of a field without None."""
     kinds = [kind for kind in get_args(field.annotation) if kind is not NoneType]
     return kinds[0] if NoneType in get_args(field.annotation) else field.annotation
 
 
-def _spelled(name: str) -> str:
+def _flag_of(name: str) -> str:
     return f"--{name.replace('_', '-')}"

@@ -28,7 +28,7 @@ def inspect(
     trusted_keys: TrustedKeysOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what a version is.
+    """Describe a version.
 
     Signature, operators, arithmetic, parameters, precision, preprocessing, verdicts and signatures.
     """
@@ -58,7 +58,7 @@ def _bare_graph(path: Path) -> ModelVersion | None:
 
     if not path.is_file() or is_version(path.absolute().parent.name):
         return None
-    read_signature(path)  # whatever it is, no other library is to open it first
+    read_signature(path)  # checks the file before another library opens it
     return ModelVersion(graph_path=path, manifest=None, golden=None)
 
 
@@ -97,7 +97,7 @@ def _rows(version: ModelVersion, found: Census) -> Iterator[tuple[str, str]]:
 def _manifest_rows(version: ModelVersion) -> Iterator[tuple[str, str]]:
     manifest = version.manifest
     if manifest is None:
-        yield "verdicts", "none: this graph came without a manifest (graphkiln convert FILE.onnx proves one)"
+        yield "verdicts", "none: this graph has no manifest (graphkiln convert FILE.onnx creates a proven version)"
         return
     labels = version.contract.labels or (version.ranking.labels if version.ranking else ())
     yield "source", manifest.provenance.source

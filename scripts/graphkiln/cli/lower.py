@@ -51,7 +51,7 @@ def explain(
     """
     with local_path(path) as folder, limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
         deployment = read_deployment(folder, set_, artifacts)
-        images = images_in_words(folder, artifacts)
+        images = describe_image_model(folder, artifacts)
         manifest = deployment.version.manifest
         notes = manifest.conversion.notes if manifest and manifest.conversion else ()
         if as_json:
@@ -65,7 +65,7 @@ def explain(
             print_json(document | ({"images": images} if images else {}))
             return
         origins = deployment.settings.origins
-        settings = settings_in_words(deployment.settings, deployment.saved)
+        settings = format_settings(deployment.settings, deployment.saved)
         rows = [(name, value, origins.get(name, "-")) for name, value in settings.items()]
         print_table(("setting", "value", "requested by"), rows)
         typer.echo(deployment.plan.explain())
@@ -140,12 +140,12 @@ def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
     from graphkiln_backend.graph.errors import LoweringError
     from graphkiln_backend.lowering.parallel.speed import keep_times, measure_nodes
 
-    deployment = read_deployment(folder, ["parallel="], artifacts)  # measured whole, however it is spread
+    deployment = read_deployment(folder, ["parallel="], artifacts)  # the whole graph, also if it is spread
     version = deployment.version
     if not version.graph_path.is_relative_to(folder.absolute()) or Path(path).absolute() != folder.absolute():
         raise LoweringError(
-            "times of nodes are kept beside the graph",
-            attempts=(f"{path} is not a model on this machine whose graph they could be kept with",),
+            "times of nodes are stored beside the graph",
+            attempts=(f"{path} is not the folder of a graph on this machine",),
             hint="convert it into a model store of this machine (graphkiln convert), or pull it (graphkiln pull)",
         )
     times = measure_nodes(
@@ -161,10 +161,10 @@ def measure_model(path: str, folder: Path, artifacts: ArtifactCache) -> str:
 
 @contextmanager
 def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[ArtifactCache]:
-    """The artifact cache that `--cache` names, or a temporary one; only the server evicts entries.
+    """Open the artifact cache of `--cache`, or a temporary one; only the server evicts entries.
 
     Raises:
-        CacheError: The folder cannot be used, and `must_keep`.
+        CacheError: The folder is unusable, and `must_keep` is true.
     """
     from graphkiln.cli.cache import cache_settings
     from graphkiln_backend.system.owned_folder import OwnedFolder
@@ -190,11 +190,11 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     from graphkiln_backend.repository.model_config import ModelConfig
 
     folder = version_folder(path).absolute()
-    config = ModelConfig.from_protobuf(_complete(folder, artifacts), has_gpu=bool(gpus()))
+    config = ModelConfig.from_protobuf(_complete_config(folder, artifacts), has_gpu=bool(gpus()))
     return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])
 
 
-def images_in_words(path: Path, artifacts: ArtifactCache) -> str:
+def describe_image_model(path: Path, artifacts: ArtifactCache) -> str:
     """Describe how a model takes encoded images on this machine, or why not; "" if not configured.
 
     Raises:
@@ -203,11 +203,11 @@ def images_in_words(path: Path, artifacts: ArtifactCache) -> str:
     from graphkiln_backend.server.image_models import asks_for_images, describe_images
 
     folder = version_folder(path).absolute()
-    return describe_images(_complete(folder, artifacts)) if asks_for_images(folder.parent) else ""
+    return describe_images(_complete_config(folder, artifacts)) if asks_for_images(folder.parent) else ""
 
 
-def _complete(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
-    """The configuration of a version's model, as the server completes it."""
+def _complete_config(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
+    """Complete the configuration of a version's model like the server."""
     from graphkiln_backend.lowering.importing import convert_if_needed
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.server.run_folder import installed_backend_names
@@ -215,8 +215,8 @@ def _complete(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
     return complete_config(version.parent, installed_backend_names(), partial(convert_if_needed, cache=artifacts))
 
 
-def settings_in_words(settings: Settings, saved: Precision) -> dict[str, str]:
-    """Every setting with its value for people, beside the precision that the graph was saved in."""
+def format_settings(settings: Settings, saved: Precision) -> dict[str, str]:
+    """Format each setting; `saved` is the precision of the saved graph."""
     return {
         "engine": settings.engine or "the default",
         "precision": settings.precision or f"as saved ({saved})",
@@ -231,8 +231,8 @@ def settings_in_words(settings: Settings, saved: Precision) -> dict[str, str]:
 
 
 def plan_document(settings: Settings, saved: Precision, plan: LoweringPlan) -> dict[str, Any]:
-    """Settings with their origins, what is tried in which order, and what was rejected."""
-    rows = settings_in_words(settings, saved)
+    """Return settings with their origins, candidates in order, and rejections."""
+    rows = format_settings(settings, saved)
     return {
         "settings": {name: {"value": rows[name], "origin": settings.origins.get(name)} for name in rows},
         "candidates": [_config(config) for config in plan.candidates],
@@ -244,7 +244,7 @@ def plan_document(settings: Settings, saved: Precision, plan: LoweringPlan) -> d
 
 
 def session_document(proven: ProvenSession) -> dict[str, Any]:
-    """Serving configuration, placement, and proof."""
+    """Return the serving configuration, placement, and proof."""
     placement = None
     if found := proven.placement:
         placement = {

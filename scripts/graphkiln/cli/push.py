@@ -21,7 +21,7 @@ def push(
 ) -> None:
     """Push a model store to a container registry as an OCI artifact.
 
-    `graphkiln serve --model-store ADDRESS` serves it from there. Signatures (`graphkiln sign`) go with it.
+    `graphkiln serve --model-store ADDRESS` serves it from there. Signatures (`graphkiln sign`) are included.
     Credentials are those of `docker login`.
     """
     from graphkiln.cli.options import open_stores
@@ -30,7 +30,7 @@ def push(
 
     target = RemoteAddress.parse(address)
     if target is None:
-        raise RepositoryError(f"'{address}' is no address", hint="oci://HOST/REPOSITORY:TAG")
+        raise RepositoryError(f"'{address}' is not an address", hint="oci://HOST/REPOSITORY:TAG")
     with open_stores([store]) as (folder,):
         pushed = push_store(folder, target)
     typer.echo(f"{target}: {pushed.files} files, {pushed.size_bytes / 1e6:.1f} MB, {pushed.digest}")
@@ -40,13 +40,13 @@ def pull(
     address: Annotated[
         str, typer.Argument(help="oci://HOST/REPOSITORY:TAG, s3://BUCKET/STORE, ..., or a model in it: ADDRESS/NAME.")
     ],
-    store: Annotated[Path, typer.Argument(help="Folder of models, made when missing.")],
+    store: Annotated[Path, typer.Argument(help="Folder of models; created if missing.")],
     trusted_keys: TrustedKeysOption = None,
 ) -> None:
     """Pull models from a registry or object store into a folder.
 
-    The counterpart of `graphkiln push`. What the store has already stays; another file under the same name is
-    refused before anything is changed. With --trusted-keys, so is a version that none of them has signed.
+    The counterpart of `graphkiln push`. Existing files stay; a different file under the same name is refused before
+    anything is changed. With --trusted-keys, versions that none of the keys has signed are refused, too.
     """
     from graphkiln_backend.repository.remote_model import list_store
     from graphkiln_backend.repository.signing_keys import TrustedKeys
@@ -54,9 +54,11 @@ def pull(
 
     source = RemoteAddress.parse(address)
     if source is None:
-        raise RepositoryError(f"'{address}' is no address", hint="oci://HOST/REPOSITORY:TAG, s3://BUCKET/STORE, ...")
+        raise RepositoryError(
+            f"'{address}' is not an address", hint="oci://HOST/REPOSITORY:TAG, s3://BUCKET/STORE, ..."
+        )
     if trusted_keys:
-        TrustedKeys.read(trusted_keys)  # their errors are reported before gigabytes travel
+        TrustedKeys.read(trusted_keys)  # report errors in the keys before the download
     listed = list_store(source)
     with _staging_folder(store) as folder:
         fetched = listed.fetch(store, folder)
@@ -69,7 +71,7 @@ def pull(
 
 @contextmanager
 def _staging_folder(store: Path) -> Iterator[Path]:
-    """A hidden folder of a store; those of killed pulls are removed first."""
+    """Create a hidden folder in a store; remove those of killed pulls first."""
     from graphkiln_backend.system.owned_folder import OwnedFolder, remove_dead
 
     try:

@@ -1,4 +1,4 @@
-"""`graphkiln sign` and `graphkiln keygen`: sign versions, so that `serve --trusted-keys` takes them."""
+"""`graphkiln sign` and `graphkiln keygen`: sign versions for `serve --trusted-keys`."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ TrustedKeysOption = Annotated[
     Path | None,
     typer.Option(
         "--trusted-keys",
-        help="Public keys in PEM, a file or a folder of *.pub: whose signature counts.",
+        help="Public keys in PEM, a file or a folder of *.pub: require a signature by one of them.",
         metavar="FILE|DIR",
     ),
 ]
@@ -32,13 +32,13 @@ def sign(
         list[str],
         typer.Argument(help="STORE/MODEL for all of its versions, STORE/MODEL:VERSION for one.", metavar="MODEL..."),
     ],
-    key: Annotated[Path, typer.Option(help="Private key, in PEM: graphkiln keygen makes one.", metavar="FILE")],
+    key: Annotated[Path, typer.Option(help="Private key in PEM, as created by graphkiln keygen.", metavar="FILE")],
     passphrase_file: PassphraseFile = None,
 ) -> None:
     """Sign the files of versions.
 
     The signature covers the SHA-256 of every file of the version and of files that the model's versions share, such as
-    config.pbtxt: after a change of these, sign all versions anew. It is in attestation.json in the version's folder.
+    config.pbtxt: after a change of these, sign all versions again. It is stored in the version's attestation.json.
     """
     from graphkiln_backend.repository.attestation import sign_version
     from graphkiln_backend.repository.signing_keys import SigningKey, short
@@ -52,12 +52,12 @@ def sign(
 
 
 def keygen(
-    file: Annotated[Path, typer.Argument(help="Where the private key goes; FILE.pub is what servers trust.")],
+    file: Annotated[Path, typer.Argument(help="File for the private key; the public key is written to FILE.pub.")],
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Make a pair of Ed25519 keys to sign versions with.
+    """Create a pair of Ed25519 keys for signing versions.
 
-    Keep the private key where no server can read it. FILE.pub is what `serve --trusted-keys` needs.
+    Keep the private key where no server can read it. Give FILE.pub to `serve --trusted-keys`.
     """
     from graphkiln_backend.repository.signing_keys import generate_key_pair, public_file, short
 
@@ -66,10 +66,10 @@ def keygen(
 
 
 def versions_of(text: str) -> tuple[Path, list[int]]:
-    """Model folder and versions of `STORE/MODEL`, `STORE/MODEL:VERSION`, or the folder of a version.
+    """Parse `STORE/MODEL`, `STORE/MODEL:VERSION` or a version folder into a model folder and versions.
 
     Raises:
-        RepositoryError: There is no such model or version here.
+        RepositoryError: There is no such model or version on this machine.
     """
     from graphkiln_backend.repository.version import newest_version
     from graphkiln_backend.repository.version_folders import version_folders, version_number
@@ -82,7 +82,7 @@ def versions_of(text: str) -> tuple[Path, list[int]]:
     model = Path(os.path.abspath(before if number is not None else text))  # noqa: PTH100 - a link keeps its name
     if number is None and version_number(model.name) is not None and not version_folders(model.iterdir()):
         model, number = model.parent, version_number(model.name)
-    newest_version(model)  # raises where this is no model
+    newest_version(model)  # raises if this is not a model
     found = list(version_folders(model.iterdir()))
     if number is not None and number not in found:
         has = ", ".join(map(str, found))
@@ -115,7 +115,7 @@ def check_signers(version: Path, trusted: Path | None) -> str:
         trusted: Public keys, one of which must have signed; None if no signature is required.
 
     Raises:
-        RepositoryError: Files are not as they were signed, or no trusted key has signed.
+        RepositoryError: Files differ from the signature, or no trusted key has signed.
         ManifestError: The attestation is damaged.
     """
     from graphkiln_backend.repository.attestation import (

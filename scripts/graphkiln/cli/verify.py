@@ -1,4 +1,4 @@
-"""`graphkiln verify`: prove a version again, and where it is spread over devices, as it would be served."""
+"""`graphkiln verify`: repeat the proof of a version, with its stages and shards if it is spread over devices."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def verify(
     ],
     engine: Annotated[str, typer.Option(help="onnxruntime or openvino.")] = "onnxruntime",
     precision: Annotated[
-        str, typer.Option(help="Row of the policy to hold it to.", show_default="the one it was saved in")
+        str, typer.Option(help="Row of the policy that applies.", show_default="the one it was saved in")
     ] = "",
     samples: Annotated[Path | None, typer.Option(help="More samples: folder of images, or .npz.")] = None,
     trusted_keys: TrustedKeysOption = None,
@@ -39,9 +39,9 @@ def verify(
 ) -> None:
     """Prove a version again on an engine of this machine.
 
-    Where its config.pbtxt says `parallel`, its stages and shards are then built as the server builds them, and proven,
-    too. Exit code 1 when its outputs are no longer those of the source model, 2 when its files are not those that were
-    signed, or that the manifest describes.
+    With `parallel` in config.pbtxt, its stages and shards are built as the server builds them, and proven, too.
+    Exit code 1 if its outputs differ from those of the source model, 2 if its files differ from the signature or the
+    manifest.
     """
     from graphkiln_backend.graph.precision import SAVED, Precision
     from graphkiln_backend.repository.version import read_version
@@ -85,8 +85,8 @@ class SplitProof:
 
     Attributes:
         plan: Work and contents of each device, a line each.
-        verdicts: One for each reference; empty where every instance has the whole graph.
-        placement: Nodes that the engines report to have run.
+        verdicts: Verdict for each reference; empty if every instance has the whole graph.
+        placement: Nodes that ran, as reported by the engines.
     """
 
     plan: tuple[str, ...]
@@ -94,7 +94,7 @@ class SplitProof:
     placement: Placement | None = None
 
     def document(self) -> dict[str, Any]:
-        """JSON form."""
+        """Return the JSON document."""
         return {
             "plan": list(self.plan),
             "verdicts": [encode(verdict) for verdict in self.verdicts],
@@ -103,7 +103,7 @@ class SplitProof:
 
 
 def requested_split(version: Path) -> str:
-    """The value of `parallel` in the configuration of a version's model, or "".
+    """Return the value of `parallel` in the configuration of a version's model, or "".
 
     Raises:
         RepositoryError: The configuration cannot be read.
@@ -119,7 +119,7 @@ def prove_split(version: Path, cache: str, *, precision: Precision | None, sampl
     """Build a version as the server would, with stages and shards, and compare its outputs.
 
     Raises:
-        LoweringError: It cannot be spread on this machine as configured, or its golden samples refute it.
+        LoweringError: It cannot be spread on this machine as configured, or fails its golden samples.
         VerificationError: The outputs changed.
         ConversionError: The samples cannot be read.
     """

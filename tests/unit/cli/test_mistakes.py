@@ -91,8 +91,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, digits: Path) -> Path:
         (f"{CONVERT} --version 0", "--version"),
         (f"{CONVERT} --relative-l2 x", "--relative-l2"),
         # stores and caches
-        ("pull models copy", "is no address"),
-        ("push models copy", "is no address"),
+        ("pull models copy", "is not an address"),
+        ("push models copy", "is not an address"),
         ("pull oci://127.0.0.1:1/models:1 copy --trusted-keys nowhere", "cannot be read"),
         ("pull oci://127.0.0.1:1/models:1 copy --trusted-keys keys", "no public key"),
         ("cache list --cache none", "there is no cache at none"),

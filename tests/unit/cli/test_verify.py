@@ -42,7 +42,7 @@ class TestInspect:
         source = tiny.write_source(tmp_path)
         (tmp_path / "1").mkdir()
         shutil.copy(source, tmp_path / "1" / "model.onnx")
-        assert "came without a manifest" in words(run("inspect", tmp_path / "1").out)
+        assert "has no manifest" in words(run("inspect", tmp_path / "1").out)
         for path, graph_path in ((tmp_path / "1", tmp_path / "1" / "model.onnx"), (source, source)):
             document = json.loads(run("inspect", path, "--json").out)
             assert document["graph"] == str(graph_path)
