@@ -20,6 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -303,51 +304,28 @@ def replace_file(path: Path, content: bytes) -> None:
     temporary.rename(path)
 
 
-def _garbage(folder: Path) -> None:
-    write_version(folder, b"\x08\x09 this is no graph")
-
-
-def _cut_off(folder: Path) -> None:
-    write_version(folder, (DIGITS / "1" / "model.onnx").read_bytes()[:5000])
-
-
-def _half_copied(folder: Path) -> None:
-    """A version with manifest and graph, but without golden samples."""
-    _copy_whole(folder, "manifest.json", "model.onnx")
-
-
-def _other_weights(folder: Path) -> None:
-    """A complete version whose graph is not the proven one."""
-    _copy_whole(folder, "manifest.json", "golden.npz", "labels.txt")
-    replace_file(folder / "model.onnx", other_weights((DIGITS / "1" / "model.onnx").read_bytes()))
-
-
-def _copy_whole(folder: Path, *names: str) -> None:
+def _put_half(folder: Path) -> None:
+    """A version of `digits` without golden samples and labels."""
     folder.mkdir()
-    for name in names:
+    for name in ("manifest.json", "model.onnx"):
         shutil.copyfile(DIGITS / "1" / name, folder / name)
 
 
-def _other_labels_listed(folder: Path) -> None:
-    """A version whose labels do not match its manifest."""
-    _copy_whole(folder, "manifest.json", "golden.npz", "model.onnx")
-    replace_file(folder / "labels.txt", _other_labels((DIGITS / "1" / "labels.txt").read_bytes()))
+def _put_changed(folder: Path, file: str, change: Callable[[bytes], bytes]) -> None:
+    """A complete version of `digits` of which one file is not the proven one."""
+    folder.mkdir()
+    for name in {"manifest.json", "golden.npz", "model.onnx", "labels.txt"} - {file}:
+        shutil.copyfile(DIGITS / "1" / name, folder / name)
+    replace_file(folder / file, change((DIGITS / "1" / file).read_bytes()))
 
 
-def _other_preprocessing(folder: Path) -> None:
-    """A version whose manifest has changed preprocessing."""
-    _copy_whole(folder, "labels.txt", "golden.npz", "model.onnx")
-    text = (DIGITS / "1" / "manifest.json").read_text()
-    replace_file(folder / "manifest.json", text.replace("0.5", "0.4").encode())
-
-
-def _unknown_operator(folder: Path) -> None:
+def _put_unknown_operator(folder: Path) -> None:
     graph = scaled_graph(1)
     graph.graph.node[0].op_type = "NoSuchOperator"
     write_version(folder, graph)
 
 
-def _other_signature(folder: Path) -> None:
+def _put_other_signature(folder: Path) -> None:
     graph = scaled_graph(1)
     graph.graph.input[0].type.tensor_type.shape.dim[1].dim_value = 5
     write_version(folder, graph)
@@ -369,15 +347,18 @@ def _other_labels(content: bytes) -> bytes:
 def store_faults(*, explicit: bool) -> list[Fault]:
     """One of each that needs no small disk."""
     bad: dict[str, tuple[str, Callable[[Path], None]]] = {
-        "garbage": ("scaled", _garbage),
-        "cut off": ("digits", _cut_off),
+        "garbage": ("scaled", lambda folder: write_version(folder, b"\x08\x09 this is no graph")),
+        "cut off": ("digits", lambda folder: write_version(folder, (DIGITS / "1/model.onnx").read_bytes()[:5000])),
         "empty folder": ("scaled", Path.mkdir),
-        "half copied": ("digits", _half_copied),
-        "other weights": ("digits", _other_weights),
-        "other labels": ("digits", _other_labels_listed),
-        "other preprocessing": ("digits", _other_preprocessing),
-        "unknown operator": ("scaled", _unknown_operator),
-        "other signature": ("scaled", _other_signature),
+        "half copied": ("digits", _put_half),
+        "other weights": ("digits", partial(_put_changed, file="model.onnx", change=other_weights)),
+        "other labels": ("digits", partial(_put_changed, file="labels.txt", change=_other_labels)),
+        "other preprocessing": (
+            "digits",
+            partial(_put_changed, file="manifest.json", change=lambda content: content.replace(b"0.5", b"0.4")),
+        ),
+        "unknown operator": ("scaled", _put_unknown_operator),
+        "other signature": ("scaled", _put_other_signature),
     }
     injected: dict[str, Inject] = {
         **{f"bad version: {name}": bad_version(model, put) for name, (model, put) in bad.items()},
