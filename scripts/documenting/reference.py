@@ -20,7 +20,7 @@ from graphkiln_backend.lowering.settings import AUTO, Settings
 from graphkiln_backend.proof import policy
 from graphkiln_backend.proof.policy import Limits, TaskLimits
 from graphkiln_backend.scoring.errors import RunInterrupted
-from graphkiln_backend.triton.metric_catalog import METRICS, PublishedMetric
+from graphkiln_backend.triton.metric_catalog import METRICS
 
 # Where errors are defined, in the order of the page.
 MODULES = (
@@ -67,7 +67,15 @@ def render_errors() -> str:
     """Render docs/reference/errors.md."""
     for name in MODULES:
         import_module(name)
-    rows = [(code(each.__name__), code(_parent(each)), _exit(each), _triton(each), _text(each)) for each in tree()]
+    rows = []
+    for error in tree():
+        parent = "" if error is GraphkilnError else error.__bases__[0].__name__
+        exit_code = _OTHER_CODES.get(error, str(error.exit_code))
+        status = f"{error.triton_code}: {_STATUS[error.triton_code]}"
+        arguments = attributes_of(error, "Args").items()
+        fields = [f"`{name}`: {text}" for name, text in arguments if name not in ("message", "hint")]
+        when = " ".join([summary_of(error), *fields])
+        rows.append((code(error.__name__), code(parent), exit_code, status, when))
     return _ERRORS_INTRODUCTION + table(["error", "base class", "exit code", "Triton code: HTTP, gRPC", "when"], rows)
 
 
@@ -77,25 +85,6 @@ def tree(root: type[GraphkilnError] = GraphkilnError) -> Iterator[type[Graphkiln
     yield root
     for each in sorted(found, key=lambda each: MODULES.index(each.__module__)):
         yield from tree(each)
-
-
-def _exit(error: type[GraphkilnError]) -> str:
-    return _OTHER_CODES.get(error, str(error.exit_code))
-
-
-def _parent(error: type[Any]) -> str:
-    return "" if error is GraphkilnError else str(error.__bases__[0].__name__)
-
-
-def _triton(error: type[GraphkilnError]) -> str:
-    return f"{error.triton_code}: {_STATUS[error.triton_code]}"
-
-
-def _text(error: type[GraphkilnError]) -> str:
-    more = [
-        f"`{name}`: {text}" for name, text in attributes_of(error, "Args").items() if name not in ("message", "hint")
-    ]
-    return " ".join([summary_of(error), *more])
 
 
 # docs/metrics.md: the metrics of graphkiln, from the catalog, and of Triton.
@@ -170,16 +159,12 @@ TRITONS: tuple[tuple[str, str, str, str], ...] = (
 
 def render_metrics() -> str:
     """Render docs/metrics.md."""
-    tritons = ((code(name), *rest) for name, *rest in TRITONS)
-    return "".join((_METRICS_INTRODUCTION, table(_COLUMNS, (*_ours(), *tritons)), _END))
-
-
-def _ours() -> Iterable[tuple[str, ...]]:
-    return ((code(each.name), each.kind, _labels(each), each.description) for each in METRICS)
-
-
-def _labels(metric: PublishedMetric) -> str:
-    return ", ".join(map(code, metric.labels)) + (" only" if metric.of_server else "")
+    rows: list[tuple[str, ...]] = []
+    for metric in METRICS:
+        labels = ", ".join(map(code, metric.labels)) + (" only" if metric.of_server else "")
+        rows.append((code(metric.name), metric.kind, labels, metric.description))
+    rows += [(code(name), *rest) for name, *rest in TRITONS]
+    return "".join((_METRICS_INTRODUCTION, table(_COLUMNS, rows), _END))
 
 
 # docs/reference/policy.md: the rows of the numeric policy.
@@ -205,43 +190,38 @@ _ROWS = {
 }
 
 
+_TASK_ROWS = {
+    "fp32": policy.FP32_TASKS,
+    "fp16": policy.FP16_TASKS,
+    "bf16": policy.BF16_TASKS,
+    "int8": policy.INT8_TASKS,
+}
+
+
 def render_policy() -> str:
     """Render docs/reference/policy.md."""
-    shown = {name: f"{text}" for name, text in attributes_of(Limits).items() if name not in ("name", "tasks")}
+    limits = {name: text for name, text in attributes_of(Limits).items() if name not in ("name", "tasks")}
+    tasks = attributes_of(TaskLimits)
     return "".join(
         (
-            _POLICY_INTRODUCTION, table(["what changed", *map(code, shown)], _limits()), "\n", _meanings(shown),
-            "\n## Outputs of a task\n\n",
-            table(["precision", *map(code, _task_columns())], _tasks()), "\n", _meanings(attributes_of(TaskLimits)),
+            _POLICY_INTRODUCTION, _limit_table("what changed", _ROWS, limits), "\n## Outputs of a task\n\n",
+            _limit_table("precision", _TASK_ROWS, tasks),
             _BESIDE.format(gradient=policy.GRADIENT_FACTOR, roundings=policy.ROUNDINGS),
         )
     )  # fmt: skip
 
 
-def _limits() -> Iterable[tuple[str, ...]]:
-    for what, row in _ROWS.items():
-        figures = (row.relative_l2, row.worst_element, row.top1_agreement, row.metric_drop)
-        yield (what, *map(_figure, figures))
-
-
-def _tasks() -> Iterable[tuple[str, ...]]:
-    rows = {"fp32": policy.FP32_TASKS, "fp16": policy.FP16_TASKS, "bf16": policy.BF16_TASKS, "int8": policy.INT8_TASKS}
-    for precision, row in rows.items():
-        yield (precision, *(_figure(getattr(row, name)) for name in _task_columns()))
-
-
-def _task_columns() -> list[str]:
-    return list(attributes_of(TaskLimits))
+def _limit_table(first: str, rows: Mapping[str, Any], columns: Mapping[str, str]) -> str:
+    """Table of limits, and a list of what its columns mean."""
+    lines = [(name, *(_figure(getattr(row, column)) for column in columns)) for name, row in rows.items()]
+    meanings = "".join(f"- `{name}`: {text}\n" for name, text in columns.items())
+    return f"{table([first, *map(code, columns)], lines)}\n{meanings}"
 
 
 def _figure(value: float | None) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return "-" if value is None else f"{value:.10g}"
-
-
-def _meanings(said: dict[str, str]) -> str:
-    return "".join(f"- `{name}`: {text}\n" for name, text in said.items())
 
 
 # docs/reference/settings.md: the keys of a model's configuration, including those of other backends.
@@ -296,13 +276,22 @@ Not for `--set`: {triton} are read by Triton's Python backend; {published} are p
 
 def render_settings() -> str:
     """Render docs/reference/settings.md."""
+    levels = ((code(str(number)), level) for number, level in keys.GRAPH_LEVELS.items())
+    accelerators = (
+        (code(accelerator), code(key), code(setting))
+        for accelerator, settings in keys.ACCELERATOR_SETTINGS.items()
+        for key, setting in settings.items()
+    )
+    known = (
+        f"- `{name}`: {_listed(words) if words else 'options of ONNX Runtime, which rejects unknown ones'}\n"
+        for name, words in {**keys.GPU_ACCELERATORS, **keys.CPU_ACCELERATORS}.items()
+    )
     return "".join(
         (
             _SETTINGS_INTRODUCTION, table(["key", "values", "meaning"], own_settings()),
             _SESSION, table(["key"], ((code(key),) for key in (*keys.SESSION_KEYS, *keys.CUDA_KEYS))),
-            _LEVELS, table(["level", "ONNX Runtime rewrites the graph"], _levels()),
-            _ACCELERATORS, table(["accelerator", "key", "setting of graphkiln"], _accelerator_settings()), "\n",
-            *(_known(name, known) for name, known in {**keys.GPU_ACCELERATORS, **keys.CPU_ACCELERATORS}.items()),
+            _LEVELS, table(["level", "ONNX Runtime rewrites the graph"], levels),
+            _ACCELERATORS, table(["accelerator", "key", "setting of graphkiln"], accelerators), "\n", *known,
             _XRT, table(["value", "engine"], ((code(one), code(other)) for one, other in keys.ENGINE_FOR_XRT.items())),
             _READ_BY_TRITON.format(
                 triton=_listed(keys.TRITON_KEYS), published=_listed(keys.PUBLISHED_KEYS),
@@ -314,15 +303,9 @@ def render_settings() -> str:
 
 def own_settings() -> list[tuple[str, str, str]]:
     """Key, values and description of each setting of graphkiln."""
-    values = _values()
-    said = attributes_of(Settings)
-    return [(code(key), values[key], said[key]) for key in keys.OWN_KEYS]
-
-
-def _values() -> Mapping[str, str]:
-    count, engines = "a number; 0 lets the engine choose", _listed((*BUILT_IN, AUTO))
-    return {
-        "engine": engines,
+    count = "a number; 0 lets the engine choose"
+    values = {
+        "engine": _listed((*BUILT_IN, AUTO)),
         "precision": _listed(Precision),
         "layout": _listed(keys.LAYOUTS),
         "conv_search": _listed(keys.CONV_SEARCHES),
@@ -332,20 +315,8 @@ def _values() -> Mapping[str, str]:
         "fallback": "engines in order, each with an optional precision: `openvino:fp32, onnxruntime`",
         "parallel": "`data=2, pipeline=2, tensor=1`, or `auto, memory=2GiB` ([parallel](../parallel.md))",
     }
-
-
-def _levels() -> Iterable[tuple[str, str]]:
-    return ((code(str(number)), level) for number, level in keys.GRAPH_LEVELS.items())
-
-
-def _accelerator_settings() -> Iterable[tuple[str, str, str]]:
-    for accelerator, known in keys.ACCELERATOR_SETTINGS.items():
-        yield from ((code(accelerator), code(theirs), code(ours)) for theirs, ours in known.items())
-
-
-def _known(accelerator: str, known: Iterable[str] | None) -> str:
-    listed = _listed(known) if known else "options of ONNX Runtime, which rejects unknown ones"
-    return f"- `{accelerator}`: {listed}\n"
+    descriptions = attributes_of(Settings)
+    return [(code(key), values[key], descriptions[key]) for key in keys.OWN_KEYS]
 
 
 def _listed(words: Iterable[str]) -> str:
@@ -415,16 +386,12 @@ def _is_part(kind: Any) -> bool:
 
 
 def _section(part: type[Any]) -> str:
-    said, hints = attributes_of(part), _hints(part)
-    rows = [
-        (code(field.name), _in_words(hints[field.name]), _left_out(field), said.get(field.name, ""))
-        for field in dataclasses.fields(part)
-    ]
+    descriptions, hints = attributes_of(part), _hints(part)
+    rows = []
+    for field in dataclasses.fields(part):
+        optional = "" if _is_required(field) else "optional"
+        rows.append((code(field.name), _in_words(hints[field.name]), optional, descriptions.get(field.name, "")))
     return f"## {part.__name__}\n\n{summary_of(part)}\n\n{table(['key', 'value', '', 'meaning'], rows)}"
-
-
-def _left_out(field: dataclasses.Field[Any]) -> str:
-    return "" if _is_required(field) else "optional"
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
