@@ -1,4 +1,4 @@
-"""Graphs that OneFlow saved, with its own answers; `oneflow/make_graphs.py` made them."""
+"""Graphs saved by OneFlow, with its outputs; made by `oneflow/make_graphs.py`."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ FOLDER = Path(__file__).parent / "oneflow"
 
 
 def names(archive: str) -> list[str]:
-    """The graphs of `operators.zip` or `models.zip`."""
+    """Names of the graphs of `operators.zip` or `models.zip`."""
     with zipfile.ZipFile(FOLDER / archive) as opened:
         return sorted({name.split("/")[0] for name in opened.namelist()})
 
 
 def unpack(archive: str, folder: Path, *wanted: str) -> Path:
-    """Unpacks some graphs, or all, and returns the folder."""
+    """Unpack some graphs, or all, and return the folder."""
     with zipfile.ZipFile(FOLDER / archive) as opened:
         members = [name for name in opened.namelist() if not wanted or name.split("/")[0] in wanted]
         opened.extractall(folder, members)

@@ -20,7 +20,7 @@ class TextSource(SourceModel):
     Attributes:
         text: The graph, without a name.
         weights: Its initializers.
-        closed: A mark for each time that it was closed.
+        closed: An element for each call of `close`.
         rows: Rows of each run.
     """
 

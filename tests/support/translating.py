@@ -1,4 +1,4 @@
-"""Single operations of OneFlow in tests: as a job, translated to ONNX, and run by ONNX Runtime without optimization."""
+"""Single operations of OneFlow, translated to ONNX and run by ONNX Runtime without optimization."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ELEMENTS = {"float32": "f32", "float64": "f64", "int32": "si32", "int64": "si64"
 
 
 def type_of(array: AnyArray) -> TensorType:
-    """An array's type in MLIR."""
+    """MLIR type of an array."""
     return TensorType(array.shape, ELEMENTS[array.dtype.name])
 
 
@@ -38,7 +38,7 @@ def operation(
 
 
 def op(*operands: TensorType, kind: str = "any", results: Sequence[TensorType] = (), **attributes: Attribute) -> Op:
-    """An operation of inputs `x0`, `x1`, ... that a translator can be called with."""
+    """An operation of inputs `x0`, `x1`, ... for a translator."""
     values = [
         Value(name=f"x{number}", shape=onnx_ir.Shape(type_.shape), type=onnx_ir.TensorType(onnx_ir.DataType.FLOAT))
         for number, type_ in enumerate(operands)
@@ -47,7 +47,7 @@ def op(*operands: TensorType, kind: str = "any", results: Sequence[TensorType] =
 
 
 def job_of(single: Operation) -> Job:
-    """A graph of one operation, which returns all its results."""
+    """A job of one operation that returns all its results."""
     return Job(
         name="G",
         arguments=dict(zip(single.operands, single.operand_types, strict=True)),
@@ -57,7 +57,7 @@ def job_of(single: Operation) -> Job:
 
 
 def run_model(model: onnx_ir.Model, feeds: Mapping[str, AnyArray]) -> list[AnyArray]:
-    """A graph's outputs, in order."""
+    """Run a graph; return its outputs in order."""
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = 1
@@ -70,7 +70,7 @@ def run_model(model: onnx_ir.Model, feeds: Mapping[str, AnyArray]) -> list[AnyAr
 def run_operator(
     kind: str, inputs: Sequence[AnyArray], like: Sequence[AnyArray], **attributes: Attribute
 ) -> list[AnyArray]:
-    """What an operation computes; its results are declared to be of the types and shapes of `like`."""
+    """Run an operation whose results are declared with the types and shapes of `like`."""
     single = operation(kind, [type_of(x) for x in inputs], [type_of(y) for y in like], **attributes)
     model = translate(job_of(single), Path("nowhere"))
     return run_model(model, {f"INPUT_{number}": array for number, array in enumerate(inputs)})
@@ -84,7 +84,7 @@ def check_operator(
     tolerance: float = 1e-5,
     **attributes: Attribute,
 ) -> None:
-    """Fails where an operation computes anything else, in another type or shape."""
+    """Compare the results of an operation, their types and shapes."""
     references = [expected] if isinstance(expected, np.ndarray) else list(expected)
     for found, array in zip(run_operator(kind, inputs, references, **attributes), references, strict=True):
         assert (found.dtype, found.shape) == (array.dtype, array.shape)

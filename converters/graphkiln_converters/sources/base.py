@@ -359,10 +359,10 @@ def run_in_saved_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: i
     rows = len(next(iter(feeds.values())))
     batches = []
     for start in range(0, rows, size):
-        parts = {name: array[start : start + size] for name, array in feeds.items()}
-        batches.append(
-            run({n: np.concatenate([a, np.repeat(a[-1:], size - len(a), axis=0)]) for n, a in parts.items()})
-        )
+        batch = {name: array[start : start + size] for name, array in feeds.items()}
+        lacking = size - min(size, rows - start)
+        padded = {name: np.concatenate([part, np.repeat(part[-1:], lacking, axis=0)]) for name, part in batch.items()}
+        batches.append(run(padded))
     return {
         name: np.concatenate([batch[name] for batch in batches])[:rows]
         if first.shape[:1] == (size,)

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.text import did_you_mean
@@ -119,7 +119,7 @@ class Flattened(nn.Module):
     def __init__(self, module: nn.Module, example: Any) -> None:
         super().__init__()
         self.module = module
-        leaves, self._structure = tree_flatten(example)
+        leaves, self._structure = tree_flatten(_plain(example))
         # Placeholders for tensors, so that the module does not keep the example.
         self._leaves = [torch.Tensor if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
 
@@ -129,6 +129,17 @@ class Flattened(nn.Module):
         leaves = [next(remaining) if leaf is torch.Tensor else leaf for leaf in self._leaves]
         given = tree_unflatten(leaves, self._structure)
         return self.module(**given) if isinstance(given, dict) else self.module(*given)
+
+
+def _plain(example: Any) -> Any:
+    """Replace containers that PyTorch's pytree does not know, such as BatchEncoding, by dicts and lists."""
+
+    def replaced(leaf: Any) -> Any:
+        if isinstance(leaf, Mapping):
+            return _plain(dict(leaf))
+        return _plain(list(leaf)) if isinstance(leaf, list | tuple) else leaf
+
+    return tree_map(replaced, example)
 
 
 def is_nested(example: Any) -> bool:

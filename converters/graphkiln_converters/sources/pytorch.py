@@ -177,26 +177,20 @@ class TorchModel(SourceModel):
             name: to_tensor(array) for name, array in synthetic_samples(self.inputs, EXPORT_BATCH, {}, seed=0).items()
         }
         batch = torch.export.Dim("batch")
-        # AUTO infers equal sizes across inputs.
-        shapes = {
-            spec.name: {
-                0: batch,
-                **{
-                    axis + 1: torch.export.Dim.AUTO(min=least, max=most) for axis, (least, most) in spec.dynamic.items()
-                },
-            }
-            for spec in self.inputs
-        }
-        # torch.export expects the shapes of `forward(*inputs)` in one more tuple.
-        parameters = [each.kind for each in inspect.signature(self.module.forward).parameters.values()]
-        by_position = tuple(shapes.values())
-        nested = (by_position,) if parameters == [inspect.Parameter.VAR_POSITIONAL] else by_position
+        shapes: dict[str, dict[int, Any]] = {spec.name: {0: batch} for spec in self.inputs}
+        for spec in self.inputs:
+            for axis, (least, most) in spec.dynamic.items():
+                shapes[spec.name][axis + 1] = torch.export.Dim.AUTO(min=least, max=most)  # equal sizes are inferred
+        by_position: tuple[Any, ...] = tuple(shapes.values())
+        parameters = inspect.signature(self.module.forward).parameters.values()
+        if [each.kind for each in parameters] == [inspect.Parameter.VAR_POSITIONAL]:
+            by_position = (by_position,)  # torch.export's form for `forward(*inputs)`
         outputs = self.outputs or self._forward(example)
         model = export_module(
             self.module,
             () if self.keywords else tuple(example.values()),
             example if self.keywords else {},
-            dynamic_shapes=shapes if self.keywords else nested,
+            dynamic_shapes=shapes if self.keywords else by_position,
             input_names=[spec.name for spec in self.inputs],
             output_names=list(outputs),
             description=self.description,

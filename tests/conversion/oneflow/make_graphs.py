@@ -1,13 +1,13 @@
-"""Makes `operators.zip` and `models.zip`: graphs that OneFlow saved, with OneFlow's own answers.
+"""Make `operators.zip` and `models.zip`: graphs saved by OneFlow, with OneFlow's outputs.
 
-It runs where OneFlow does: Python 3.10 with oneflow 0.9.0, flowvision 0.2.1, numpy 1.23.5, and, on LD_LIBRARY_PATH,
+Requires Python 3.10 with oneflow 0.9.0, flowvision 0.2.1, numpy 1.23.5, and, on LD_LIBRARY_PATH,
 nvidia-cudnn-cu11 8.5.0.96 and nvidia-cublas-cu11 11.10.3.66 (the build for CUDA runs on a CPU, too).
 
     python make_graphs.py operators OUT [DONE]    # one folder an operation; compress OUT to operators.zip
     python make_graphs.py models OUT              # small models; compress OUT to models.zip
     python make_graphs.py flowvision OUT NAME...  # whole models
 
-Where OneFlow ends the process at an operation, start again with what was DONE.
+If OneFlow ends the process at an operation, start again with the folder DONE.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import UserDict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -156,7 +157,7 @@ def tensor(number: int) -> torch.Tensor:
 
 NESTED = {
     "x": tensor(0),
-    "past": [(tensor(1), tensor(2)), Pair(tensor(3), tensor(4)), {"key": tensor(5), "flag": True, "none": None}],
+    "past": [(tensor(1), tensor(2)), Pair(tensor(3), tensor(4)), UserDict(key=tensor(5), flag=True, none=None)],
     "scale": 0.5,
 }
 
@@ -168,7 +169,7 @@ def test_inputs_are_named_by_their_paths() -> None:
     assert list(flat_inputs(Step(), (tensor(0), [tensor(1)]))) == ["x", "past_0"]
 
 
-@pytest.mark.parametrize("example", [NESTED, (NESTED["x"], NESTED["past"], 0.5)])
+@pytest.mark.parametrize("example", [NESTED, UserDict(NESTED), (NESTED["x"], NESTED["past"], 0.5)])
 def test_the_module_gets_the_structure_of_the_example(example: Any) -> None:
     flat = Flattened(Step(), example)
     numbers = [10 + number for number in range(6)]
