@@ -35,7 +35,6 @@ from graphkiln_backend.images.decoding import (
 from graphkiln_backend.images.encoded import PixelBudget
 from graphkiln_backend.images.formats import FORMATS
 
-MAGIC = [b"", b"\x89PNG\r\n\x1a\n", b"\xff\xd8\xff\xe0", b"GIF89a", b"RIFF"]
 RAW = Preprocess(dtype=DType.UINT8, layout="HWC")
 
 
@@ -184,11 +183,10 @@ class TestUnsupportedFiles:
             with pytest.raises(InvalidInput, match=r"is not an image in a known format.*known are JPEG, PNG, WEBP"):
                 load_sample(image, RAW)
 
-    @pytest.mark.parametrize("kind", ["PPM", "PCX", "TGA", "ICO", "SGI", "DDS", "PDF", "SPIDER", "MSP"])
+    @pytest.mark.parametrize("kind", ["PPM", "ICO", "PDF"])
     def test_other_formats(self, kind: str) -> None:
-        content = encoded(Image.new("1" if kind == "MSP" else "F" if kind == "SPIDER" else "RGB", (4, 4)), kind)
         with pytest.raises(InvalidInput, match="is not an image in a known format"):
-            load_sample(content, RAW)
+            load_sample(encoded(Image.new("RGB", (4, 4)), kind), RAW)
 
     @pytest.mark.parametrize("kind", ["GIF", "PNG", "WEBP", "TIFF"])
     def test_first_frame_is_decoded(self, kind: str) -> None:
@@ -257,7 +255,7 @@ class TestUprightSize:
         image = open_image(content)
         assert upright_size(content) == (image.height, image.width) == ((5, 3) if orientation == 6 else (3, 5))
 
-    @pytest.mark.parametrize("content", [b"", b"hello", MAGIC[1]])
+    @pytest.mark.parametrize("content", [b"", b"hello", b"\x89PNG\r\n\x1a\n"])
     def test_upright_size_of_invalid_images(self, content: bytes) -> None:
         with pytest.raises(InvalidInput, match=f"^{len(content)} bytes is not an image"):
             upright_size(content)

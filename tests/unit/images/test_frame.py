@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.preprocess import Letterbox, Preprocess
@@ -74,24 +72,6 @@ def test_letterbox_covers_the_image(size: Any) -> None:
     height, width = spec.resized(*size)
     content = np.array([[frame.left, frame.top, frame.left + width, frame.top + height]], np.float32)
     np.testing.assert_allclose(frame.to_image(content), [[0, 0, size[1], size[0]]], atol=1e-9)
-
-
-@pytest.mark.parametrize("orientation", range(1, 9))
-def test_upright_image(orientation: int) -> None:
-    upright = np.zeros((40, 30), np.uint8)
-    upright[4:10, 8:14] = 255
-    undo = {2: 0, 3: 3, 4: 1, 5: 5, 6: 2, 7: 6, 8: 4}  # what a camera that is held so would have stored
-    image = Image.fromarray(upright)
-    if orientation in undo:
-        image = image.transpose(Image.Transpose(undo[orientation]))
-    exif = Image.Exif()
-    exif[0x0112] = orientation
-    file = io.BytesIO()
-    image.save(file, "PNG", exif=exif.tobytes())
-    prepared = prepare(file.getvalue(), SPECS[5])
-    assert (prepared.height, prepared.width) == (40, 30)
-    frame = frame_of(SPECS[5], (prepared.height, prepared.width))
-    np.testing.assert_allclose(frame.to_image(np.array(center_of(prepared.sample))), (11, 7), atol=0.2)
 
 
 def test_boxes_are_clipped() -> None:

@@ -8,7 +8,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -26,10 +25,6 @@ def signals() -> Iterator[StopSignals]:
 
 def send(number: int = signal.SIGTERM) -> None:
     os.kill(os.getpid(), number)
-
-
-def open_descriptors() -> set[str]:
-    return {path.name for path in Path("/proc/self/fd").iterdir()}
 
 
 @pytest.fixture
