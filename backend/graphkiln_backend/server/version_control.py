@@ -115,7 +115,11 @@ class VersionController:
         Args:
             on_settled: Called once failed versions are replaced: immediately if none failed, otherwise by the thread.
         """
-        settled = self._check_settled()
+        try:
+            settled = self.is_settled()
+        except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
+            _log.warning("cannot control the models: %s", error)
+            settled = True
         if settled:
             on_settled()
         if not settled or self._mode.name != "none":
@@ -137,13 +141,6 @@ class VersionController:
             self._thread = None
 
     # The loop.
-
-    def _check_settled(self) -> bool:
-        try:
-            return self.is_settled()
-        except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
-            _log.warning("cannot control the models: %s", error)
-            return True
 
     def _run(self, on_settled: Callable[[], None] | None) -> None:
         if on_settled:
@@ -293,8 +290,11 @@ class VersionController:
         if problem or not stored.versions:
             return False
         planned = self._admissible(stored, shown)
-        if not planned.versions or (shown and (planned.shows(shown) or self._replaced_badly(stored, shown))):
+        if not planned.versions or (shown and planned.shows(shown)):
             return False
+        newest = max(shown.versions, default=0) if shown else 0
+        if newest and self._stores.quarantine.reason(stored, newest):
+            return False  # its files were replaced by bad ones, while it keeps serving
         _log.info("%s: loading version %s", stored.name, ", ".join(map(str, planned.versions)))
         self._stores.present(self._mirror, planned)
         if error := self._control.load(stored.name, self._load_timeout_s):
@@ -305,11 +305,6 @@ class VersionController:
         if problem and self._problems.get(name) != problem:
             _log.warning("%s: %s", name, problem)
         self._problems[name] = problem
-
-    def _replaced_badly(self, stored: StoredModel, shown: ShownModel) -> bool:
-        """True if the files of the newest serving version were replaced by bad ones, while it keeps serving."""
-        newest = max(shown.versions, default=0)
-        return bool(self._stores.quarantine.reason(stored, newest)) and newest in shown.versions
 
     def _admissible(self, stored: StoredModel, shown: ShownModel | None) -> ShownModel:
         """Select the versions of a folder to serve: older ones replace those that fail their proof."""
@@ -416,17 +411,14 @@ class VersionController:
                 for row in (row for row in rows if row.failed):
                     reason = _brief(row.reason, self._mirror.path / name, Path(name))
                     _log.error("%s version %s could not be loaded: %s", name, row.version, reason)
-            if serving and (self._is_explicit or name in stay_failed):
-                self._forget_versions(name, failed, serving)
-            else:
-                self._forget_model(name, failed)
-
-    def _forget_versions(self, name: str, failed: list[int], serving: list[int]) -> None:
-        _log.info("%s: the next errors of Triton are deliberate; they clear the failure of a version", name)
-        try:
-            self._control.load(name, _FORGET_TIMEOUT_S, self._mirror.forget(failed, serving=serving))
-        finally:
-            self._mirror.remove_forgotten()
+            try:
+                if serving and (self._is_explicit or name in stay_failed):
+                    _log.info("%s: the next errors of Triton are deliberate; they clear the failure of a version", name)
+                    self._control.load(name, _FORGET_TIMEOUT_S, self._mirror.forget(failed, serving=serving))
+                else:
+                    self._forget_model(name, failed)
+            finally:
+                self._mirror.remove_forgotten()
 
     def _forget_model(self, name: str, failed: list[int]) -> None:
         """Load and unload placeholders, unless the model was loaded again meanwhile."""
@@ -436,7 +428,6 @@ class VersionController:
             if not any(row.state == "LOADING" for row in rows) and set(_serving(rows)) <= set(failed):
                 self._control.unload(name)
         finally:
-            self._mirror.remove_forgotten()
             self._mirror.remove(name)
 
 

@@ -12,7 +12,7 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -163,7 +163,7 @@ class Watchdog(Closeable):
         states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
         return (
             self._dead(instances, states)
-            or _wrong(instances)
+            or self._wrong(instances)
             or self._stopped(instances, states, now)
             or self._late(instances, now)
             or self._stillborn(now)
@@ -191,7 +191,9 @@ class Watchdog(Closeable):
                 why = "was stopped" if stopped else f"did not finish within {self._limits.load:g} s (--load-deadline)"
                 with suppress(OSError):  # a full disk: it is logged, too
                     note_end(self._folder, process, f"loading {version} {why}")
-                ended += _kill(process)
+                with suppress(ProcessLookupError):
+                    os.kill(process, signal.SIGKILL)
+                    ended += 1
                 _log.error("loading %s %s: its process is killed", version, why)
         return ended
 
@@ -224,6 +226,12 @@ class Watchdog(Closeable):
         for key, status in instances.statuses.items():
             if states[status.pid] == psutil.STATUS_ZOMBIE and is_ready(self._folder, key):  # not merely unloaded
                 return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died")
+        return None
+
+    def _wrong(self, instances: Snapshot) -> Fault | None:
+        for key, line in instances.faults.items():
+            if status := instances.statuses.get(key):
+                return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} no longer serves ({line})")
         return None
 
     def _stopped(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
@@ -271,28 +279,12 @@ def _name(status: InstanceStatus) -> str:
     return f"an instance of {status.model} version {status.version}"
 
 
-def _wrong(instances: Snapshot) -> Fault | None:
-    for key, line in instances.faults.items():
-        status = instances.statuses.get(key)
-        if status:
-            return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} no longer serves ({line})")
-    return None
-
-
 def _state(process: int) -> str:
     """State as named by psutil; a missing process counts as a zombie."""
     try:
         return psutil.Process(process).status()
     except psutil.NoSuchProcess:
         return psutil.STATUS_ZOMBIE
-
-
-def _kill(process: int) -> int:
-    try:
-        os.kill(process, signal.SIGKILL)
-    except ProcessLookupError:
-        return 0
-    return 1
 
 
 # Stub processes, including those without a status file.
@@ -335,11 +327,13 @@ def _read(process: psutil.Process, server: int) -> Stub | None:
         if process.status() == psutil.STATUS_ZOMBIE:
             is_own = process.ppid() == server
             return Stub(pid=process.pid, model="", version="", age_s=age_s, ended=True) if is_own else None
-        folder = _model_folder(process.cmdline())
+        words = process.cmdline()
     except (psutil.Error, OSError):  # it has just exited
         return None
-    if folder is None:
+    names = [Path(word).name for word in words]
+    if _STUB_PROGRAM not in names[:-2] or names[-1] not in BACKEND_NAMES:
         return None
+    folder = Path(words[names.index(_STUB_PROGRAM) + 1]).parent
     return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
 
 
@@ -351,13 +345,6 @@ def process_age_s(pid: int) -> float:
     """
     ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
     return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
-
-
-def _model_folder(words: Sequence[str]) -> Path | None:
-    names = [Path(word).name for word in words]
-    if _STUB_PROGRAM not in names[:-2] or names[-1] not in BACKEND_NAMES:
-        return None
-    return Path(words[names.index(_STUB_PROGRAM) + 1]).parent
 
 
 # Liveness of the server.
