@@ -2,7 +2,7 @@
 
 exit: code to exit with at once                      kill: signal to die of at once
 later: the same, from the second start on: {"exit": code} or {"kill": signal}
-listen_after_s: until it opens its port
+listen_after_s: until it opens its port              listen_when: file that it waits for before
 index: response to the list of models                index_status: its HTTP status
 instances: statuses to publish, each with a process  die_after_s: until the first instance dies
 bad_model: whether a model cannot be loaded
@@ -160,6 +160,8 @@ names = [publish(index, status) for index, status in enumerate(told.get("instanc
 if "loading" in told:
     load()
 time.sleep(told.get("listen_after_s", 0))
+while "listen_when" in told and not Path(told["listen_when"]).exists():
+    time.sleep(0.01)
 threading.Thread(target=listen, daemon=True).start()
 began = time.monotonic()
 while True:

@@ -623,7 +623,7 @@ class TestLife:
         self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
         monkeypatch.setattr(module, "_CHECK_S", 0.05)
-        monkeypatch.setattr(module, "_ANSWER_S", 0.2)
+        monkeypatch.setattr(module, "_ANSWER_S", 1.0)
         front = open_front()
         first = front.edge.pid
         os.kill(first, signal.SIGSTOP)

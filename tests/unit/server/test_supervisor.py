@@ -21,12 +21,12 @@ import psutil
 import pytest
 from running import free_ports
 from statuses import instance_status
+from waiting import wait_until
 
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.server import drain, repository_control
 from graphkiln_backend.server import supervisor as module
-from graphkiln_backend.server import supervisor as restarts_module
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.edge import EdgePlan, find_haproxy, open_edge
 from graphkiln_backend.server.flags import TritonFlags
@@ -120,14 +120,7 @@ class Setup:
 
     def when_started(self, action: Callable[[], None]) -> None:
         """Calls it once the first server was started."""
-
-        def watch() -> None:
-            deadline = time.monotonic() + 30
-            while not self._starts.exists() and time.monotonic() < deadline:
-                time.sleep(0.01)
-            action()
-
-        threading.Thread(target=watch).start()
+        when(self._starts.exists, action)
 
     @property
     def starts(self) -> list[dict[str, Any]]:
@@ -142,19 +135,9 @@ class Setup:
             assert list(Path("/dev/shm").glob(f"{prefix}*")) == []
             assert not psutil.pid_exists(start["pid"])
         instances = self._starts.with_suffix(".instances")
-        pids = map(int, instances.read_text().split()) if instances.exists() else ()
-        assert not [pid for pid in pids if is_running(pid)]
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process that was killed is still at work a moment later."""
-    deadline = time.monotonic() + 10
-    with suppress(psutil.NoSuchProcess):
-        while psutil.Process(pid).status() != psutil.STATUS_ZOMBIE:
-            if time.monotonic() > deadline:
-                return True
-            time.sleep(0.01)
-    return False
+        for pid in map(int, instances.read_text().split()) if instances.exists() else ():
+            with suppress(psutil.NoSuchProcess):
+                wait_until(lambda pid=pid: psutil.Process(pid).status() == psutil.STATUS_ZOMBIE)
 
 
 @pytest.fixture
@@ -167,7 +150,7 @@ def setup(
     installation.binary.write_text(f"#!{sys.executable} -SE\n{script}")
     installation.binary.chmod(0o755)
     monkeypatch.setattr(drain, "_SETTLE_S", 0.15)
-    monkeypatch.setattr(restarts_module, "_FIRST_DELAY_S", 0.0)
+    monkeypatch.setattr(module, "_FIRST_DELAY_S", 0.0)
     monkeypatch.setattr("graphkiln_backend.server.supervisor.WATCH_S", 0.05)
     handlers = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
     hangup = signal.signal(signal.SIGHUP, signal.SIG_DFL)  # whatever `nohup` the tests run under
@@ -191,6 +174,16 @@ def stop(_: int = 1, number: int = signal.SIGTERM) -> None:
 def stop_if(condition: bool) -> None:
     if condition:
         stop()
+
+
+def when(condition: Callable[[], bool], action: Callable[[], None]) -> None:
+    """Calls it once a condition holds, while the supervisor works."""
+
+    def watch() -> None:
+        wait_until(condition)
+        action()
+
+    threading.Thread(target=watch).start()
 
 
 def later(seconds: float, action: Callable[[], None]) -> None:
@@ -258,8 +251,8 @@ class TestExit:
     def test_restarts_wait_longer_and_longer_and_a_signal_ends_the_wait(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(restarts_module, "_FIRST_DELAY_S", 30.0)
-        setup.when_started(lambda: later(1.5, stop))
+        monkeypatch.setattr(module, "_FIRST_DELAY_S", 30.0)
+        when(lambda: len(logged) == 2, stop)
         assert setup.run(kill=signal.SIGABRT) == 0
         assert logged == [
             "tritonserver was killed by SIGABRT: restarting the server",
@@ -293,11 +286,13 @@ class TestExit:
         said = [line for line in logged if line.startswith("the server cannot be started again yet")]
         assert said == [f"the server cannot be started again yet, trying every 0.05 s: {fault}"]
 
-    def test_a_signal_ends_the_wait_for_room(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_signal_ends_the_wait_for_room(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
         def end(_: int) -> None:
             monkeypatch.setattr(module, "RunFolder", no_room)
             os.kill(setup.starts[-1]["pid"], signal.SIGKILL)
-            later(1, stop)
+            when(lambda: any("No space left on device" in line for line in logged), stop)
 
         monkeypatch.setattr(module, "_RETRY_S", 60.0)
         assert setup.run(on_live=end, on_sigterm=0) == 0
@@ -374,12 +369,17 @@ class TestStop:
         assert logged[-1] == "stopped"
 
     @pytest.mark.parametrize("second", [signal.SIGTERM, signal.SIGINT])
-    def test_a_second_signal_ends_at_once(self, setup: Setup, logged: list[str], second: signal.Signals) -> None:
+    def test_a_second_signal_ends_at_once(
+        self, setup: Setup, logged: list[str], second: signal.Signals, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("graphkiln_backend.system.signals._TOGETHER_S", 0.0)
+
         def stop_twice(_: int) -> None:
             stop()
-            later(0.6, lambda: stop(number=second))
+            when(lambda: any("stopping: " in line for line in logged), lambda: stop(number=second))
 
-        code = setup.run(on_live=stop_twice, index=[READY], instances=[STATUS], busy_s=50)
+        limits = TimeLimits(drain=60)
+        code = setup.run(on_live=stop_twice, index=[READY], instances=[STATUS], busy_s=50, limits=limits)
         assert code == 128 + signal.SIGKILL
         assert logged[-1] == "stopping at once: second signal"
         assert setup.last_words == "tritonserver was killed before it was drained"
@@ -434,8 +434,9 @@ class TestDeadInstance:
         assert logged[0] == "an instance of m version 3 died: restarting the server"
 
     @needs_haproxy
-    def test_meanwhile_requests_get_503(self, setup: Setup) -> None:
+    def test_meanwhile_requests_get_503(self, setup: Setup, tmp_path: Path) -> None:
         seen: list[int] = []
+        refused = tmp_path / "a request was refused"
         over = threading.Event()
 
         def ask() -> int:
@@ -451,6 +452,8 @@ class TestDeadInstance:
         def watch() -> None:
             while not over.is_set():
                 seen.append(ask())
+                if seen[-1] == 503:
+                    refused.touch()
                 time.sleep(0.01)
 
         def act(count: int) -> None:
@@ -463,7 +466,8 @@ class TestDeadInstance:
             return stop()
 
         try:
-            assert setup.run(on_live=act, listen_after_s=0.4, edge="on", **self.TOLD) == 0
+            later = {"listen_when": str(refused)}
+            assert setup.run(on_live=act, later=later, edge="on", **self.TOLD) == 0
         finally:
             over.set()
         assert 503 in seen
@@ -483,8 +487,8 @@ class TestDeadInstance:
         assert not any("died" in line for line in logged)
 
     def limit(self, monkeypatch: pytest.MonkeyPatch, *, restarts: int, served_s: float = 120.0) -> None:
-        monkeypatch.setattr(restarts_module, "MAX_RESTARTS", restarts)
-        monkeypatch.setattr(restarts_module, "SERVED_S", served_s)
+        monkeypatch.setattr(module, "MAX_RESTARTS", restarts)
+        monkeypatch.setattr(module, "SERVED_S", served_s)
 
 
 class TestHanging:
