@@ -28,12 +28,8 @@ from graphkiln_backend.server.run_folder import (
     SHARED_MEMORY,
     RunFolder,
     backend_names,
-    environments_of,
     installed_backend_names,
-    region_owner,
-    remove_environments,
     remove_sent_models,
-    rename_environments,
     temporary_parent,
 )
 
@@ -112,15 +108,6 @@ def test_shared_memory_of_a_killed_server_is_removed_and_no_other() -> None:
         assert not any(region.exists() for region in mine)
         assert others.exists()
     assert not others.exists()
-
-
-def test_models_whose_files_came_with_a_request_go_with_it() -> None:
-    sent = Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
-    sent.mkdir()
-    with RunFolder() as folder:
-        (folder.shared / "sent").mkdir()
-        (folder.shared / "sent" / sent.name).symlink_to(sent)
-    assert not sent.exists()
 
 
 def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
@@ -205,14 +192,6 @@ def test_shared_memory_that_cannot_be_written_is_one_line_and_leaves_nothing(
         RunFolder()
     assert "--shm-size" in raised.value.hint
     assert list(tmp_path.iterdir()) == []
-
-
-def test_regions_have_an_owner_that_goes_with_them() -> None:
-    with RunFolder() as folder:
-        owner = region_owner(folder.path.name)
-        assert owner.name.startswith(folder.path.name)
-        assert owner.is_file()
-    assert not owner.exists()
 
 
 class TestBackends:
@@ -336,28 +315,6 @@ class TestStores:
 
 
 # What Triton puts into /tmp wherever TMPDIR leads.
-
-RUN = f"graphkiln-{os.getpid() % 100_000_000:08d}"
-
-
-def test_a_backend_makes_its_folders_under_a_name_that_is_found(tmp_path: Path) -> None:
-    library = tmp_path / "libtriton_python.so"
-    library.write_bytes(b"\0/tmp/python_env_\0")
-    rename_environments(library, RUN)
-    made = Path(library.read_bytes().strip(b"\0").decode() + "aB3xYz")
-    made.mkdir()
-    assert environments_of(RUN) == [made]
-    remove_environments(RUN)
-    assert not made.exists()
-
-
-@pytest.mark.parametrize("run", [RUN, "graphkiln-short"], ids=["usual", "short"])
-@pytest.mark.parametrize("content", [b"/tmp/elsewhere_", b"/tmp/python_env_ /tmp/python_env_"], ids=["none", "two"])
-def test_a_backend_of_another_release_is_left_as_it_is(tmp_path: Path, content: bytes, run: str) -> None:
-    library = tmp_path / "libtriton_python.so"
-    library.write_bytes(content)
-    rename_environments(library, run)
-    assert library.read_bytes() == content
 
 
 @pytest.mark.parametrize("noting", ["shared", "overlay"])

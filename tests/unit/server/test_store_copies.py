@@ -20,6 +20,7 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.attestation import sign_version
 from graphkiln_backend.repository.remote_copy import Changes
+from graphkiln_backend.repository.signing_keys import TrustedKeys
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.mirror import Mirror
@@ -351,3 +352,168 @@ class TestOpening:
         monkeypatch.setattr("os.statvfs", lambda _: read_only)
         assert read_trusted(public)
         assert not caplog.text
+
+
+# Only what is signed gets into the copy, and what was signed once is not lost.
+
+
+def take(store: AttestedStore) -> dict[str, str]:
+    """Takes over the store; the graphs in the copy, by version."""
+    for stored in scan_stores([store.source]).values():
+        store.take(stored)
+    return shown(store)
+
+
+def refused(store: AttestedStore) -> dict[int, str]:
+    return dict(store.refused()["m"].refused) if store.refused() else {}
+
+
+def test_what_is_signed_is_copied_with_what_it_shares(signed: SignedStore, store: AttestedStore) -> None:
+    signed.add(1, "one")
+    assert take(store) == {"1": "one"}
+    assert (store.folder / "m" / "config.pbtxt").read_text() == "max_batch_size: 8\n"
+    assert not list(store.folder.glob("m/*/attestation.json"))
+
+
+def test_what_is_not_signed_stays_out(signed: SignedStore, store: AttestedStore, tmp_path: Path) -> None:
+    signed.add(1, "one")
+    signed.add(2, "two", signed=False)
+    signed.add(3, "three", key=make_key(tmp_path / "stranger")[0])
+    assert take(store) == {"1": "one"}
+    reasons = refused(store)
+    assert "it is not signed" in reasons[2]
+    assert "not trusted" in reasons[3]
+
+
+def test_a_model_without_any_signed_version_is_a_placeholder_with_the_reason(
+    signed: SignedStore, store: AttestedStore
+) -> None:
+    signed.add(1, "one", signed=False)
+    assert take(store) == {}
+    assert "it is not signed" in (store.folder / "m" / "1" / "model.py").read_text()
+    sign_version(signed.folder / "m", 1, signed.key)
+    assert take(store) == {"1": "one"}
+    assert not refused(store)
+
+
+def test_an_altered_version_serves_on_as_it_was_checked(
+    signed: SignedStore, store: AttestedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = signed.add(1, "one")
+    take(store)
+    (model / "1" / "model.onnx").write_text("worse")
+    with caplog.at_level(logging.ERROR):
+        assert take(store) == {"1": "one"}
+    assert "is not the file that was signed" in caplog.text
+    assert "the verified copy keeps serving" in caplog.text
+
+
+def test_versions_that_were_signed_with_another_configuration_go(signed: SignedStore, store: AttestedStore) -> None:
+    model = signed.add(1, "one")
+    take(store)
+    (model / "config.pbtxt").write_text("max_batch_size: 9\n")
+    signed.add(2, "two")
+    assert take(store) == {"2": "two"}
+    assert (store.folder / "m" / "config.pbtxt").read_text() == "max_batch_size: 9\n"
+    sign_version(model, 1, signed.key)
+    assert take(store) == {"1": "one", "2": "two"}
+
+
+def test_a_file_that_is_exchanged_while_it_is_copied_is_noticed(signed: SignedStore, store: AttestedStore) -> None:
+    model = signed.add(1, "one")
+    signed.add(2, "two")
+    (stored,) = scan_stores([signed.folder]).values()
+    left = iter([None] * 2)
+
+    def exchange() -> None:  # once version 2 and its configuration are copied
+        if next(left, "over") == "over":
+            (model / "1" / "model.onnx").write_text("other")
+
+    store.take(stored, exchange)
+    shown = {path.parent.name: path.read_text() for path in store.folder.glob("m/*/model.onnx")}
+    assert shown == {"2": "two"}
+    assert "is not the file that was signed" in refused(store)[1]
+
+
+def test_what_is_known_is_not_copied_again(signed: SignedStore, store: AttestedStore) -> None:
+    signed.add(1, "one")
+    take(store)
+    inode = (store.folder / "m" / "1" / "model.onnx").stat().st_ino
+    signed.add(2, "two")
+    assert take(store) == {"1": "one", "2": "two"}
+    assert (store.folder / "m" / "1" / "model.onnx").stat().st_ino == inode
+
+
+def test_what_is_removed_goes_with_its_files(signed: SignedStore, store: AttestedStore, tmp_path: Path) -> None:
+    model = signed.add(1, "one")
+    signed.add(2, "two")
+    take(store)
+    shutil.rmtree(model / "1")
+    assert take(store) == {"2": "two"}
+    store._remove("m")
+    assert not list(store.folder.iterdir())
+    assert not list((tmp_path / "copies" / "contents").iterdir())
+
+
+def test_an_interrupted_copy_leaves_nothing(signed: SignedStore, store: AttestedStore, tmp_path: Path) -> None:
+    signed.add(1, "one")
+    (stored,) = scan_stores([signed.folder]).values()
+
+    def stop() -> None:
+        raise InterruptedError
+
+    with pytest.raises(InterruptedError):
+        store.take(stored, stop)
+    assert not list((tmp_path / "copies" / "contents").iterdir())
+    assert take(store) == {"1": "one"}
+
+
+def test_a_pipe_keeps_nobody_waiting(signed: SignedStore, store: AttestedStore) -> None:
+    model = signed.add(1, "one")
+    signed.add(2, "two")
+    (model / "2" / "model.onnx").unlink()
+    os.mkfifo(model / "2" / "model.onnx")
+    assert take(store) == {"1": "one"}
+    assert "neither a file nor a folder" in refused(store)[2]
+
+
+def test_what_a_link_leads_to_is_copied_and_not_the_link(
+    signed: SignedStore, store: AttestedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Else who can write where it leads could exchange what serves."""
+    weights = tmp_path / "weights.bin"
+    weights.write_text("w")
+    model = signed.add(1, "one", signed=False)
+    (model / "1" / "weights.bin").symlink_to(weights)
+    sign_version(model, 1, signed.key)
+    take(store)
+    copied = store.folder / "m" / "1" / "weights.bin"
+    assert (copied.is_symlink(), copied.read_text()) == (False, "w")
+    weights.write_text("other")
+    take(store)
+    assert copied.read_text() == "w"
+    assert "1/weights.bin is not the file that was signed" in caplog.text
+
+
+def test_a_file_that_is_added_later_does_not_get_in(
+    signed: SignedStore, store: AttestedStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = signed.add(1, "one")
+    take(store)
+    (model / "1" / "model.py").write_text("evil")
+    (model / "labels.txt").write_text("cat\n")
+    assert take(store) == {"1": "one"}
+    assert sorted(path.name for path in (store.folder / "m").iterdir()) == ["1", "config.pbtxt"]
+    assert [path.name for path in (store.folder / "m" / "1").iterdir()] == ["model.onnx"]
+    assert "1/model.py, labels.txt added" in caplog.text
+
+
+def test_a_key_that_is_trusted_no_more_serves_nothing_after_the_next_start(signed: SignedStore, tmp_path: Path) -> None:
+    second, public = make_key(tmp_path / "second")
+    signed.add(1, "one")
+    signed.add(2, "two", key=second)
+    both = TrustedKeys({**signed.trusted.names, **TrustedKeys.read(public).names})
+    assert take(AttestedStore(signed.folder, tmp_path / "before", both)) == {"1": "one", "2": "two"}
+    after = AttestedStore(signed.folder, tmp_path / "after", signed.trusted)
+    assert take(after) == {"1": "one"}
+    assert f"signed by {second.key_id[:16]}, which is not trusted" in refused(after)[2]

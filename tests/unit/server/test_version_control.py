@@ -289,8 +289,7 @@ class TestUnreadableStores:
         assert setup.triton.serving("m") == [1]
         assert "another file system" in logged[-1]
 
-    @pytest.mark.parametrize("number", [errno.EIO, errno.EACCES, errno.ESTALE])
-    @pytest.mark.parametrize("inside", [".", "m", "m/1"])
+    @pytest.mark.parametrize(("inside", "number"), [(".", errno.EIO), ("m", errno.EACCES), ("m/1", errno.ESTALE)])
     def test_a_folder_that_cannot_be_listed_is_taken_up_when_it_is_back(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str], inside: str, number: int
     ) -> None:
