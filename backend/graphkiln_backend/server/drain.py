@@ -79,7 +79,13 @@ class Drain:
                 _log.warning("stopping at once: second signal")
                 kill_group(self._server)
                 return 128 + signal.SIGKILL
-            self._report()
+            if time.monotonic() > self._deadline:
+                computing = sum(progress.computing for progress in self._instances.read().progress.values())
+                _log.warning(
+                    "requests are still in flight after %g s (--drain), %d batches are being computed: ending them",
+                    self._limit_s,
+                    computing,
+                )
         if self._edge:
             self._edge.leave()
         return self._end()
@@ -111,15 +117,6 @@ class Drain:
         if counts != self._counts or any(value.computing for value in progress.values()):
             self._counts, self._counted_at = counts, now
         return now - self._counted_at
-
-    def _report(self) -> None:
-        if time.monotonic() > self._deadline:
-            computing = sum(progress.computing for progress in self._instances.read().progress.values())
-            _log.warning(
-                "requests are still in flight after %g s (--drain), %d batches are being computed: ending them",
-                self._limit_s,
-                computing,
-            )
 
     def _count_models(self) -> int:
         """Number of processes of models."""

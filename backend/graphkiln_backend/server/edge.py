@@ -142,28 +142,22 @@ class EdgePlan:
         """The services behind the edge, with their public addresses."""
         return {name: address for name in fronted(self.public) if (address := self.public.listen_address(name))}
 
-    def configuration(self, folder: Path, descriptors: Mapping[str, object], *, admits: bool = False) -> str:
+    def configuration(
+        self,
+        folder: Path,
+        descriptors: Mapping[str, object],
+        private: Mapping[str, str] | None = None,
+        *,
+        admits: bool = False,
+    ) -> str:
         """Fill in HAProxy's configuration, which contains no secrets.
 
         Args:
             folder: Folder of the edge's private files.
             descriptors: File descriptors of the sockets of the services, and of `control`.
+            private: Addresses of the services of tritonserver; None for those of the plan.
             admits: Whether requests are admitted from the start.
         """
-        inner = {name: self.inner.listen_address(name) for name in self.services()}
-        private = {name: f"{address.host}:{address.port}" for name, address in inner.items() if address}
-        return self._render(folder, descriptors, private, admits=admits)
-
-    def shown(self) -> str:
-        """The configuration for people, with placeholders for values that are chosen at the start."""
-        names = tuple(self.services())
-        descriptors = {name: f"<{name}>" for name in ("control", *names)}
-        private = {name: f"{DEFAULT_HOST}:<free port for {name}>" for name in names}
-        return self._render(Path("PRIVATE-FOLDER"), descriptors, private, admits=False)
-
-    def _render(
-        self, folder: Path, descriptors: Mapping[str, object], private: Mapping[str, str], *, admits: bool
-    ) -> str:
         services = self.services()
         values: dict[str, object] = {
             "connections": _connections(),
@@ -181,12 +175,20 @@ class EdgePlan:
             "closed": "" if admits else " disabled",
         }
         for name, address in services.items():
+            inner = self.inner.listen_address(name)
             values |= {
                 f"{name}_fd": descriptors[name],
                 f"{name}_public": f"{address.host}:{address.port}",
-                f"{name}_private": private[name],
+                f"{name}_private": private[name] if private else f"{inner.host}:{inner.port}" if inner else "",
             }
         return _fill((_FILES / "haproxy.cfg").read_text(), self._tags(services), values)
+
+    def shown(self) -> str:
+        """The configuration for people, with placeholders for values that are chosen at the start."""
+        names = tuple(self.services())
+        descriptors = {name: f"<{name}>" for name in ("control", *names)}
+        private = {name: f"{DEFAULT_HOST}:<free port for {name}>" for name in names}
+        return self.configuration(Path("PRIVATE-FOLDER"), descriptors, private)
 
     def _tags(self, services: Mapping[str, ListenAddress]) -> set[str]:
         tags = {*services}
