@@ -265,9 +265,13 @@ class _Retired:
     def __init__(self, child: subprocess.Popen[bytes], control: str) -> None:
         self.child = child
         self._socket = socket.socket(socket.AF_UNIX)
-        self._socket.settimeout(_ANSWER_S)
-        self._socket.connect(control)
-        self._converse("prompt")
+        try:
+            self._socket.settimeout(_ANSWER_S)
+            self._socket.connect(control)
+            self._converse("prompt")
+        except OSError:
+            self.release()
+            raise
 
     def ask(self, command: str) -> str:
         """Run HAProxy commands; return an empty text if HAProxy has exited, or after `release`."""
@@ -382,10 +386,12 @@ class Edge(Closeable):
             self.leave()
         with suppress(subprocess.TimeoutExpired):
             self._child.wait(max(0.0, self._leave_until - time.monotonic()))
-        for child in (self._child, *(retired.child for retired in self._retired)):
+        children = [self._child, *(retired.child for retired in self._retired)]
+        for child in children:
             child.kill()
         self._thread.join()
-        self._child.wait()
+        for child in (*children, self._child):  # the thread may have restarted HAProxy meanwhile
+            child.wait()
         self._resources.close()
 
     def _listen_for_control(self) -> socket.socket:
@@ -533,10 +539,12 @@ class Edge(Closeable):
     def _release_retired(self) -> None:
         """Let replaced HAProxys without connections exit."""
         with self._lock:
-            for retired in self._retired:
+            for retired in list(self._retired):
                 if not any(_sessions(retired.ask("show stat"), "FRONTEND").values()):
                     retired.release()
-            self._retired = [retired for retired in self._retired if retired.child.poll() is None]
+                if retired.child.poll() is not None:
+                    retired.release()
+                    self._retired.remove(retired)
 
     def _renew_certificates(self) -> None:
         """Hand over to an HAProxy with the changed files; unusable files are ignored."""
