@@ -11,7 +11,6 @@ import shlex
 import signal
 import statistics
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,6 @@ pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(600)]
 SOURCE = f"python:{Path(story_model.__file__)}:net"
 CHAIN = ["eager", "static", "reduced", "parallel", "compiled", "served"]
 
-Tell = Callable[..., "subprocess.CompletedProcess[str]"]
 # Precisions that this CPU has no instructions for: they may be slower than fp32, or refused with a reason.
 SLOW_HERE = {
     key
@@ -60,8 +58,8 @@ def weights(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def arguments(weights: Path, *more: str, seconds: float = 1.0, source: str = SOURCE) -> list[str]:
-    told = ["--model", source, "--image-size", str(story_model.IMAGE_SIZE), "--weights", str(weights)]
-    return ["story", *told, "--preprocess", json.dumps(story_model.PREPROCESS), "--seconds", str(seconds), *more]
+    model = ["--model", source, "--image-size", str(story_model.IMAGE_SIZE), "--weights", str(weights)]
+    return ["story", *model, "--preprocess", json.dumps(story_model.PREPROCESS), "--seconds", str(seconds), *more]
 
 
 def run_story(folder: Path, weights: Path, *more: str, **facts: Any) -> subprocess.CompletedProcess[str]:
@@ -214,9 +212,9 @@ class TestInterruption:
             if "images/s" in line:
                 process.send_signal(signal.SIGINT)
                 break
-        printed, told = process.communicate(timeout=120)
-        assert process.returncode == 130, told
-        assert "--resume" in told
+        printed, errors = process.communicate(timeout=120)
+        assert process.returncode == 130, errors
+        assert "--resume" in errors
         kept = self.rounds(tmp_path)
         assert 1 <= sum(kept.values()) < 10
         assert {step["key"] for step in json.loads(printed)["steps"] if step["per_second"]} <= {"eager", "reduced"}
@@ -283,24 +281,24 @@ class TestWrongAnswers:
             source=SOURCE, image_size=32, weights=weights, gradient=False, samples=None,
             preprocess=story_model.PREPROCESS,
         )  # fmt: skip
-        told = runner.StoryRunner(request, this_platform(), resume=False, report=lambda _: None)
+        story = runner.StoryRunner(request, this_platform(), resume=False, report=lambda _: None)
         honest = runner.judge
 
         def spoiled(reference: Any, found: Any, limits: Any, **facts: Any) -> Any:
             worse = type(found)(scores=found.scores[:, ::-1].copy()) if limits.name == "other-engine" else found
-            return honest(reference, worse if told.record.seen else found, limits, **facts)
+            return honest(reference, worse if story.record.seen else found, limits, **facts)
 
         monkeypatch.setattr(runner, "judge", spoiled)
-        told.run(1.0, ["reduced"])
-        assert not told.proven
-        reduced = next(step for step in told.document()["steps"] if step["key"] == "reduced")
+        story.run(1.0, ["reduced"])
+        assert not story.proven
+        reduced = next(step for step in story.document()["steps"] if step["key"] == "reduced")
         assert not reduced["counts"]
         assert reduced["own"] is None
 
 
 class TestMistakes:
     @pytest.mark.parametrize(
-        ("words", "code", "told"),
+        ("words", "code", "story"),
         [
             (["--model", "torchvision:resnet9000"], 2, "torchvision has no model 'resnet9000'"),
             (["--model", "nonsense"], 2, "'nonsense' is not a source"),
@@ -317,10 +315,10 @@ class TestMistakes:
             (["--model", SOURCE, "--image-size", "32"], 2, "has no preprocess spec"),
         ],
     )
-    def test_errors_are_one_line(self, tmp_path: Path, words: list[str], code: int, told: str) -> None:
+    def test_errors_are_one_line(self, tmp_path: Path, words: list[str], code: int, story: str) -> None:
         done = run_command("story", *words, cwd=tmp_path, env={"XDG_CACHE_HOME": str(tmp_path)})
         assert (done.returncode, done.stdout) == (code, "")
-        assert told in done.stderr
+        assert story in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_unusable_samples_folder(self, weights: Path, tmp_path: Path) -> None:

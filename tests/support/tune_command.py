@@ -1,4 +1,4 @@
-"""Runs `graphkiln tune` with a cache of its own, and reads what it kept there."""
+"""`graphkiln tune` with a private cache, and the journal in it."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ _TIMEOUT_S = 700
 
 
 def tune(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
-    """Runs it to its end; nothing that it started may be left.
+    """Run a search to its end; no process and no temporary file may remain.
 
     Args:
-        folder: Where its cache lies.
-        words: Its arguments.
+        folder: Parent of the cache and of temporary files.
+        words: Arguments.
     """
     done = subprocess.run(
         [*COMMAND, "tune", *map(str, words)],
@@ -38,20 +38,20 @@ def tune(folder: Path, *words: object) -> subprocess.CompletedProcess[str]:
 
 
 def environment(folder: Path) -> dict[str, str]:
-    """What it runs with."""
+    """Return the environment of a search."""
     places = {"XDG_CACHE_HOME": str(folder / "cache"), "TMPDIR": str(temporary(folder))}
     return {**os.environ, **places, "COLUMNS": "80"}
 
 
 def temporary(folder: Path) -> Path:
-    """Where it makes temporary files."""
+    """Create and return the folder of temporary files."""
     place = folder / "tmp"
     place.mkdir(exist_ok=True)
     return place
 
 
 def processes(folder: Path) -> list[psutil.Process]:
-    """Those of a tuner that are still there: all of them inherit its environment."""
+    """Find the running processes of a search by the environment that they inherit."""
     found = []
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
@@ -61,7 +61,7 @@ def processes(folder: Path) -> list[psutil.Process]:
 
 
 def leftovers(folder: Path) -> list[str]:
-    """Command lines of the same."""
+    """Return the command lines of the running processes of a search."""
     found = []
     for process in processes(folder):
         with contextlib.suppress(psutil.Error):
@@ -70,28 +70,28 @@ def leftovers(folder: Path) -> list[str]:
 
 
 def digest(folder: Path) -> str:
-    """Of all files in it."""
+    """Return a digest of all files in a folder."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return hashlib.sha256(b"".join(str(path).encode() + path.read_bytes() for path in files)).hexdigest()
 
 
 def journals(folder: Path) -> list[Path]:
-    """What it keeps."""
+    """Return the journals of a search's cache."""
     return sorted((folder / "cache" / "graphkiln-tune").glob("*.jsonl"))
 
 
 def journal(folder: Path) -> list[dict[str, Any]]:
-    """The whole lines of the only journal."""
+    """Return the complete events of the only journal."""
     (path,) = journals(folder)
     return events(path)
 
 
 def events(path: Path) -> list[dict[str, Any]]:
-    """The whole lines of a journal."""
+    """Return the complete events of a journal."""
     whole = path.read_text().rpartition("\n")[0]
     return [json.loads(line) for line in whole.splitlines()]
 
 
 def measured(found: list[dict[str, Any]]) -> list[str]:
-    """Which measurements were done."""
+    """Return the completed measurements."""
     return [json.dumps(event["done"], sort_keys=True) for event in found if "done" in event]

@@ -26,7 +26,6 @@ from graphkiln.bench.processes import (
     process_count,
     receive_message,
     send_message,
-    share,
 )
 from graphkiln_backend.graph.errors import MeasurementError
 
@@ -143,12 +142,6 @@ def test_process_count(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [process_count(callers) for callers in (1, 3, 8, 256)] == [1, 3, 4, 4]
     monkeypatch.setattr(load_processes, "usable_cores", lambda: 64)
     assert process_count(256) == 16
-
-
-def test_share_samples() -> None:
-    assert share(SAMPLES, 0, 2) == [SAMPLES[0], SAMPLES[2]]
-    assert share(SAMPLES, 1, 2) == [SAMPLES[1]]
-    assert [feeds["X"][0, 0] for feeds in share(SAMPLES, 4, 8)] == [1, 2, 0]
 
 
 def start_worker() -> subprocess.Popen[bytes]:

@@ -82,14 +82,6 @@ def test_refused_step_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     assert "int8: not done: no [bold]kernels[/]" in text
 
 
-def test_undecided_reason_is_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
-    judged = Observation(judgment=make_judgment(undecided="random weights"), rounds=make_observation(1.0).rounds)
-    text = shown(capsys, eager=judged, static=judged)
-    assert row(text, "0 eager")[0] == "0"
-    assert text.count("undecided") == 2
-    assert text.count("same answers are not judged: random weights") == 1
-
-
 # The report: charts, text, and nothing from outside.
 
 

@@ -108,26 +108,20 @@ def test_invalidated_signature_is_noted(subject: Subject) -> None:
     assert printed.stdout.strip() == str(subject.folder)
 
 
-def test_file_mode_is_kept(subject: Subject) -> None:
-    """Independent of the umask, and after restoring the backup, too."""
+def test_undo_restores_the_files(subject: Subject) -> None:
+    """The mode is kept as well, independent of the umask."""
     path = subject.folder / "config.pbtxt"
     path.chmod(0o604)
-    before = os.umask(0o077)
+    before, umask = path.read_bytes(), os.umask(0o077)
     try:
         applied = write(CHOSEN, subject)
     finally:
-        os.umask(before)
+        os.umask(umask)
+    assert path.read_bytes() != before
     assert path.stat().st_mode & 0o777 == 0o604
     go_back(applied)
+    assert path.read_bytes() == before
     assert path.stat().st_mode & 0o777 == 0o604
-
-
-def test_undo_restores_the_files(subject: Subject) -> None:
-    before = (subject.folder / "config.pbtxt").read_bytes()
-    applied = write(CHOSEN, subject)
-    assert (subject.folder / "config.pbtxt").read_bytes() != before
-    go_back(applied)
-    assert (subject.folder / "config.pbtxt").read_bytes() == before
     assert sorted(path.name for path in subject.folder.iterdir()) == ["1", "config.pbtxt"]
     assert applied.commands_back[1] == "graphkiln load digits"
 

@@ -28,16 +28,6 @@ def write(path: Path) -> None:
             journal.append(event)
 
 
-def test_events_are_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "new" / "folder" / "journal"
-    write(path)
-    with Journal(path, SUBJECT) as journal:
-        assert journal.events == EVENTS
-        journal.append({"more": 1})
-    with Journal(path, SUBJECT) as journal:
-        assert journal.events == [*EVENTS, {"more": 1}]
-
-
 def test_incomplete_last_line_is_dropped(tmp_path: Path) -> None:
     path = tmp_path / "journal"
     write(path)
