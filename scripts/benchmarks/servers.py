@@ -16,11 +16,10 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from graphkiln.story.server import STOP_S, LocalServer, free_ports
 from graphkiln_backend.server.installation import find_installation
@@ -47,87 +46,53 @@ class Load:
     p99_ms: float
 
 
-class Generator(Protocol):
-    """Load a served model with concurrent callers for some seconds."""
-
-    name: str
-
-    def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
-        """Measure; `url` begins with http:// or grpc://."""
-        ...
-
-
-class PerfAnalyzer:
-    """Triton's own load generator: a C++ program with a thread per caller."""
-
-    name = PERF_ANALYZER
-
-    def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
-        """Measure three windows, without perf_analyzer's rejection of unstable ones: noise slows both servers."""
-        return self._measure(url, model, seconds, "--concurrency-range", str(concurrency))
-
-    def at_rate(self, url: str, model: str, rate: float, seconds: float) -> Load:
-        """Measure at a rate of requests per second as a Poisson process."""
-        arrivals = ("--request-rate-range", f"{rate:g}", "--request-distribution", "poisson")
-        return self._measure(url, model, seconds, *arrivals)
-
-    def _measure(self, url: str, model: str, seconds: float, *offered: str) -> Load:
-        protocol, _, address = url.partition("://")
-        window_ms = max(int(seconds * 1000 / _WINDOWS), _LEAST_WINDOW_MS)
-        with tempfile.TemporaryDirectory() as folder:
-            report = Path(folder) / "report.csv"
-            # fmt: off
-            _run(
-                PERF_ANALYZER, "-m", model, "-u", address, "-i", protocol, *offered,
-                "-p", str(window_ms), "-r", str(_WINDOWS), "-s", "999", "-f", str(report),
-            )
-            # fmt: on
-            return read_report(report.read_text())
-
-
-class Bench:
-    """`graphkiln bench`."""
-
-    name = "graphkiln bench"
-
-    def __call__(self, url: str, model: str, concurrency: int, seconds: float) -> Load:
-        """Measure after a short warm-up."""
-        # fmt: off
-        output = _run(
-            sys.executable, "-m", "graphkiln.cli", "bench", "--model", model, "--url", url, "--concurrency",
-            str(concurrency), "--duration", str(max(seconds, 0.5)), "--warmup", "0.3", "--json",
-        )
-        # fmt: on
-        return read_bench(output)
-
-
-def find_generator() -> Generator:
-    """perf_analyzer if it is on PATH."""
-    return PerfAnalyzer() if shutil.which(PERF_ANALYZER) else Bench()
-
-
-def read_report(text: str) -> Load:
-    """Read perf_analyzer's CSV report; latencies are in microseconds.
-
-    Raises:
-        SystemExit: The report is empty.
-    """
-    rows = list(csv.DictReader(text.strip().splitlines()))
-    if not rows:
-        sys.exit(f"{PERF_ANALYZER} measured nothing")
-    row: Mapping[str, str] = rows[0]
-    return Load(
-        per_second=float(row["Inferences/Second"]),
-        p50_ms=float(row["p50 latency"]) / 1e3,
-        p99_ms=float(row["p99 latency"]) / 1e3,
+def measure_load(url: str, model: str, concurrency: int, seconds: float) -> Load:
+    """Load a served model with concurrent callers, by perf_analyzer if it is on PATH; `url` is http:// or grpc://."""
+    if shutil.which(PERF_ANALYZER):
+        return _perf_analyzer(url, model, seconds, "--concurrency-range", str(concurrency))
+    # fmt: off
+    output = _run(
+        sys.executable, "-m", "graphkiln.cli", "bench", "--model", model, "--url", url, "--concurrency",
+        str(concurrency), "--duration", str(max(seconds, 0.5)), "--warmup", "0.3", "--json",
     )
-
-
-def read_bench(text: str) -> Load:
-    """Read the output of `graphkiln bench --json` of one run."""
-    client = json.loads(text)[0]["client"]
+    # fmt: on
+    client = json.loads(output)[0]["client"]
     latency_ms = client["latency_ms"]
     return Load(per_second=client["per_second"], p50_ms=latency_ms["p50"], p99_ms=latency_ms["p99"])
+
+
+def measure_rate(url: str, model: str, rate: float, seconds: float) -> Load:
+    """Send Poisson arrivals at a rate of requests per second by perf_analyzer."""
+    arrivals = ("--request-rate-range", f"{rate:g}", "--request-distribution", "poisson")
+    return _perf_analyzer(url, model, seconds, *arrivals)
+
+
+def _perf_analyzer(url: str, model: str, seconds: float, *offered: str) -> Load:
+    """Run Triton's load generator, a C++ program with a thread per caller, for three windows.
+
+    Unstable windows are not rejected (-s 999): noise slows both servers.
+
+    Raises:
+        SystemExit: Its CSV report is empty.
+    """
+    protocol, _, address = url.partition("://")
+    window_ms = max(int(seconds * 1000 / _WINDOWS), _LEAST_WINDOW_MS)
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder) / "report.csv"
+        # fmt: off
+        _run(
+            PERF_ANALYZER, "-m", model, "-u", address, "-i", protocol, *offered,
+            "-p", str(window_ms), "-r", str(_WINDOWS), "-s", "999", "-f", str(report),
+        )
+        # fmt: on
+        rows = list(csv.DictReader(report.read_text().strip().splitlines()))
+    if not rows:
+        sys.exit(f"{PERF_ANALYZER} measured nothing")
+    return Load(
+        per_second=float(rows[0]["Inferences/Second"]),
+        p50_ms=float(rows[0]["p50 latency"]) / 1e3,  # microseconds in the report
+        p99_ms=float(rows[0]["p99 latency"]) / 1e3,
+    )
 
 
 def _run(*command: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import statistics
 import tempfile
 import urllib.request
@@ -17,7 +18,7 @@ import onnxruntime
 import psutil
 from inputs import add_model, exported_graph, openvino_settings, parameters
 from measurement import ratio_of, take_turns
-from servers import Load, check_backend, find_generator, start_cpp_server
+from servers import PERF_ANALYZER, Load, check_backend, measure_load, start_cpp_server
 
 from graphkiln.bench.generator import measure_throughput
 from graphkiln.story.server import LocalServer, start_server
@@ -85,7 +86,7 @@ Run = Callable[[float], Sample]
 
 def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
     """Measure each set-up over HTTP and gRPC; servers take turns, and the load comes from the same generator."""
-    generator = find_generator()
+    generator = PERF_ANALYZER if shutil.which(PERF_ANALYZER) else "graphkiln bench"
     rows: list[dict[str, object]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -100,11 +101,11 @@ def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> 
             runs: dict[str, Run] = {}
             for name, server in servers.items():
                 url = server.http_url if protocol == "HTTP" else server.grpc_url
-                load = partial(generator, url, variant.name, concurrency)
+                load = partial(measure_load, url, variant.name, concurrency)
                 runs[name] = partial(_measure_server, server, variant.name, load)
             if not cpp_backend:
                 runs[BARE] = _bare_run(variant, concurrency)
-            rows += rows_of(title, generator.name, take_turns(f"{title}, ", runs, rounds, seconds))
+            rows += rows_of(title, generator, take_turns(f"{title}, ", runs, rounds, seconds))
     return rows
 
 

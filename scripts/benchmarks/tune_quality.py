@@ -26,7 +26,7 @@ from typing import Any
 from inputs import CACHE, add_model, exported_graph
 from measurement import show_progress
 from reporting import RESULTS, Parts
-from servers import PERF_ANALYZER, PerfAnalyzer
+from servers import PERF_ANALYZER, measure_rate
 from simulated_server import SimulatedServer, simulated_space, true_rate
 
 from graphkiln.story.server import start_server
@@ -368,13 +368,13 @@ def _check_promise(subject: Subject, choice: Choice, p99_s: float, seconds: floa
     if choice.candidate is None or choice.promised is None or not shutil.which(PERF_ANALYZER):
         return "-"
     length_s = max(2 * seconds, _ENOUGH / choice.promised)
-    generator, p99_ms = PerfAnalyzer(), []
+    p99_ms = []
     changes = changes_of(choice.candidate, subject)
     with stage(subject, changes) as store, start_server(store, flags=FLAGS) as server:
-        generator.at_rate(server.grpc_url, subject.name, choice.promised, _WARM_UP_S)
+        measure_rate(server.grpc_url, subject.name, choice.promised, _WARM_UP_S)
         for number in range(_REPEATS):
             show_progress(f"{PERF_ANALYZER} at {choice.promised:g} requests per second, {number + 1} of {_REPEATS}")
-            p99_ms.append(generator.at_rate(server.grpc_url, subject.name, choice.promised, length_s).p99_ms)
+            p99_ms.append(measure_rate(server.grpc_url, subject.name, choice.promised, length_s).p99_ms)
     return f"{sum(each <= p99_s * 1e3 for each in p99_ms)} of {_REPEATS}"
 
 

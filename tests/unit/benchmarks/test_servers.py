@@ -10,9 +10,8 @@ import pytest
 import servers
 from servers import (
     LIBRARY,
-    Bench,
-    PerfAnalyzer,
     check_backend,
+    measure_load,
     start_cpp_server,
 )
 
@@ -40,15 +39,17 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
     return found
 
 
-def test_perf_analyzer_measures_three_windows(commands: list[tuple[str, ...]]) -> None:
-    load = PerfAnalyzer()("grpc://localhost:8001", "m", 8, 6.0)
+def test_perf_analyzer_measures_three_windows(commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers.shutil, "which", lambda program: program)
+    load = measure_load("grpc://localhost:8001", "m", 8, 6.0)
     assert (load.per_second, load.p50_ms, load.p99_ms) == (354.5, 21.5, 31.25)  # the report has microseconds
     words = " ".join(commands[0])
     assert "-m m -u localhost:8001 -i grpc --concurrency-range 8 -p 2000 -r 3 -s 999" in words
 
 
-def test_bench_measures_without_perf_analyzer(commands: list[tuple[str, ...]]) -> None:
-    load = Bench()("http://localhost:8000", "m", 2, 3.0)
+def test_bench_measures_without_perf_analyzer(commands: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers.shutil, "which", lambda _: None)
+    load = measure_load("http://localhost:8000", "m", 2, 3.0)
     assert (load.per_second, load.p50_ms, load.p99_ms) == (5.0, 1.5, 2.5)
     assert "bench --model m --url http://localhost:8000 --concurrency 2 --duration 3.0" in " ".join(commands[0])
 
