@@ -14,19 +14,17 @@ from typing import Any, Literal
 import numpy as np
 import onnx
 from inputs import add_model
-from measurement import Summary, measure, ratio_of
+from measurement import measure, ratio_of
 from onnx import TensorProto, helper
 
 from graphkiln.story.server import start_server
 from graphkiln_client import Client
 
 SIZES = {"1 kB": 256, "600 kB": 150_528}
-MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
-IMAGES = 1000
 
 
 def write_mean_graph(path: Path, elements: int) -> None:
-    """A graph of negligible cost: the mean of a row."""
+    """Write a graph of negligible cost: the mean of a row."""
     node = helper.make_node("ReduceMean", ["X"], ["Y"], axes=[1], keepdims=1)
     declared = [
         helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch", size])
@@ -45,7 +43,7 @@ def write_mean_models(folder: Path) -> Path:
 
 
 def _tritonclient_request(protocol: str, address: str, model: str, sample: Any) -> Callable[[], object]:
-    """Request by tritonclient, with a client per thread for HTTP, where it is not thread-safe."""
+    """Request by tritonclient; its HTTP client is not thread-safe, so each thread has one."""
     library: Any = importlib.import_module(f"tritonclient.{protocol}")
     clients = threading.local()
     shared = library.InferenceServerClient(address) if protocol == "grpc" else None
@@ -93,25 +91,22 @@ def compare(
     percentile: Literal["p50", "p99"],
 ) -> list[dict[str, object]]:
     """Compare rates and latency of set-ups with the first one, with 1 and 8 callers; a row each."""
-    return [
-        row
-        for callers in (1, 8)
-        for row in _compared(f"{label}, {callers}", measure(requests, callers, rounds, seconds), percentile)
-    ]
-
-
-def _compared(label: str, summaries: Mapping[str, Summary], percentile: str) -> list[dict[str, object]]:
-    base = next(iter(summaries.values()))
-    of_base_ms = getattr(base, f"{percentile}_ms")
-    return [
-        {
-            "model": label,
-            "set-up": name,
-            "requests/s": round(summary.per_second, 1),
-            "ratio": round(summary.per_second / base.per_second, 3),
-            "spread": ratio_of(summary.rates, base.rates).spread,
-            f"{percentile} ms": round(getattr(summary, f"{percentile}_ms"), 2),
-            f"{percentile} ratio": round(getattr(summary, f"{percentile}_ms") / of_base_ms, 2),
-        }
-        for name, summary in summaries.items()
-    ]
+    rows: list[dict[str, object]] = []
+    for callers in (1, 8):
+        summaries = measure(requests, callers, rounds, seconds)
+        base = next(iter(summaries.values()))
+        base_ms = getattr(base, f"{percentile}_ms")
+        for name, summary in summaries.items():
+            latency_ms = getattr(summary, f"{percentile}_ms")
+            rows.append(
+                {
+                    "model": f"{label}, {callers}",
+                    "set-up": name,
+                    "requests/s": round(summary.per_second, 1),
+                    "ratio": round(summary.per_second / base.per_second, 3),
+                    "spread": ratio_of(summary.rates, base.rates).spread,
+                    f"{percentile} ms": round(latency_ms, 2),
+                    f"{percentile} ratio": round(latency_ms / base_ms, 2),
+                }
+            )
+    return rows
