@@ -1,9 +1,13 @@
-"""Lazy imports and versions of installed distributions."""
+"""Lazy imports, packages of extras, and versions of installed distributions."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
+
+from graphkiln_backend.graph.errors import EngineUnavailable
 
 
 class LazyModule(ModuleType):
@@ -23,6 +27,22 @@ class LazyModule(ModuleType):
     def __getattr__(self, name: str) -> object:
         found: object = getattr(import_module(self.__name__), name)
         return found
+
+
+def require_packages(feature: str, packages: Sequence[str], *, extra: str) -> None:
+    """Check that packages are installed, without importing them.
+
+    Args:
+        feature: Subject of the message, such as `tuning`.
+        packages: Import names.
+        extra: Extra of the `graphkiln` distribution that installs them.
+
+    Raises:
+        EngineUnavailable: A package is missing.
+    """
+    missing = [name for name in packages if find_spec(name) is None]
+    if missing:
+        raise EngineUnavailable(f"{feature} needs {', '.join(missing)}", extra=extra)
 
 
 def version_of(name: str) -> str:

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput, MeasurementError
-from graphkiln_backend.graph.modules import version_of
+from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
+from graphkiln_backend.graph.modules import require_packages, version_of
 from graphkiln_backend.graph.text import redact_command
 from graphkiln_backend.system.resources import usable_cores
 
@@ -237,10 +237,7 @@ def check_html(html: Path | None) -> None:
         raise InvalidInput(f"--html {html} is a folder", hint="name a file")
     if not os.access(html if html.exists() else html.parent, os.W_OK):
         raise InvalidInput(f"--html {html} is not writable", hint="choose another file")
-    try:
-        import jinja2  # noqa: F401
-    except ImportError as error:
-        raise EngineUnavailable(f"reports require a library that is not installed: {error}", extra="report") from error
+    require_packages("--html", ["jinja2"], extra="report")
 
 
 def write_html(html: Path, page: str) -> None:

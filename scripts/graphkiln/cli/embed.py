@@ -27,10 +27,9 @@ from graphkiln.cli.images import (
     split_errors,
 )
 from graphkiln.cli.options import AsJson, ModelName, ModelVersion
-from graphkiln.scoring import check_extra
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotReady, ProtocolError
 from graphkiln_backend.graph.files import MIB
-from graphkiln_backend.graph.modules import LazyModule
+from graphkiln_backend.graph.modules import LazyModule, require_packages
 
 if TYPE_CHECKING:
     import numpy as np
@@ -111,7 +110,7 @@ def _check_out(out: Path, *, printed: bool) -> None:
     if out.suffix.lower() in _OTHER_FORMATS:
         hint = f"--out {out.with_suffix('.parquet')}"
         raise InvalidInput(f"--out writes Parquet, but {out} has the suffix of another format", hint=hint)
-    check_extra("embed --out", ["pyarrow"])
+    require_packages("embed --out", ["pyarrow"], extra="score")
     if not os.path.isfile(out):  # noqa: PTH113 - `Path.is_file` raises for a name that is too long
         return  # `_replaced_file` reports other errors
     with out.open("rb") as file:

@@ -12,7 +12,8 @@ import typer
 
 from graphkiln.cli.console import Html, check_html, print_json, progress_bar, say, write_html
 from graphkiln.cli.options import AsJson
-from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, InvalidInput, MeasurementError
+from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
+from graphkiln_backend.graph.modules import require_packages
 
 if TYPE_CHECKING:
     from graphkiln.story.runner import Progress, ProgressReport
@@ -60,11 +61,10 @@ def story(
 
     Exit code 1 when the outputs of a step changed more than the numeric policy allows.
     """
-    try:
-        from graphkiln.story.runner import StoryRunner
-        from graphkiln.story.variants import StoryRequest, find_trained_weights, this_platform
-    except ImportError as error:
-        raise EngineUnavailable(f"a story requires a library that is not installed: {error}", extra="story") from error
+    require_packages("a story", ["torch", "torchvision", "onnxruntime", "sklearn", "jinja2"], extra="story")
+    from graphkiln.story.runner import StoryRunner
+    from graphkiln.story.variants import StoryRequest, find_trained_weights, this_platform
+
     if weights is not None and not weights.is_file():
         raise ConversionError(f"there is no file {weights}", hint="give a .pth, .pt or .safetensors file")
     weights = weights or find_trained_weights(model, image_size)

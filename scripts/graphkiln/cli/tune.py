@@ -21,7 +21,8 @@ from graphkiln.cli.console import (
 )
 from graphkiln.cli.options import AsJson
 from graphkiln.tuning.target import Objective, Target, parse_rate, parse_share
-from graphkiln_backend.graph.errors import EngineUnavailable, InvalidInput
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.modules import require_packages
 
 if TYPE_CHECKING:
     from graphkiln.tuning.candidate import Candidate
@@ -89,7 +90,7 @@ def tune(
 
     Exit code 1 when nothing meets the target; the closest candidate is shown.
     """
-    _check_libraries()
+    require_packages("tuning", ["jinja2", "psutil"], extra="tune")
     from graphkiln.tuning.apply import check_writable
     from graphkiln.tuning.candidate import parse_fixes
     from graphkiln.tuning.measure import Arriving
@@ -139,14 +140,6 @@ def tune(
         if apply:
             apply_choice(result.candidate, tuning)
         raise typer.Exit(0 if result.chosen else 1)
-
-
-def _check_libraries() -> None:
-    try:
-        import jinja2  # noqa: F401
-        import psutil  # noqa: F401
-    except ImportError as error:
-        raise EngineUnavailable(f"tuning requires a library that is not installed: {error}", extra="tune") from error
 
 
 def _target(p99: str, rate: str | None, objective: Objective | None, floor: str | None) -> Target:

@@ -9,13 +9,13 @@ import re
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import asdict, dataclass, replace
-from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from graphkiln.page.listening_child import ListeningChild
-from graphkiln_backend.graph.errors import EngineUnavailable, ServerSetupError
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.modules import require_packages
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, TritonFlags, free_port
 from graphkiln_backend.server.tls import TlsFiles
 
@@ -26,7 +26,6 @@ DEFAULT_PORT = 8003  # Triton's own are 8000 to 8002
 # outside.
 HOST_VARIABLE = "GRAPHKILN_PAGE_HOST"
 _PROTOCOL = "page"
-_NEEDED = ("starlette", "uvicorn")
 _NAME = re.compile(r"\w(?:[\w.-]*[\w.])?", re.ASCII)
 _ADDRESS = re.compile(r"(?:[\w.-]+|\[[\da-fA-F:.]+\])?:\d+", re.ASCII)
 _QUANTILES = "summary_latencies=true"
@@ -146,9 +145,7 @@ def open_page(
     """
     if address is None:
         return nullcontext()
-    missing = [name for name in _NEEDED if find_spec(name) is None]
-    if missing:
-        raise EngineUnavailable(f"the page needs {' and '.join(missing)}", extra="page")
+    require_packages("the page", ["starlette", "uvicorn"], extra="page")
     facts = facts_of(address, flags, inner, tls, stores, names=names)
     _check_port(address, flags)
     _warn_if_open(address, tls)

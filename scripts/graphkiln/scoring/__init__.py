@@ -10,12 +10,10 @@ The functions are imported at their first use (PEP 562), which needs the extra `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from importlib import import_module
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
-from graphkiln_backend.graph.errors import EngineUnavailable
+from graphkiln_backend.graph.modules import require_packages
 
 if TYPE_CHECKING:
     from graphkiln.scoring.estimation import estimate
@@ -31,19 +29,13 @@ _MODULES = {
 _PACKAGES = ("ray", "pyarrow", "onnxruntime", "onnx")
 
 
-def check_extra(what: str = "scoring", needed: Sequence[str] = _PACKAGES) -> None:
-    """Check that packages of the extra `[score]` are installed, without importing them.
-
-    Args:
-        what: The feature, for the message.
-        needed: Packages that it needs.
+def check_extra() -> None:
+    """Check that the extra `[score]` is installed.
 
     Raises:
         EngineUnavailable: A package is missing.
     """
-    missing = [name for name in needed if find_spec(name) is None]
-    if missing:
-        raise EngineUnavailable(f"{what} needs {', '.join(missing)}", extra="score")
+    require_packages("scoring", _PACKAGES, extra="score")
 
 
 def __getattr__(name: str) -> Any:

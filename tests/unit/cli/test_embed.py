@@ -17,7 +17,6 @@ import pyarrow.parquet as pq
 import pytest
 from commands import FakeClient, Finished, RunVerb, words
 
-import graphkiln.scoring as extra
 from graphkiln.cli import embed as verb
 from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.errors import InvalidInput, ModelNotFound
@@ -185,7 +184,7 @@ def test_vectors_of_different_lengths(embed: Any, client: FakeClient, tmp_path: 
 
 
 def test_missing_pyarrow(embed: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    monkeypatch.setattr("graphkiln_backend.graph.modules.find_spec", lambda _: None)
     finished = embed()
     assert finished.code == 1
     assert "embed --out needs pyarrow" in finished.err

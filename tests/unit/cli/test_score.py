@@ -10,7 +10,6 @@ import pytest
 from commands import RunVerb
 from score_events import RUN
 
-import graphkiln.scoring as extra
 from graphkiln_backend.scoring import driver as backend_run
 from graphkiln_backend.scoring.driver import WriteNotes
 from graphkiln_backend.scoring.errors import ScoringError
@@ -155,7 +154,7 @@ def test_failed_run_exits_with_its_error(run: RunVerb, monkeypatch: pytest.Monke
 
 
 def test_missing_extra_is_reported(run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(extra, "find_spec", lambda _: None)
+    monkeypatch.setattr("graphkiln_backend.graph.modules.find_spec", lambda _: None)
     finished = run("score", *GIVEN)
     assert finished.code == 1
     assert "pip install 'graphkiln[score]'" in finished.err

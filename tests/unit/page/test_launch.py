@@ -132,8 +132,8 @@ def test_server_without_http() -> None:
 
 
 def test_missing_packages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launch, "find_spec", lambda _: None)
-    with pytest.raises(EngineUnavailable, match="starlette and uvicorn") as raised:
+    monkeypatch.setattr("graphkiln_backend.graph.modules.find_spec", lambda _: None)
+    with pytest.raises(EngineUnavailable, match="starlette, uvicorn") as raised:
         open_page(page_address(""), flags(), flags(), None, [])
     assert raised.value.extra == "page"
 

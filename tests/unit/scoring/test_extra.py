@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-import graphkiln.scoring as extra
 from graphkiln.scoring import check_extra
 from graphkiln_backend.graph.errors import EngineUnavailable
 
@@ -20,7 +19,7 @@ def test_missing_packages_are_named_with_the_extra(monkeypatch: pytest.MonkeyPat
     def find(name: str) -> Any:
         return None if name in ("ray", "pyarrow") else found(name)
 
-    monkeypatch.setattr(extra, "find_spec", find)
+    monkeypatch.setattr("graphkiln_backend.graph.modules.find_spec", find)
     with pytest.raises(EngineUnavailable) as caught:
         check_extra()
     assert str(caught.value) == "scoring needs ray, pyarrow (pip install 'graphkiln[score]')"
