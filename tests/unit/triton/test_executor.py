@@ -27,7 +27,6 @@ from graphkiln_backend.triton.executor import (
     Refusal,
     Result,
     check_contract,
-    group_by_shape,
     split_batch,
 )
 from graphkiln_backend.triton.responses import to_response
@@ -412,30 +411,6 @@ class TestBatch:
             check_outputs(result, y=expected)
         assert session.shapes == [(1, 2), (1, 2)]
 
-    @given(
-        st.lists(
-            st.tuples(
-                st.lists(st.integers(-9, 9), min_size=1, max_size=3),
-                st.integers(1, 3),
-                st.sampled_from([("y",), ("sum",), ("y", "sum")]),
-                st.sampled_from([np.float32, np.float32, np.float32, np.int32]),
-            ),
-            max_size=8,
-        )
-    )
-    def test_batch_equals_single_requests(self, drawn: list[tuple]) -> None:
-        def make(numbers: list[int], width: int, outputs: tuple[str, ...], dtype: type) -> InferenceRequest:
-            return InferenceRequest({"x": rows(*numbers, width=width).astype(dtype)}, outputs)
-
-        together = Executor(fake_session(), batching=True).execute_batch([make(*values) for values in drawn])
-        alone = Executor(fake_session(), batching=True)
-        for result, values in zip(together, drawn, strict=True):
-            expected = alone.execute(make(*values))
-            if isinstance(expected, GraphkilnError):
-                assert str(result) == str(expected)
-            else:
-                check_outputs(result, **expected)
-
 
 class TestBatchSizes:
     def test_batch_sizes_of_all_runs(self) -> None:
@@ -538,29 +513,9 @@ def test_graph_that_mixes_rows_runs_requests_alone() -> None:
 
 # Grouping, concatenating and splitting requests.
 
-shapes = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 3)), min_size=1, max_size=12)
-
 
 def rows_of(number: int, rows: int, width: int) -> dict[str, np.ndarray]:
     return {"x": np.full((rows, width), number, np.float32), "n": np.full((rows,), number, np.int64)}
-
-
-@given(shapes)
-def test_grouped_requests_get_their_own_rows(sizes: list[tuple[int, int]]) -> None:
-    requests = [rows_of(number, *size) for number, size in enumerate(sizes)]
-    concatenator = Concatenator()
-    results: dict[int, dict[str, np.ndarray]] = {}
-    for group in group_by_shape(requests):
-        members = [requests[i] for i in group]
-        joined = concatenator.concatenate(members)
-        rows = [len(member["x"]) for member in members]
-        outputs = {name: array * 2 for name, array in joined.items()}
-        results.update(zip(group, split_batch(outputs, rows), strict=True))
-    assert sorted(results) == list(range(len(requests)))
-    for number, sent in enumerate(requests):
-        for name in sent:
-            np.testing.assert_array_equal(results[number][name], sent[name] * 2)
-            assert results[number][name].dtype == sent[name].dtype
 
 
 def test_single_request_is_not_copied() -> None:
