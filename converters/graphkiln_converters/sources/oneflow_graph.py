@@ -18,9 +18,9 @@ from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, LoweringError
 from graphkiln_backend.graph.files import read_text
-from graphkiln_backend.passes.addition import AddIntoProducer
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch, saved_batch
+from graphkiln_backend.passes.fusions import AddIntoProducer
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_converters.oneflow.mlir import parse
 from graphkiln_converters.oneflow.translation import translate

@@ -12,10 +12,9 @@ import onnx_ir
 import pytest
 from graphs import compute, draw, graph, ints, operators
 
-from graphkiln_backend.passes.addition import AddIntoProducer
 from graphkiln_backend.passes.base import Pass, run_passes
 from graphkiln_backend.passes.constants import FoldConstants, ShareWeights
-from graphkiln_backend.passes.pipeline import CleanUp, FoldBatchNorm, FuseLayerNorm, PadIntoConv
+from graphkiln_backend.passes.fusions import AddIntoProducer, CleanUp, FoldBatchNorm, FuseLayerNorm, PadIntoConv
 
 WIDTH = 8
 # Weights by name; those that a graph reads become its initializers.
