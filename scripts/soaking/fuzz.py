@@ -20,6 +20,7 @@ from typing import Any
 import grpc
 import hypothesis
 import numpy as np
+import tritonclient.grpc as triton_grpc
 from hypothesis import strategies as st
 from tritonclient.grpc import service_pb2
 from tritonclient.utils import serialize_byte_tensor
@@ -64,6 +65,17 @@ class Case:
     body: bytes
     headers: dict[str, str] | None = None
     feeds: Arrays | None = None
+
+    def check(self, outputs: Arrays, version: int | None) -> None:
+        """Compare the answer to a valid request with the reference of its version.
+
+        Raises:
+            WrongAnswer: They differ, or the response has no version.
+        """
+        if version is None:
+            raise WrongAnswer(f"{self.kind}: the response has no version")
+        if differs := difference(self.model.reference(version, self.feeds or {}), outputs):
+            raise WrongAnswer(f"{self.kind}: {differs}")
 
 
 @dataclass
@@ -267,12 +279,8 @@ class _Sender:
             return "closed"
         finally:
             connection.close()
-        if case.feeds is not None and response.status == http.HTTPStatus.OK:
-            outputs, version = read_response(response, content)
-            if version is None:
-                raise WrongAnswer(f"{case.kind}: the response names no version")
-            if differs := difference(case.model.reference(version, case.feeds), outputs):
-                raise WrongAnswer(f"{case.kind}: {differs}")
+        if response.status == http.HTTPStatus.OK and case.feeds is not None:
+            case.check(*read_response(response, content))
         return str(response.status)
 
     def _ask_grpc(self, case: Case) -> str:
@@ -285,15 +293,9 @@ class _Sender:
             return str(error.code().name)
         if case.feeds is not None:
             response = service_pb2.ModelInferResponse.FromString(answer)
-            names = [each.name for each in response.outputs]
-            raw = dict(zip(names, response.raw_output_contents, strict=True))
-            right = case.model.reference(int(response.model_version), case.feeds)
-            numeric = {name: array for name, array in right.items() if array.dtype.kind != "O"}
-            found = {
-                name: np.frombuffer(raw[name], array.dtype).reshape(array.shape) for name, array in numeric.items()
-            }
-            if differs := difference(numeric, found):
-                raise WrongAnswer(f"{case.kind}: {differs}")
+            result = triton_grpc.InferResult(response)
+            outputs = {each.name: result.as_numpy(each.name) for each in response.outputs}
+            case.check(outputs, int(response.model_version))
         return "OK"
 
     def _bring_back(self, case: Case, begun: float) -> bool:
