@@ -177,7 +177,7 @@ def _http_classify(peer: Peer, port: int) -> Callable[[bytes], list[Label]]:
         connection = getattr(local, "connection", None)
         if connection is None:
             connection = local.connection = http.client.HTTPConnection(HOST, port, timeout=60)
-        path, headers, body = peer.request(HOST, port, jpeg)
+        path, headers, body = peer.request(jpeg)
         connection.request("POST", path, body, headers)
         response = connection.getresponse()
         content = response.read()

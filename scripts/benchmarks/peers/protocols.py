@@ -27,7 +27,7 @@ class Peer:
 
     name: str
     ready_path: str
-    request: Callable[[str, int, bytes], Request]
+    request: Callable[[bytes], Request]
     parse: Callable[[bytes], list[Label]]
 
     def is_ready(self, host: str, port: int) -> bool:
@@ -42,26 +42,19 @@ class Peer:
             connection.close()
 
 
-def raw_request(path: str) -> Callable[[str, int, bytes], Request]:
+def raw_request(path: str) -> Callable[[bytes], Request]:
     """Make requests whose body is the JPEG itself."""
-
-    def request(host: str, port: int, jpeg: bytes) -> Request:
-        return Request(path, {"Host": f"{host}:{port}", "Content-Type": "image/jpeg"}, jpeg)
-
-    return request
+    return lambda jpeg: Request(path, {"Content-Type": "image/jpeg"}, jpeg)
 
 
-def bentoml_request(host: str, port: int, jpeg: bytes) -> Request:
+def bentoml_request(jpeg: bytes) -> Request:
     """Send the JPEG as a list of one, in a multipart form as BentoML takes lists of images."""
     head = (
         f"--{BOUNDARY}\r\n"
         'Content-Disposition: form-data; name="images"; filename="image.jpg"\r\n'
         "Content-Type: image/jpeg\r\n\r\n"
     )
-    headers = {
-        "Host": f"{host}:{port}",
-        "Content-Type": f"multipart/form-data; boundary={BOUNDARY}",
-    }
+    headers = {"Content-Type": f"multipart/form-data; boundary={BOUNDARY}"}
     body = head.encode() + jpeg + f"\r\n--{BOUNDARY}--\r\n".encode()
     return Request("/classify", headers, body)
 
@@ -72,23 +65,18 @@ def v2_input(**more: object) -> bytes:
     return json.dumps({"inputs": [jpeg]}).encode()
 
 
-def mlserver_request(host: str, port: int, jpeg: bytes) -> Request:
+def mlserver_request(jpeg: bytes) -> Request:
     """Send the JPEG in base64: MLServer's REST side has no binary tensors."""
     text = base64.b64encode(jpeg).decode()
     body = v2_input(parameters={"content_type": "base64"}, data=[text])
-    headers = {"Host": f"{host}:{port}", "Content-Type": "application/json"}
-    return Request(f"/v2/models/{MODEL}/infer", headers, body)
+    return Request(f"/v2/models/{MODEL}/infer", {"Content-Type": "application/json"}, body)
 
 
-def pytriton_request(host: str, port: int, jpeg: bytes) -> Request:
+def pytriton_request(jpeg: bytes) -> Request:
     """Send the JPEG as a binary BYTES tensor behind the JSON header."""
     tensor = struct.pack("<I", len(jpeg)) + jpeg
     head = v2_input(parameters={"binary_data_size": len(tensor)})
-    headers = {
-        "Host": f"{host}:{port}",
-        "Content-Type": "application/octet-stream",
-        "Inference-Header-Content-Length": str(len(head)),
-    }
+    headers = {"Content-Type": "application/octet-stream", "Inference-Header-Content-Length": str(len(head))}
     return Request(f"/v2/models/{MODEL}/infer", headers, head + tensor)
 
 
