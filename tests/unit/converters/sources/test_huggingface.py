@@ -18,8 +18,6 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Letterbox
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources import huggingface as source
 from graphkiln_converters.sources.huggingface import (
     create,
     fitted_preprocess,
@@ -27,98 +25,87 @@ from graphkiln_converters.sources.huggingface import (
     open_source,
     opened,
 )
+from graphkiln_converters.sources.pytorch import TorchModel
 from graphkiln_converters.torch_libraries import import_torchvision
 
 OPTIONS = recipe()
 
 
-class TestInputs:
-    def inputs(self, name: str, options: Recipe = OPTIONS, **config: Any) -> Any:
-        return self.inputs_of(torch.nn.Module(), name, options, **config)
-
-    def inputs_of(
-        self, model: torch.nn.Module, name: str = "input_ids", options: Recipe = OPTIONS, **config: Any
-    ) -> Any:
-        module: Any = model
-        module.main_input_name = name
-        return source._inputs(module, SimpleNamespace(**config), "/nowhere", options)[0]
-
-    @pytest.fixture(autouse=True)
-    def _no_processor(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(source, "_processor", lambda _: None)
-
-    @pytest.mark.parametrize(
-        ("config", "shape"),
-        [
-            ({}, (3, 224, 224)),
-            ({"image_size": 32, "num_channels": 1}, (1, 32, 32)),
-            ({"image_size": [64, 32]}, (3, 64, 32)),
-        ],
-    )
-    def test_inputs_of_image_encoders(self, config: dict[str, Any], shape: tuple[int, ...]) -> None:
-        (spec,) = self.inputs("pixel_values", **config)
-        assert (spec.name, spec.shape) == ("pixel_values", shape)
-
-    @pytest.mark.parametrize(
-        ("config", "tokens", "dynamic"),
-        [
-            ({"max_position_embeddings": 512}, 32, (8, 512)),
-            ({"max_position_embeddings": 4096}, 32, (8, 512)),
-            ({"max_position_embeddings": 5}, 5, (5, 5)),
-            ({"n_positions": 20}, 20, (8, 20)),
-            ({}, 32, (8, 512)),
-        ],
-    )
-    def test_inputs_of_text_encoders(self, config: dict[str, Any], tokens: int, dynamic: tuple[int, int]) -> None:
-        ids, mask = self.inputs("input_ids", vocab_size=99, **config)
-        assert (ids.name, ids.dtype, ids.shape, ids.high) == ("input_ids", DType.INT64, (tokens,), 99)
-        assert (mask.name, mask.mask, mask.shape) == ("attention_mask", True, (tokens,))
-        assert ids.dynamic == mask.dynamic == {0: dynamic}
-
-    @pytest.mark.parametrize(("padding", "most"), [(None, 66), (1, 64)])
-    def test_positions_after_the_padding_index(self, padding: int | None, most: int) -> None:
-        model = torch.nn.ModuleDict({"position_embeddings": torch.nn.Embedding(66, 4, padding_idx=padding)})
-        ids, _ = self.inputs_of(model, vocab_size=99, max_position_embeddings=66)
-        assert ids.dynamic == {0: (8, most)}
-
-    def test_other_inputs_are_refused(self) -> None:
-        with pytest.raises(ConversionError, match=r"'input_features' of .* is neither") as caught:
-            self.inputs("input_features")
-        assert "python:FILE:FACTORY" in caught.value.hint
+TINY = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+VIT = {"model_type": "vit", "architectures": ["ViTForImageClassification"], "patch_size": 16, **TINY}
+BERT = {"model_type": "bert", "architectures": ["BertModel"], "vocab_size": 99, **TINY}
 
 
-class TestOutputs:
-    def test_unknown_outputs_are_refused(self) -> None:
-        with pytest.raises(ConversionError, match="the model returns heatmaps") as caught:
-            source._tensors({"heatmaps": torch.zeros(1)})
-        assert "python:FILE:FACTORY" in caught.value.hint
+def open_config(folder: Path, config: dict[str, Any]) -> TorchModel:
+    """Open a folder with a configuration and no weights."""
+    (folder / "config.json").write_text(json.dumps(config))
+    return open_source(str(folder), OPTIONS)
 
 
-class TestLabels:
-    def labels(self, kind: str, names: dict[int, str]) -> tuple[str, ...]:
-        return source._labels(names, type(kind, (), {})())
+@pytest.mark.parametrize(
+    ("config", "shape"),
+    [
+        ({}, (3, 224, 224)),
+        ({"image_size": 32, "num_channels": 1}, (1, 32, 32)),
+        ({"image_size": [64, 32]}, (3, 64, 32)),
+    ],
+)
+def test_inputs_of_image_encoders(config: dict[str, Any], shape: tuple[int, ...], tmp_path: Path) -> None:
+    (spec,) = open_config(tmp_path, {**VIT, **config}).inputs
+    assert (spec.name, spec.shape) == ("pixel_values", shape)
 
-    def test_placeholders_are_not_labels(self) -> None:
-        assert self.labels("ViTForImageClassification", {0: "LABEL_0", 1: "LABEL_1"}) == ()
 
-    def test_labels_keep_their_numbers(self) -> None:
-        assert self.labels("ViTForImageClassification", {1: "person", 2: "bicycle"}) == ("LABEL_0", "person")
+@pytest.mark.parametrize(
+    ("config", "tokens", "dynamic"),
+    [
+        ({"max_position_embeddings": 4096}, 32, (8, 512)),
+        ({"max_position_embeddings": 5}, 5, (5, 5)),
+        ({"model_type": "gpt2", "architectures": ["GPT2Model"], "n_embd": 16, "n_positions": 20}, 20, (8, 20)),
+        # Positions start after the padding index.
+        ({"model_type": "roberta", "architectures": ["RobertaModel"], "max_position_embeddings": 66}, 32, (8, 64)),
+    ],
+)
+def test_inputs_of_text_encoders(config: dict[str, Any], tokens: int, dynamic: tuple[int, int], tmp_path: Path) -> None:
+    ids, mask = open_config(tmp_path, {**BERT, **config}).inputs
+    assert (ids.name, ids.dtype, ids.shape, ids.high) == ("input_ids", DType.INT64, (tokens,), 99)
+    assert (mask.name, mask.mask, mask.shape) == ("attention_mask", True, (tokens,))
+    assert ids.dynamic == mask.dynamic == {0: dynamic}
 
 
-class TestFolders:
-    def test_a_folder_without_configuration_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(ConversionError, match=f"transformers cannot open '{tmp_path}'") as caught:
-            open_source(str(tmp_path), OPTIONS)
-        assert "config.json" in caught.value.hint
+def test_other_inputs_are_refused(tmp_path: Path) -> None:
+    audio = {"model_type": "audio-spectrogram-transformer", "architectures": ["ASTModel"], **TINY}
+    with pytest.raises(ConversionError, match=r"'input_values' of .* is neither") as caught:
+        open_config(tmp_path, audio)
+    assert "python:FILE:FACTORY" in caught.value.hint
 
-    def test_a_folder_without_weights_gets_the_same_random_ones(self, tmp_path: Path) -> None:
-        config = {"model_type": "bert", "architectures": ["BertModel"], "hidden_size": 16, "num_hidden_layers": 1}
-        config |= {"num_attention_heads": 2, "intermediate_size": 16, "vocab_size": 20, "max_position_embeddings": 16}
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        first, second = (open_source(str(tmp_path), OPTIONS) for _ in range(2))
-        assert [spec.name for spec in first.inputs] == ["input_ids", "attention_mask"]
-        for name, tensor in first.module.state_dict().items():
-            assert torch.equal(tensor, second.module.state_dict()[name]), name
+
+def test_unknown_outputs_are_refused(tmp_path: Path) -> None:
+    model = open_config(tmp_path, VIT)
+    model.module.get_submodule("model").forward = lambda **_: {"heatmaps": torch.zeros(1)}
+    with pytest.raises(ConversionError, match="the model returns heatmaps") as caught:
+        model.run({"pixel_values": np.zeros((1, 3, 224, 224), np.float32)})
+    assert "python:FILE:FACTORY" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("names", "labels"),
+    [({0: "LABEL_0", 1: "LABEL_1"}, ()), ({1: "person", 2: "bicycle"}, ("LABEL_0", "person"))],
+    ids=["placeholders", "numbers from 1"],
+)
+def test_labels_of_a_classifier(names: dict[int, str], labels: tuple[str, ...], tmp_path: Path) -> None:
+    assert open_config(tmp_path, {**VIT, "id2label": names}).labels == labels
+
+
+def test_a_folder_without_configuration_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConversionError, match=f"transformers cannot open '{tmp_path}'") as caught:
+        open_source(str(tmp_path), OPTIONS)
+    assert "config.json" in caught.value.hint
+
+
+def test_a_folder_without_weights_gets_the_same_random_ones(tmp_path: Path) -> None:
+    first, second = (open_config(tmp_path, BERT).module.state_dict() for _ in range(2))
+    for name, tensor in first.items():
+        assert torch.equal(tensor, second[name]), name
 
 
 def test_code_of_a_folder_is_not_run(tmp_path: Path) -> None:

@@ -14,24 +14,23 @@ from graphkiln_converters.sources import timm as source
 from graphkiln_converters.sources.timm import open_source
 
 
-class TestCreation:
-    @pytest.mark.parametrize("error", [RuntimeError, TypeError])
-    def test_invalid_options_are_refused(self, error: type[Exception], monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(*_: Any, **__: Any) -> nn.Module:
-            raise error("no feature maps")
+@pytest.mark.parametrize(
+    ("error", "message", "hint"),
+    [
+        (TypeError("no feature maps"), "timm cannot create resnet18 with these options: no feature maps", ""),
+        (OSError("no route to host"), "cannot download the weights of resnet18", "--weights FILE"),
+    ],
+)
+def test_errors_of_timm_are_translated(
+    error: Exception, message: str, hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: Any, **__: Any) -> nn.Module:
+        raise error
 
-        monkeypatch.setattr(source.timm, "create_model", fails)
-        with pytest.raises(ConversionError, match="timm cannot create resnet18 with these options: no feature maps"):
-            source._create("resnet18", recipe())
-
-    def test_a_failed_download_suggests_weights(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fails(*_: Any, **__: Any) -> nn.Module:
-            raise OSError("no route to host")
-
-        monkeypatch.setattr(source.timm, "create_model", fails)
-        with pytest.raises(ConversionError, match="cannot download the weights of resnet18") as caught:
-            source._create("resnet18", recipe(pretrained=True))
-        assert "--weights FILE" in caught.value.hint
+    monkeypatch.setattr(source.timm, "create_model", fail)
+    with pytest.raises(ConversionError, match=message) as caught:
+        open_source("resnet18", recipe(pretrained=True))
+    assert hint in caught.value.hint
 
 
 def test_an_architecture_with_another_image_size() -> None:

@@ -55,13 +55,11 @@ def test_an_unknown_architecture_is_refused_with_the_nearest() -> None:
 
 # Detectors.
 
-FREE = SimpleNamespace(fixed_size=None, min_size=(790,), image_mean=[0.5] * 3, image_std=[0.5] * 3)
-
 
 @pytest.mark.parametrize("shape", [(3, 100, 320), (1, 320, 320), (320, 320)])
 def test_invalid_sizes_of_a_detector_are_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConversionError) as caught:
-        torchvision_detection._size(FREE, recipe(shapes={"": shape}))
+        open_source("fasterrcnn_mobilenet_v3_large_320_fpn", recipe(shapes={"": shape}))
     assert "--shape 3x" in caught.value.hint
 
 
