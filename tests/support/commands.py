@@ -123,9 +123,9 @@ class FakeClient:
     """Client with given responses.
 
     Attributes:
-        connected: Options of the connections that were opened.
-        changed: What was loaded and unloaded.
-        healths: States that `health` returns or raises, one after the other; the last one for ever.
+        connected: Options of opened connections.
+        changed: Loaded and unloaded models.
+        healths: States that `health` returns or raises in turn; the last one is repeated.
     """
 
     url: str = "http://nowhere.test:8000"

@@ -42,7 +42,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def store(s3_server: str, bucket: Any, version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """A store on S3 with the model `m`; checks that no temporary folders are left."""
+    """A store on S3 with the model `m`; check that no temporary folders are left."""
     model = version.parent
     for path in (path for path in model.rglob("*") if path.is_file()):
         bucket.put_object(Key=f"store/m/{path.relative_to(model)}", Body=path.read_bytes())
