@@ -51,6 +51,13 @@ class FakeModel:
     fed: list[dict[str, AnyArray]] = field(default_factory=list)
     requested: list[tuple[str, ...]] = field(default_factory=list)
     counted: int = 0
+    versions: list[str] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    answers: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
+    # File names that end in `error`; all of them if None.
+    failing: tuple[str, ...] | None = None
+    result_outputs: dict[str, tuple[Classification, ...]] | None = None
 
     @property
     def metadata(self) -> dict[str, Any]:
@@ -65,9 +72,6 @@ class FakeModel:
         if self.error:
             raise self.error
         return self.outputs
-
-    def repeatable(self, feeds: dict[str, AnyArray]) -> Callable[[], object]:
-        return lambda: self.infer(feeds)
 
     def classify_many(self, images: list[Path], **options: Any) -> Iterator[Result | Exception]:
         for number, image in enumerate(images):
@@ -84,20 +88,7 @@ class FakeModel:
         for image in images:
             yield self.error if self.error and image.name not in self.answers else self.answers[image.name]
 
-    def embed(self, image: Path) -> Any:
-        (answer,) = self.answer_many([image])
-        if isinstance(answer, Exception):
-            raise answer
-        return answer
-
     detect_many = segment_many = embed_many = answer_many
-    versions: list[str] = field(default_factory=list)
-    config: dict[str, Any] = field(default_factory=dict)
-    answers: dict[str, Any] = field(default_factory=dict)
-    options: dict[str, Any] = field(default_factory=dict)
-    # File names that end in `error`; all of them when None.
-    failing: tuple[str, ...] | None = None
-    result_outputs: dict[str, tuple[Classification, ...]] | None = None
 
     def result(self, image: Path, top_k: int) -> Result:
         ranked = tuple(Classification(index=i, label=f"class {i}", score=0.9 / (i + 1)) for i in range(top_k))
@@ -135,7 +126,6 @@ class FakeClient:
     connected: list[ConnectionOptions] = field(default_factory=list)
     changed: list[tuple[str, str]] = field(default_factory=list)
     models_opened: list[tuple[str, str]] = field(default_factory=list)
-    shared: int = 0
     open: int = 0
     image_form: str = ""
 
@@ -150,10 +140,6 @@ class FakeClient:
         self.models_opened.append((name, version))
         self.image_form = images
         return self.fake_model
-
-    def shared_memory(self) -> Self:
-        self.shared += 1
-        return self
 
     def load(self, name: str) -> None:
         self.changed.append(("load", name))
