@@ -181,8 +181,13 @@ def suppression(limit: float | None = None) -> onnx.ModelProto:
     return zoo.model([node], inputs, [zoo.value("kept", ("n", 3), TensorProto.INT64)], constants)
 
 
-LIMITS = {0.0: [0, 2], 0.499: [0, 2], 0.5: [0, 1, 2], 0.501: [0, 1, 2], 1.0: [0, 3, 1, 2]}
-"""Which boxes ONNX keeps."""
+LIMITS = {
+    0.0: [0, 2],
+    0.499: [0, 2],
+    0.5: [0, 1, 2],
+    0.501: [0, 1, 2],
+    1.0: [0, 3, 1, 2],
+}  # limit -> boxes that ONNX keeps
 
 
 class TestSuppression:
@@ -277,7 +282,7 @@ class TestConstants:
 
 class TestRefusals:
     def test_shifts_of_short_signed_integers(self, tmp_path: Path) -> None:
-        """10 << 5 of eight bits is 64; OpenVINO says 127."""
+        """10 << 5 of eight bits is 64; OpenVINO computes 127."""
         inputs = [zoo.value(name, (3,), TensorProto.INT8) for name in ("x", "by")]
         node = helper.make_node("BitShift", ["x", "by"], ["y"], direction="LEFT")
         graph = helper.make_graph([node], "shift", inputs, [zoo.value("y", (3,), TensorProto.INT8)])

@@ -87,7 +87,7 @@ class Machine:
         self._now_s += seconds
 
     def runs(self, **seconds: float) -> dict[str, Callable[[], object]]:
-        """What takes so long each; only the first one leaves threads that spin."""
+        """Make functions of the given duration; only the first one leaves spinning threads."""
         names = list(seconds)
 
         def run(name: str) -> None:

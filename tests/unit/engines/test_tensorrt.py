@@ -111,8 +111,6 @@ class TestIdentity:
 
 
 class TestBuild:
-    """What reaches ONNX Runtime, without TensorRT."""
-
     @pytest.fixture
     def built(self, monkeypatch: pytest.MonkeyPatch) -> list[tuple[tuple[object, ...], dict[str, object]]]:
         calls: list[tuple[tuple[object, ...], dict[str, object]]] = []

@@ -78,14 +78,14 @@ def old_name(kind: str, key: dict[str, str]) -> str:
 
 
 def old_entries() -> dict[str, dict[str, Any]]:
-    """What the archive's `entry.json`s say, by the name of their folder."""
+    """Read the `entry.json`s of the archive, by the name of their folder."""
     with zipfile.ZipFile(ARCHIVE) as archive:
         paths = [name for name in archive.namelist() if name.endswith("/entry.json")]
         return {Path(path).parent.name: json.loads(archive.read(path)) for path in paths}
 
 
 def runs_here(kind: str) -> bool:
-    """Whether what an engine compiled for the archive runs on this machine."""
+    """Check that the archive's compiled artifacts run on this machine."""
     here = facts_of_this_machine()
     keys = [entry["key"] for entry in old_entries().values() if entry["kind"] == kind]
     return all(key[name] == here[name] for key in keys for name in (kind, "device"))

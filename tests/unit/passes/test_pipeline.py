@@ -1,4 +1,4 @@
-"""Which passes a graph goes through, and what they make of it together."""
+"""The passes of a conversion, and their combined result."""
 
 from __future__ import annotations
 

@@ -141,7 +141,6 @@ class TestNumbers:
         assert fp16.opset_imports[""] == 18
 
     def test_partly_lowered_graph(self, tmp_path: Path) -> None:
-        """What is fp16 before stays as it is: its nodes, and its inputs and outputs."""
         text = """(float16[b,4] h, float[b,4] x) => (float16[b,4] low, float[b,4] y) {
             low = Neg(h)
             y = MatMul(x, w)

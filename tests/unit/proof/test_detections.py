@@ -74,7 +74,7 @@ POINTED = replace(DETECTION, keypoints="points")
 
 
 def pointed(elsewhere: int = 0) -> dict[str, AnyArray]:
-    """Eight keypoints of each thing; some of the first thing's stand ten pixels away, as high."""
+    """Eight keypoints of each thing; the first ones of the first thing are ten pixels away, with equal scores."""
     points = np.tile(np.array([20, 30, 4], np.float32), (3, 6, 8, 1))
     points[:, 0, :elsewhere, 0] += 10
     return {**REFERENCE, "points": points}

@@ -64,7 +64,7 @@ class TestIdentity:
 class TestCompile:
     @pytest.mark.parametrize("level", ["all", "extended", "basic"])
     def test_optimization_level_is_portable(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, level: Any) -> None:
-        """What ONNX Runtime does after `extended` is made for one processor's caches and instructions."""
+        """Optimizations beyond `extended` depend on the processor."""
         levels = []
         monkeypatch.setattr(
             engine, "save_optimized", lambda _, options, __: levels.append(options.graph_optimization_level)

@@ -119,8 +119,7 @@ def test_integer_products_are_found(text: str, found: bool, tmp_path: Path) -> N
     assert has_integer_products(tmp_path / "model.onnx") == found
 
 
-_A_STEP_BETWEEN = 0.02 * 128 * 0.02 + 0.02
-"""What rounding the other way between the two products may change, in steps of 0.02."""
+_A_STEP_BETWEEN = 0.02 * 128 * 0.02 + 0.02  # rounding the other way between the two products, in steps of 0.02
 _SHARING = """(float[N, 16] x) => (float[N, 16] y) {{
     xq = QuantizeLinear(x, s, z)
     xd = DequantizeLinear(xq, s, z)

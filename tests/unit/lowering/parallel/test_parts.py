@@ -40,7 +40,7 @@ from graphkiln_backend.repository.version import read_version
 
 
 def test_parts_of_stages_and_shards(tmp_path: Path) -> None:
-    """The sum behind the attention of a block lies in the first stage, that of its MLP in the second."""
+    """The first stage has the attention of a block and its sum, the second one the MLP and its sum."""
     graph = split_graphs.save(split_graphs.attention(), tmp_path / "whole")
     costs = count_costs(graph, 2)
     cut = next(place for place in find_cuts(costs)[:-1] if costs.nodes[place].reads == ("r",))
