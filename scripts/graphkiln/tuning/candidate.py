@@ -138,30 +138,23 @@ def default_values(subject: Subject) -> dict[str, Value]:
 
 
 def _parameters(candidate: Candidate, subject: Subject) -> dict[str, str]:
-    values = candidate.values
+    """Return the parameters of config.pbtxt; empty text removes one."""
+    values, settings = candidate.values, subject.deployment.settings
     found = {key: str(values[key]) for key in (ENGINE, THREADS) if key in values}
     if STREAMS in values:
-        found[STREAMS] = _streams(candidate, subject)
+        # one stream is the default, unless the accelerator in config.pbtxt sets more
+        streams, origin = candidate.number(STREAMS), settings.origins.get(STREAMS, "")
+        overrides = origin.startswith(ACCELERATOR_ORIGIN) and values.get(ENGINE) == "openvino"
+        found[STREAMS] = str(streams) if streams > 1 or overrides else ""
     if PRECISION in values:
-        found[PRECISION] = _precision(str(values[PRECISION]), subject)
+        # the precision of the saved graph is the default, unless the configuration sets one
+        precision = Precision(str(values[PRECISION]))
+        saved = Precision.INT8 if subject.int8 and precision is Precision.INT8 else subject.deployment.saved
+        found[PRECISION] = "" if precision is saved and settings.precision is None else str(precision)
     if SPIN in values:
         found[SPIN_ENTRY] = str(int(bool(values[SPIN]))) if values.get(ENGINE) == "onnxruntime" else ""
     chosen = {key: str(values[key]) for key in (LAYOUT, CONV_SEARCH) if key in values}
     return found | {key: "" if value == ENGINES_CHOICE else value for key, value in chosen.items()}
-
-
-def _streams(candidate: Candidate, subject: Subject) -> str:
-    """Format `streams`: empty for one stream, unless the accelerator in config.pbtxt sets more."""
-    streams, given = candidate.number(STREAMS), subject.deployment.settings.origins.get(STREAMS, "")
-    is_needed = streams > 1 or (given.startswith(ACCELERATOR_ORIGIN) and candidate.values.get(ENGINE) == "openvino")
-    return str(streams) if is_needed else ""
-
-
-def _precision(value: str, subject: Subject) -> str:
-    """Format `precision`: empty for the precision of the saved graph, unless the configuration sets one."""
-    requested = subject.deployment.settings.precision
-    saved = Precision.INT8 if subject.int8 and value == Precision.INT8 else subject.deployment.saved
-    return "" if Precision(value) == saved and requested is None else value
 
 
 def _number(candidate: Candidate, key: str) -> int | None:

@@ -142,7 +142,7 @@ class Reference:
         """Take readings if they are due; return true if they changed the level."""
         if self.candidate is None or not self._is_due(self.candidate):
             return False
-        found = self._read_in_turn(self.candidate)
+        found = self._read_until_agreement(self.candidate)
         sides = {self._side(each) for each in found}
         if sides in ({-1}, {1}) and len(found) == _AGREEING:
             self._move_to(found)
@@ -157,7 +157,7 @@ class Reference:
         is_time = self.trials.spent_s - self.readings[-1].spent_s >= _EVERY_S
         return is_time and self.affords(candidate, 2 * WARM_S + self._seconds)
 
-    def _read_in_turn(self, candidate: Candidate) -> list[Reading]:
+    def _read_until_agreement(self, candidate: Candidate) -> list[Reading]:
         """Take readings until one agrees with the level; return an empty list if the reference fails."""
         found: list[Reading] = []
         while len(found) < _AGREEING and (not found or self.affords(candidate, self._seconds)):

@@ -227,14 +227,12 @@ class Progress:
     """A new measurement.
 
     Attributes:
-        number: Number of the measurement, counting those of earlier runs.
         spent_s: Seconds of the budget spent before it.
         candidate: Candidate, or its session's keys.
         load: Load; None for a session without a server.
         outcome: Result.
     """
 
-    number: int
     spent_s: float
     candidate: Candidate
     load: LoadShape | None
@@ -331,8 +329,7 @@ class RecordedTrials:
         self._requested.add(key)
         if key not in self._known:
             self._known[key] = new, _ = self._measure_anew(task, work, prepare)
-            number, spent_s = self.count, self.spent_s
-            self._report(Progress(number=number, spent_s=spent_s, candidate=candidate, load=load, outcome=new))
+            self._report(Progress(spent_s=self.spent_s, candidate=candidate, load=load, outcome=new))
         outcome: Any
         outcome, took_s = self._known[key]
         return outcome, took_s, is_first

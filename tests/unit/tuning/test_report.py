@@ -142,7 +142,7 @@ ENDLESS = replace(measured(90, 0.02), latency=replace(measured(90, 0.02).latency
 )
 def test_progress_line(load: Any, outcome: Any, line: str) -> None:
     candidate = DEFAULT.with_values({"threads": 1})
-    progress = Progress(number=1, spent_s=12.3, candidate=candidate, load=load, outcome=outcome)
+    progress = Progress(spent_s=12.3, candidate=candidate, load=load, outcome=outcome)
     assert line_of(progress, DEFAULT, 60) == f"12 of 60 s: {line}"
 
 
