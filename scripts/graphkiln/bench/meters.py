@@ -1,10 +1,11 @@
-"""Measure CPU time and memory of processes, and the time that Triton spends in each stage of a request."""
+"""Measure CPU time and memory of processes, energy, and the time that Triton spends in each stage of a request."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
@@ -52,6 +53,63 @@ class ProcessMeter:
             return sum(process.memory_full_info().pss for process in self.processes)
         except (psutil.Error, AttributeError):
             return None
+
+
+_POWERCAP = Path("/sys/class/powercap")
+# Counters of whole packages; those of their parts (`intel-rapl:0:1`) are included in them.
+_PACKAGE = "intel-rapl:[0-9]*"
+
+
+class EnergyMeter:
+    """Energy in joules by RAPL and NVML. The GPU counters are not yet run on a GPU.
+
+    Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
+    `nvmlDeviceGetTotalEnergyConsumption`.
+    """
+
+    def __init__(self, powercap: Path = _POWERCAP) -> None:
+        self._packages = [path for path in powercap.glob(_PACKAGE) if path.name.count(":") == 1]
+        self._before: Mapping[str, float] = {}
+
+    def begin(self) -> None:
+        """Take the first reading."""
+        self._before = self._read()
+
+    def joules(self) -> float | None:
+        """Return joules since `begin`; None if no counter could be read twice."""
+        now, used = self._read(), {}
+        for name in self._before.keys() & now.keys():
+            used[name] = now[name] - self._before[name]
+            if used[name] < 0:  # the counter wrapped around
+                used[name] += (_read_number(Path(name) / "max_energy_range_uj") or 0.0) / 1e6
+        return sum(used.values()) if used else None
+
+    def _read(self) -> dict[str, float]:
+        """Read all accessible counters in joules; some are readable by root only."""
+        read = {str(path): _read_number(path / "energy_uj") for path in self._packages}
+        return {**{name: value / 1e6 for name, value in read.items() if value is not None}, **_read_gpus()}
+
+
+def _read_number(path: Path) -> float | None:
+    try:
+        return float(path.read_text())
+    except (OSError, ValueError):
+        return None
+
+
+def _read_gpus() -> dict[str, float]:
+    """Read the energy counter of each GPU in joules; empty without NVML, a driver or such counters."""
+    try:
+        import pynvml
+    except ImportError:
+        return {}
+    try:
+        pynvml.nvmlInit()
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        read = pynvml.nvmlDeviceGetTotalEnergyConsumption
+        return {f"gpu:{index}": read(handle) / 1e3 for index, handle in enumerate(handles)}
+    except pynvml.NVMLError:
+        return {}
 
 
 def listening_meter(url: str) -> ProcessMeter | None:

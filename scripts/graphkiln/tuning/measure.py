@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +16,7 @@ import psutil
 
 from graphkiln.bench.arrivals import Arrivals, bursts, poisson, read_trace
 from graphkiln.bench.generator import MAX_CALLERS, Recording
-from graphkiln.bench.meters import ProcessMeter
+from graphkiln.bench.meters import EnergyMeter, ProcessMeter
 from graphkiln.bench.processes import Load, Target, record_load
 from graphkiln.page.server import parse_metrics, read_metrics
 from graphkiln.story.server import LocalServer
@@ -272,63 +272,6 @@ class _Meters:
             seconds, cpu_s = time.monotonic() - self._begun[0], self._watch.cpu_s() - self._begun[1]
             self.server_cores = max(0.0, cpu_s) / max(seconds, 1e-9)
         self.memory_bytes = self._watch.memory_bytes()
-
-
-_POWERCAP = Path("/sys/class/powercap")
-# Counters of whole packages; those of their parts (`intel-rapl:0:1`) are included in them.
-_PACKAGE = "intel-rapl:[0-9]*"
-
-
-class EnergyMeter:
-    """Energy in joules by RAPL and NVML. The GPU counters are not yet run on a GPU.
-
-    Sources: Linux kernel, "Power Capping Framework" (`energy_uj`, `max_energy_range_uj`); NVML API reference,
-    `nvmlDeviceGetTotalEnergyConsumption`.
-    """
-
-    def __init__(self, powercap: Path = _POWERCAP) -> None:
-        self._packages = [path for path in powercap.glob(_PACKAGE) if path.name.count(":") == 1]
-        self._before: Mapping[str, float] = {}
-
-    def begin(self) -> None:
-        """Take the first reading."""
-        self._before = self._read()
-
-    def joules(self) -> float | None:
-        """Return joules since `begin`; None if no counter could be read twice."""
-        now, used = self._read(), {}
-        for name in self._before.keys() & now.keys():
-            used[name] = now[name] - self._before[name]
-            if used[name] < 0:  # the counter wrapped around
-                used[name] += (_read_number(Path(name) / "max_energy_range_uj") or 0.0) / 1e6
-        return sum(used.values()) if used else None
-
-    def _read(self) -> dict[str, float]:
-        """Read all accessible counters in joules; some are readable by root only."""
-        read = {str(path): _read_number(path / "energy_uj") for path in self._packages}
-        return {**{name: value / 1e6 for name, value in read.items() if value is not None}, **_read_gpus()}
-
-
-def _read_number(path: Path) -> float | None:
-    try:
-        return float(path.read_text())
-    except (OSError, ValueError):
-        return None
-
-
-def _read_gpus() -> dict[str, float]:
-    """Read the energy counter of each GPU in joules; empty without NVML, a driver or such counters."""
-    try:
-        import pynvml
-    except ImportError:
-        return {}
-    try:
-        pynvml.nvmlInit()
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
-        read = pynvml.nvmlDeviceGetTotalEnergyConsumption
-        return {f"gpu:{index}": read(handle) / 1e3 for index, handle in enumerate(handles)}
-    except pynvml.NVMLError:
-        return {}
 
 
 # Seconds between checks: five requests per second do not disturb a measurement.

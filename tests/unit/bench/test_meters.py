@@ -6,13 +6,15 @@ import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from commands import FakeModel
 
-from graphkiln.bench.meters import UNKNOWN, ProcessMeter, ServerMeter, breakdown, listening_meter
+from graphkiln.bench import meters
+from graphkiln.bench.meters import UNKNOWN, EnergyMeter, ProcessMeter, ServerMeter, breakdown, listening_meter
 
 LISTENER = """
 import socket, sys, time
@@ -90,3 +92,31 @@ def test_memory_includes_children() -> None:
         child.kill()
         child.wait()
         assert (meter.cpu_s(), meter.memory_bytes()) == (0, 0)
+
+
+# Counters of energy.
+
+
+@pytest.fixture
+def powercap(tmp_path: Path) -> Path:
+    for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "energy_uj").write_text("1000000\n")
+        (folder / "max_energy_range_uj").write_text("9000000\n")
+    return tmp_path
+
+
+def test_energy_counter_wraps_around(powercap: Path) -> None:
+    meter = EnergyMeter(powercap)
+    meter.begin()
+    (powercap / "intel-rapl:0" / "energy_uj").write_text("500000")
+    assert meter.joules() == pytest.approx(8.5)
+
+
+def test_energy_includes_gpus(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = iter([{"gpu:0": 10.0}, {"gpu:0": 14.0}])
+    monkeypatch.setattr(meters, "_read_gpus", lambda: next(read))
+    meter = EnergyMeter(powercap)
+    meter.begin()
+    assert meter.joules() == pytest.approx(4)

@@ -22,7 +22,6 @@ from graphkiln.tuning.candidate import Candidate
 from graphkiln.tuning.measure import (
     AnswerWatch,
     Arriving,
-    EnergyMeter,
     Loading,
     Placed,
     Send,
@@ -273,34 +272,6 @@ def test_killed_process_is_named(parent: subprocess.Popen[str]) -> None:
     parent.kill()
     parent.wait()
     assert watch.death() == "the server ended"
-
-
-# Counters of energy.
-
-
-@pytest.fixture
-def powercap(tmp_path: Path) -> Path:
-    for name in ("intel-rapl:0", "intel-rapl:1", "intel-rapl:0:0"):
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "energy_uj").write_text("1000000\n")
-        (folder / "max_energy_range_uj").write_text("9000000\n")
-    return tmp_path
-
-
-def test_energy_counter_wraps_around(powercap: Path) -> None:
-    meter = EnergyMeter(powercap)
-    meter.begin()
-    (powercap / "intel-rapl:0" / "energy_uj").write_text("500000")
-    assert meter.joules() == pytest.approx(8.5)
-
-
-def test_energy_includes_gpus(powercap: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    read = iter([{"gpu:0": 10.0}, {"gpu:0": 14.0}])
-    monkeypatch.setattr(measure, "_read_gpus", lambda: next(read))
-    meter = EnergyMeter(powercap)
-    meter.begin()
-    assert meter.joules() == pytest.approx(4)
 
 
 # Arrivals, and latencies of recordings.
