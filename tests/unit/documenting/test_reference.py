@@ -13,7 +13,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from documenting import commands, journeys, pages, reference
+from documenting import commands, pages, reference
 from documenting.text import attributes_of, code
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
@@ -185,7 +185,7 @@ def test_a_row_for_each_journey_and_its_commands(tmp_path: Path) -> None:
     recorded = tmp_path / "journeys.json"
     facts = {"machine": "two cores", "date": "today", "place": "a new container"}
     recorded.write_text(json.dumps({"facts": facts, "journeys": [journey]}))
-    page = journeys.render(recorded)
+    page = pages.render_journeys(recorded)
     assert "| A way | [tutorial.md](tutorial.md) | 2 | 5 | 2.3 |" in page
     assert "## A way\n\nNothing.\n" in page
     assert "| `graphkiln serve x \\| y` | 3.2 |" in page
