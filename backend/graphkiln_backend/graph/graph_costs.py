@@ -132,11 +132,11 @@ def unusable(path: Path, reason: str) -> LoweringError:
 def _find_fault(times: NodeTimes) -> str:
     """Describe a value that is not a measurement; empty if all are."""
     if sizes := [size for size in times.batches if not _SIZE.fullmatch(size)]:
-        return f"batches: '{sizes[0][:20]}' is no batch size"
+        return f"batches: '{sizes[0][:20]}' is not a batch size"
     for size, seconds in times.batches.items():
         for name, value in seconds.items():
             if not (math.isfinite(value) and value >= 0):
-                return f"batches.{size}.{name}: {value} is no number of seconds"
+                return f"batches.{size}.{name}: {value} is not a number of seconds"
         if not sum(seconds.values()):
             return f"batches.{size}: no node took any time"
     return "" if times.batches else "batches: nothing was measured"

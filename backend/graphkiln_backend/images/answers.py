@@ -164,7 +164,7 @@ def read_segmentation(task: tasks.Segmentation, sample: Sample, frame: Frame, la
     """
     grid = sample[task.scores or task.classes or ""]
     if grid.ndim != (3 if task.scores else 2) or not grid.size:
-        raise ProtocolError(f"{list(grid.shape)} is no {'score' if task.scores else 'class'} of each pixel")
+        raise ProtocolError(f"{list(grid.shape)} is not a {'score' if task.scores else 'class'} of each pixel")
     rows, columns = frame.rows(), frame.columns()
     grid_rows, grid_columns = (
         rows * (grid.shape[-2] / frame.input_height),
@@ -197,7 +197,7 @@ def read_vector(task: tasks.Embedding, sample: Sample, normalize: bool | None = 
     """
     vector = sample[task.vectors].astype(np.float32)
     if vector.ndim != 1:
-        raise ProtocolError(f"{list(vector.shape)} is no vector")
+        raise ProtocolError(f"{list(vector.shape)} is not a vector")
     length = np.linalg.norm(vector.astype(np.float64))
     normalized = task.normalize if normalize is None else normalize
     return (vector / length).astype(np.float32) if normalized and length else vector

@@ -160,7 +160,7 @@ def _open(image: ImageLike, claim: Callable[[int, int], None] = _claim_nothing) 
         return _decode(io.BytesIO(image), claim)
     if not isinstance(image, Image.Image):
         raise InvalidInput(
-            f"a {type(image).__name__} is no image",
+            f"a {type(image).__name__} is not an image",
             hint="give a path, the bytes of a file (of an open one: file.read()), a Pillow image, or uint8 pixels; "
             "several images with classify_many and its like",
         )
@@ -264,7 +264,7 @@ def _refuse_path(name: str, error: OSError) -> InvalidInput:
     if error.errno not in (errno.ENOENT, errno.ENAMETOOLONG):
         return InvalidInput(f"{name} cannot be decoded: {str(error) or type(error).__name__}")
     if found := recognize_text(name.encode("utf-8", "replace")):
-        return InvalidInput(f"{name} is no path: it is {found.name}", hint=found.hint)
+        return InvalidInput(f"{name} is not a path: it is {found.name}", hint=found.hint)
     return InvalidInput(f"there is no file {name}")
 
 

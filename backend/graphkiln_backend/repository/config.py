@@ -374,6 +374,6 @@ def guard_batch(config: ModelConfigProto) -> None:
         return
     for tensor in config.input:
         shape = list(tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims)
-        if shape[:1] == [1] or (tensor.optional and not shape):  # an optional scalar is no row of a batch
+        if shape[:1] == [1] or (tensor.optional and not shape):  # an optional scalar is not a row of a batch
             continue
         tensor.reshape.shape[:] = [1, *shape]

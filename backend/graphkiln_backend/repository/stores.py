@@ -71,7 +71,7 @@ class StoredModel:
 def scan_stores(stores: Sequence[Path]) -> dict[str, StoredModel]:
     """Scan all models of some stores, by name.
 
-    Folders that are no models (see `version_folders`) or whose names Triton cannot use are ignored and logged.
+    Folders that are not models (see `version_folders`) or whose names Triton cannot use are ignored and logged.
 
     Args:
         stores: The stores; a model in two of them has a problem.

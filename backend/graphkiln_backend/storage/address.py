@@ -159,7 +159,7 @@ def _plain(scheme: str, text: str, root: str, options: Mapping[str, Any] | None 
 
 
 def _incomplete(scheme: str, text: str) -> RepositoryError:
-    return RepositoryError(f"'{text}' names no {scheme} folder", hint=_FORMS[scheme])
+    return RepositoryError(f"'{text}' is not the address of a folder ({scheme}://)", hint=_FORMS[scheme])
 
 
 _PARSERS = {

@@ -74,7 +74,7 @@ def _read_credential(address: RemoteAddress, path: str) -> Any:
     except (ValueError, RecursionError) as error:
         raise _unusable(path, "is not JSON") from error
     if not isinstance(document, dict):
-        raise _unusable(path, "is no JSON object")
+        raise _unusable(path, "is not a JSON object")
     entries = document.get(address.scheme, {})
     if not isinstance(entries, dict):
         raise _unusable(path, f"'{address.scheme}' must be an object of credentials by address, '' for all")
@@ -101,7 +101,7 @@ def _google(credential: Any, path: str) -> dict[str, Any]:
     if not isinstance(credential, str):
         raise _unusable(path, "a credential of 'gs' must be the path of a service account's JSON file")
     if credential and not Path(credential).is_file():
-        raise _unusable(path, f"names {credential} for 'gs', which is no file")
+        raise _unusable(path, f"names {credential} for 'gs', which is not a file")
     return {"token": credential} if credential else {}
 
 
@@ -284,7 +284,7 @@ def translate(error: Exception, address: RemoteAddress) -> RemoteStoreError:
         words = f"its certificate is not trusted: {found[1]}"
         hint = f"{_AUTHORITIES.get(address.scheme, 'SSL_CERT_FILE')} names a file with the authorities that are"
     elif "WRONG_VERSION_NUMBER" in words:
-        words, hint = "does not speak TLS", f"{address.scheme}://http://HOST:PORT/... asks it without"
+        words, hint = "does not speak TLS", f"{address.scheme}://http://HOST:PORT/... connects without it"
     elif names & _UNREACHABLE:
         words = f"cannot be reached ({type(error).__name__})"
         hint = "check the network and the address; behind a proxy, set HTTPS_PROXY"

@@ -214,7 +214,7 @@ def read_layers(content: bytes, artifact: str) -> Iterator[tuple[str, Mapping[st
         titled, valid = [], False
     if not titled or not valid:
         raise RemoteStoreError(
-            f"oci://{artifact} is no artifact of files", hint=f"graphkiln push STORE oci://{artifact} makes one"
+            f"oci://{artifact} is not an artifact with files", hint=f"graphkiln push STORE oci://{artifact} makes one"
         )
     return iter(titled)
 
@@ -227,7 +227,7 @@ def split_root(root: str) -> tuple[str, str]:
     """
     found = OCI_REFERENCE.fullmatch(root)
     if not found:
-        raise RemoteStoreError(f"oci://{root} names no artifact", hint="oci://HOST/REPOSITORY:TAG")
+        raise RemoteStoreError(f"oci://{root} is not an artifact", hint="oci://HOST/REPOSITORY:TAG")
     return found["artifact"], (found["path"] or "").strip("/")
 
 

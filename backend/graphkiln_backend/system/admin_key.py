@@ -106,7 +106,7 @@ def is_local(host: str) -> bool:
 
 
 def is_private(path: Path) -> bool:
-    """Check that a path is no symbolic link, belongs to this user, and is not writable by others."""
+    """Check that a path is not a symbolic link, belongs to this user, and is not writable by others."""
     with suppress(OSError):
         status = path.lstat()
         is_ours = status.st_uid == os.geteuid() and not stat.S_ISLNK(status.st_mode)

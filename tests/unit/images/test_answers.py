@@ -119,7 +119,7 @@ class TestSegmentation:
 
     @pytest.mark.parametrize("shape", [(4, 4), (0, 4, 4)])
     def test_output_that_is_not_a_segmentation(self, shape: Any) -> None:
-        with pytest.raises(ProtocolError, match="no score of each pixel"):
+        with pytest.raises(ProtocolError, match="not a score of each pixel"):
             read_segmentation(tasks.Segmentation(scores="s"), {"s": np.zeros(shape, np.float32)}, FRAME, ())
 
 
@@ -142,5 +142,5 @@ class TestVector:
         assert not read_vector(task, {"v": np.zeros(3, np.float32)}).any()
 
     def test_output_that_is_not_a_vector(self) -> None:
-        with pytest.raises(ProtocolError, match="is no vector"):
+        with pytest.raises(ProtocolError, match="is not a vector"):
             read_vector(tasks.Embedding(vectors="v"), {"v": np.zeros((2, 2), np.float32)})

@@ -432,7 +432,7 @@ def avif() -> bytes:
 @pytest.mark.parametrize("begin", ["", "data:image/png;base64,"])
 def test_base64_text(begin: str) -> None:
     text = begin + base64.b64encode(b"\x89PNG\r\n\x1a\n" + bytes(100_000)).decode()
-    with pytest.raises(InvalidInput, match=r"is no path: it is (base64 text|a data: URL) \(decode ") as caught:
+    with pytest.raises(InvalidInput, match=r"is not a path: it is (base64 text|a data: URL) \(decode ") as caught:
         open_image(text)
     assert len(str(caught.value)) < 4500
 
@@ -458,7 +458,9 @@ def test_unsupported_format_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize("given", [io.BytesIO(avif()), bytearray(b"a"), [b"a", b"b"], None])
 def test_objects_that_are_not_images(given: Any) -> None:
     for read in (open_image, lambda image: prepare(image, Preprocess())):
-        with pytest.raises(InvalidInput, match=rf"^a {type(given).__name__} is no image \(give a path, the bytes of"):
+        with pytest.raises(
+            InvalidInput, match=rf"^a {type(given).__name__} is not an image \(give a path, the bytes of"
+        ):
             read(given)
     assert describe(given) == type(given).__name__ or hasattr(given, "shape")
 

@@ -200,7 +200,7 @@ class TestVectors:
         assert found.to_pylist() == [read_vector(task, {"v": row}).tolist() for row in values]
 
     def test_invalid_vector_is_an_error(self) -> None:
-        with pytest.raises(ExecutionError, match="is no vector"):
+        with pytest.raises(ExecutionError, match="is not a vector"):
             rows(vectors(self.NORMALIZED, spec("v", "batch", 4)), {"v": self.VALUES[np.newaxis]})
         with pytest.raises(ExecutionError, match="4 features, expected 5"):
             rows(vectors(self.NORMALIZED, spec("v", "batch", 5)), {"v": self.VALUES})
@@ -277,7 +277,7 @@ class TestClassMaps:
         assert peak(16) < 1.5 * peak(1)
 
     def test_invalid_class_map_is_an_error(self) -> None:
-        with pytest.raises(ExecutionError, match="is no score of each pixel"):
+        with pytest.raises(ExecutionError, match="is not a score of each pixel"):
             rows(class_maps(SEGMENTATION, (), self.SPEC), {"maps": np.zeros((2, 3, 4), np.float32)}, self.SIZES)
 
 

@@ -198,13 +198,13 @@ def test_variables_of_azure(environment: dict[str, str], expected: dict[str, str
 @pytest.mark.parametrize(
     ("text", "document", "words"),
     [
-        ("s3://b/a", [], "is no JSON object"),
+        ("s3://b/a", [], "is not a JSON object"),
         ("s3://b/a", {"s3": "x"}, "'s3' must be an object of credentials by address"),
         ("s3://b/a", {"s3": {"": "hidden"}}, "must be an object of key_id, secret_key"),
         ("s3://b/a", {"s3": {"": {"key": "hidden"}}}, "unknown key 'key' in 's3'"),
         ("s3://b/a", {"s3": {"": {"key_id": 5}}}, "'key_id' in 's3' must be text"),
         ("gs://b/a", {"gs": {"": {"key": "hidden"}}}, "must be the path of a service account"),
-        ("gs://other/a", DOCUMENT, "names MISSING for 'gs', which is no file"),
+        ("gs://other/a", DOCUMENT, "names MISSING for 'gs', which is not a file"),
     ],
 )
 def test_invalid_credentials_are_not_shown(text: str, document: Any, words: str, tmp_path: Path) -> None:

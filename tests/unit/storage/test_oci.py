@@ -54,7 +54,7 @@ class TestManifest:
         [b"no JSON", b"[]", b"{}", b'{"layers": []}', b'{"layers": [1]}', b'{"layers": [{"digest": "sha256:00"}]}'],
     )
     def test_manifest_without_files(self, content: bytes) -> None:
-        with pytest.raises(RemoteStoreError, match=r"oci://h/r:1 is no artifact of files \(graphkiln push STORE"):
+        with pytest.raises(RemoteStoreError, match=r"oci://h/r:1 is not an artifact with files \(graphkiln push STORE"):
             read_layers(content, "h/r:1")
 
     @pytest.mark.parametrize("changed", [{"digest": "md5:0"}, {"digest": 7}, {"size": -1}, {"size": "3"}])
@@ -66,7 +66,7 @@ class TestManifest:
 def test_split_root() -> None:
     assert split_root("h:5000/a/b:7") == ("h:5000/a/b:7", "")
     assert split_root("h/a:7/m/1") == ("h/a:7", "m/1")
-    with pytest.raises(RemoteStoreError, match="names no artifact"):
+    with pytest.raises(RemoteStoreError, match="is not an artifact"):
         split_root("h/a")
 
 
