@@ -30,7 +30,6 @@ from graphkiln_backend.scoring.messages import (
     Unit,
     UnitCommitted,
     UnitFailed,
-    UnitReport,
     UnitRetried,
     WorkerEnded,
     WorkerReady,
@@ -242,7 +241,9 @@ class Schedule:
                 self._retry_or_give_up(state)
             case Done():
                 self._remove(outcome.attempt)
-                self._commit(outcome.worker, outcome.report)
+                self._store_failures = self._failed_units = 0
+                self._seconds.append(outcome.report.seconds)
+                self._report(UnitCommitted(worker=outcome.worker, report=outcome.report))
             case Failed():
                 self._fail(self._remove(outcome.attempt), outcome.cause, outcome.reason, now)
             case Ended():
@@ -279,11 +280,6 @@ class Schedule:
             outages_are_errors=state.failures[Cause.SOURCE] >= MAX_OUTAGES,
         )
 
-    def _commit(self, worker: str, report: UnitReport) -> None:
-        self._store_failures = self._failed_units = 0
-        self._seconds.append(report.seconds)
-        self._report(UnitCommitted(worker=worker, report=report))
-
     def _fail(self, running: _Running, cause: Cause, reason: str, now: float) -> None:
         state = running.state
         state.failures[cause] += 1
@@ -294,8 +290,9 @@ class Schedule:
         elif state.failures[cause] >= _MAX_FAILURES[cause]:
             self._give_up(state, reason)
         else:
-            if cause is Cause.STORE:
-                self._count_store_failure(reason)
+            self._store_failures += cause is Cause.STORE
+            if self._store_failures >= MAX_STORE_FAILURES:
+                raise ScoringError(f"the destination cannot be written: {reason}", hint=_HINT)
             self._report_retry(state, reason)
             self._queue(state, now + min(MAX_DELAY_S, 0.5 * 2.0 ** state.failures[cause]))
 
@@ -333,11 +330,6 @@ class Schedule:
 
     def _report_retry(self, state: _UnitState, reason: str) -> None:
         self._report(UnitRetried(unit_id=state.unit.id, path=state.unit.path, reason=reason))
-
-    def _count_store_failure(self, reason: str) -> None:
-        self._store_failures += 1
-        if self._store_failures >= MAX_STORE_FAILURES:
-            raise ScoringError(f"the destination cannot be written: {reason}", hint=_HINT)
 
     def _give_up(self, state: _UnitState, reason: str) -> None:
         failed = UnitFailed(unit_id=state.unit.id, path=state.unit.path, reason=reason)

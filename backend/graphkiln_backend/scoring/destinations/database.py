@@ -106,8 +106,9 @@ class DatabaseNotes:
         query = (
             "SELECT extract(epoch FROM now() - written_at) FROM graphkiln_notes WHERE destination = %s AND name = %s"
         )
-        found = self._rows(query, name)
-        return float(found[0][0]) if found else None
+        with self._database.transaction() as connection:
+            found = connection.execute(query, [self._destination, name]).fetchone()
+        return float(found[0]) if found else None
 
     def _copy(self, name: str, file: io.BytesIO | io.BufferedWriter) -> bool:
         """Write the pieces of a note to a file; return False if there is none."""
@@ -124,10 +125,6 @@ class DatabaseNotes:
 
     def _named(self, name: str) -> dict[str, Any]:
         return {"destination": self._destination, "name": name}
-
-    def _rows(self, query: str, *arguments: str) -> list[Any]:
-        with self._database.transaction() as connection:
-            return connection.execute(query.encode(), [self._destination, *arguments]).fetchall()
 
 
 def _pieces(content: memoryview | Path) -> Iterator[bytes]:

@@ -46,7 +46,9 @@ class FolderStore:
         """Create the folder, remove files of killed writers, and check that creating a name twice fails."""
         with _explained(self._folder):
             self._folder.mkdir(parents=True, exist_ok=True)
-            self._remove_leftovers()
+            for path in self._folder.glob(f"{_UNFINISHED}*"):
+                if (self.age_s(path.name) or 0.0) > _LEFTOVER_S:
+                    path.unlink(missing_ok=True)
             name = f".probe-{secrets.token_hex(8)}"
             try:
                 created = [self.create(name, memoryview(b"probe")) for _ in range(2)]
@@ -133,11 +135,6 @@ class FolderStore:
             yield path
         finally:
             path.unlink(missing_ok=True)
-
-    def _remove_leftovers(self) -> None:
-        for path in self._folder.glob(f"{_UNFINISHED}*"):
-            if (self.age_s(path.name) or 0.0) > _LEFTOVER_S:
-                path.unlink(missing_ok=True)
 
 
 def _link(unfinished: Path, place: Path) -> bool:

@@ -163,7 +163,10 @@ class LedgeredDestination(ParquetDestination):
         self._notes("").prepare()
         with self._database.making_tables():  # exclusive among programs, for any address of the folder
             if self._store.read(LEDGER_NOTE) is None:
-                self._write_name(uuid.uuid4().hex)
+                name = uuid.uuid4().hex
+                content = memoryview(json.dumps({"ledger": name, "database": str(self._database)}).encode())
+                self._notes(name).replace(LEDGER_NOTE, content)  # first, because the folder refers to it
+                self._store.replace(LEDGER_NOTE, content)
         self.ledger_name()
         super().prepare()
 
@@ -217,12 +220,6 @@ class LedgeredDestination(ParquetDestination):
                 )
             self._name = told["ledger"]
         return self._name
-
-    def _write_name(self, name: str) -> None:
-        """Write the name, first to the database."""
-        content = memoryview(json.dumps({"ledger": name, "database": str(self._database)}).encode())
-        self._notes(name).replace(LEDGER_NOTE, content)
-        self._store.replace(LEDGER_NOTE, content)
 
     def _ledger(self) -> Ledger:
         return Ledger(self._database, self.ledger_name())
