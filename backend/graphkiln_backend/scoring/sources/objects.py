@@ -6,11 +6,10 @@ paging and conditional reads; other services do not.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, BinaryIO, cast
-
-from fsspec.asyn import sync
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import UnusableFile
@@ -131,11 +130,11 @@ class _S3:
         options = {"IfMatch": f'"{stamp}"'} if stamp else {}
         if part:
             options["Range"] = _range(part)
-        content: bytes = sync(self.system.loop, self._read, bucket, key, options)
-        return content
+        reading = asyncio.run_coroutine_threadsafe(self._read(bucket, key, options), self.system.loop)
+        return reading.result()
 
     async def _read(self, bucket: str, key: str, options: dict[str, str]) -> bytes:
-        # s3fs has no conditional read of a whole object; this is its call with a condition.
+        # s3fs, whose event loop runs in a thread, has no conditional read of a whole object.
         response = await self.system._call_s3("get_object", Bucket=bucket, Key=key, **options)  # noqa: SLF001
         async with response["Body"] as body:
             check_size(response["ContentLength"])
