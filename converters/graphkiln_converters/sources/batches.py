@@ -6,11 +6,8 @@ imply that: it may be the time axis of a sequence, or a softmax may run over it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import numpy as np
 import onnx_ir
@@ -25,22 +22,16 @@ from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch
 from graphkiln_backend.passes.constants import FoldConstants
 from graphkiln_backend.passes.edge import Arrays
-from graphkiln_backend.passes.graph_file import load, save
+from graphkiln_backend.passes.graph_file import load
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import Limits, export_limits
-from graphkiln_backend.repository.onnx_file import read_signature
-from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.runnable import raise_opset, save_runnable
 from graphkiln_converters.sources.base import (
     InputSpec,
-    SourceModel,
-    run_alone,
     run_in_batches,
-    run_in_saved_batches,
     synthetic_samples,
 )
-from graphkiln_converters.sources.pytorch import TorchModel
 
 _SEED = 20260102
 _ROWS = 5
@@ -167,87 +158,3 @@ def rounding_limits(model: onnx_ir.Model) -> Limits:
     """Return the limits for differences between two runs of a graph, by its rounding type."""
     rounding = Rounding.of(model)
     return export_limits(rounding.precision, rounding.depth)
-
-
-# PyTorch programs with a fixed batch: the export is made dynamic afterwards. The reference is the program itself, run
-# with its fixed batch.
-
-
-@dataclass(frozen=True, kw_only=True)
-class FixedBatchModel(SourceModel):
-    """A program with a fixed batch.
-
-    Attributes:
-        program: Program to run, whose inputs include the batch.
-        graph: Export of the program; its batch is dynamic unless `whole` is set.
-    """
-
-    takes_fixed_batch = True
-
-    program: TorchModel
-    graph: onnx_ir.Model
-
-    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
-        """See `SourceModel.run`; other batch sizes are split, and padded with the last row."""
-        if self.whole:
-            return self.program.run(feeds)
-        return run_in_saved_batches(self.program.run, feeds, self.batch_size)
-
-    def export(self) -> onnx_ir.Model:
-        """See `SourceModel.export`.
-
-        Raises:
-            ConversionError: A requested dynamic dimension has a fixed size in the program.
-        """
-        shapes = {value.name: value.shape for value in self.graph.graph.inputs}
-        for spec in self.inputs:
-            for axis in (axis if self.whole else axis + 1 for axis in spec.dynamic):
-                shape = shapes.get(spec.name)
-                if shape is not None and isinstance(shape[axis], int):
-                    raise ConversionError(
-                        f"--dynamic: {self.description} takes only {shape[axis]} in dimension {axis} of '{spec.name}'",
-                        hint="only the batch can be made dynamic after export",
-                    )
-        return self.graph
-
-
-def with_free_batch(
-    program: TorchModel, export: Callable[[], onnx_ir.Model], recipe: Recipe, hint: str
-) -> FixedBatchModel:
-    """Return a program with a fixed batch as a source with a dynamic batch, or unbatched with the reason in `whole`.
-
-    Args:
-        program: Program to run, whose inputs include the batch.
-        export: Exports the program with its fixed sizes.
-        recipe: Recipe with the requested batching.
-        hint: Advice for saving the program with a dynamic batch.
-
-    Raises:
-        ConversionError: The program cannot be exported.
-    """
-    graph = export()
-    whole = FixedBatchModel(
-        program=program,
-        graph=graph,
-        description=program.description,
-        libraries=program.libraries,
-        inputs=program.inputs,
-        whole="--batch fixed",
-    )
-    with TemporaryDirectory(prefix="graphkiln-") as folder:
-        copy = Path(folder) / "model.onnx"
-        save(graph, copy)
-        signature = read_signature(copy)
-        reason = without_batch(signature)
-        if reason or recipe.batch != "free":
-            return replace(whole, whole=reason or whole.whole)
-        inputs = tuple(
-            replace(spec, shape=spec.shape[1:], dynamic={axis - 1: ends for axis, ends in spec.dynamic.items() if axis})
-            for spec in program.inputs
-        )
-        freed = replace(whole, inputs=inputs, batch_size=saved_size(signature), whole="")
-        alone = partial(run_alone, program.run, size=freed.batch_size)
-        try:
-            return replace(freed, graph=free_and_prove(export(), alone, inputs, copy))
-        except GraphkilnError as error:
-            return replace(whole, whole=f"{error.message} ({hint})")

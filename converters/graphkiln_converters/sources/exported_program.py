@@ -15,8 +15,13 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_converters.recipe import Recipe, check_file, first_line
 from graphkiln_converters.sources.base import synthetic_samples
-from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
-from graphkiln_converters.sources.pytorch import TorchModel, export_module, input_specs
+from graphkiln_converters.sources.pytorch import (
+    FixedBatchModel,
+    TorchModel,
+    export_module,
+    input_specs,
+    with_free_batch,
+)
 
 _HINT = "to have it batched, export it with dynamic_shapes={'x': {0: torch.export.Dim.DYNAMIC}, ...}"
 # Operator -> index of its training flag. Source: PyTorch, native_functions.yaml.

@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import inspect
 import warnings
-from collections.abc import Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -18,11 +20,20 @@ from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, ManifestError
-from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_backend.passes.graph_file import OPSET, save
+from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_converters.detection import operators
-from graphkiln_converters.recipe import first_line
+from graphkiln_converters.recipe import Recipe, first_line
 from graphkiln_converters.runnable import remove_export_notes
-from graphkiln_converters.sources.base import EXPORT_BATCH, InputSpec, SourceModel, synthetic_samples
+from graphkiln_converters.sources.base import (
+    EXPORT_BATCH,
+    InputSpec,
+    SourceModel,
+    run_alone,
+    run_in_saved_batches,
+    synthetic_samples,
+)
+from graphkiln_converters.sources.batches import free_and_prove, saved_size, without_batch
 
 # Conversion between tensors and arrays of all types that Triton supports; NumPy has no bf16.
 
@@ -365,3 +376,87 @@ def _workaround(error: BaseException) -> str:
     if "data-dependent" in text or "guard" in text:
         return "the forward branches on values or sizes: replace the branch by torch.where, or fix the dimension"
     return "try the module alone: torch.export.export(module.eval(), (example,))"
+
+
+# PyTorch programs with a fixed batch: the export is made dynamic afterwards. The reference is the program itself, run
+# with its fixed batch.
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedBatchModel(SourceModel):
+    """A program with a fixed batch.
+
+    Attributes:
+        program: Program to run, whose inputs include the batch.
+        graph: Export of the program; its batch is dynamic unless `whole` is set.
+    """
+
+    takes_fixed_batch = True
+
+    program: TorchModel
+    graph: onnx_ir.Model
+
+    def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
+        """See `SourceModel.run`; other batch sizes are split, and padded with the last row."""
+        if self.whole:
+            return self.program.run(feeds)
+        return run_in_saved_batches(self.program.run, feeds, self.batch_size)
+
+    def export(self) -> onnx_ir.Model:
+        """See `SourceModel.export`.
+
+        Raises:
+            ConversionError: A requested dynamic dimension has a fixed size in the program.
+        """
+        shapes = {value.name: value.shape for value in self.graph.graph.inputs}
+        for spec in self.inputs:
+            for axis in (axis if self.whole else axis + 1 for axis in spec.dynamic):
+                shape = shapes.get(spec.name)
+                if shape is not None and isinstance(shape[axis], int):
+                    raise ConversionError(
+                        f"--dynamic: {self.description} takes only {shape[axis]} in dimension {axis} of '{spec.name}'",
+                        hint="only the batch can be made dynamic after export",
+                    )
+        return self.graph
+
+
+def with_free_batch(
+    program: TorchModel, export: Callable[[], onnx_ir.Model], recipe: Recipe, hint: str
+) -> FixedBatchModel:
+    """Return a program with a fixed batch as a source with a dynamic batch, or unbatched with the reason in `whole`.
+
+    Args:
+        program: Program to run, whose inputs include the batch.
+        export: Exports the program with its fixed sizes.
+        recipe: Recipe with the requested batching.
+        hint: Advice for saving the program with a dynamic batch.
+
+    Raises:
+        ConversionError: The program cannot be exported.
+    """
+    graph = export()
+    whole = FixedBatchModel(
+        program=program,
+        graph=graph,
+        description=program.description,
+        libraries=program.libraries,
+        inputs=program.inputs,
+        whole="--batch fixed",
+    )
+    with TemporaryDirectory(prefix="graphkiln-") as folder:
+        copy = Path(folder) / "model.onnx"
+        save(graph, copy)
+        signature = read_signature(copy)
+        reason = without_batch(signature)
+        if reason or recipe.batch != "free":
+            return replace(whole, whole=reason or whole.whole)
+        inputs = tuple(
+            replace(spec, shape=spec.shape[1:], dynamic={axis - 1: ends for axis, ends in spec.dynamic.items() if axis})
+            for spec in program.inputs
+        )
+        freed = replace(whole, inputs=inputs, batch_size=saved_size(signature), whole="")
+        alone = partial(run_alone, program.run, size=freed.batch_size)
+        try:
+            return replace(freed, graph=free_and_prove(export(), alone, inputs, copy))
+        except GraphkilnError as error:
+            return replace(whole, whole=f"{error.message} ({hint})")

@@ -29,8 +29,7 @@ from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_converters.recipe import Recipe, check_file, first_line
 from graphkiln_converters.sources.base import CODE_HINT, EXPORT_BATCH, InputSpec, synthetic_samples
-from graphkiln_converters.sources.batches import FixedBatchModel, with_free_batch
-from graphkiln_converters.sources.pytorch import TorchModel
+from graphkiln_converters.sources.pytorch import FixedBatchModel, TorchModel, with_free_batch
 
 # Operators of torch 2.13 that access more than tensors.
 _REACHES_OUT = re.compile(rb"\b(save|from_file|rpc_sync|rpc_async|rpc_remote)\b")

@@ -22,14 +22,12 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_converters.sources.base import InputSpec
 from graphkiln_converters.sources.batches import (
-    FixedBatchModel,
     dependent_rows,
     free_batch,
     saved_size,
-    with_free_batch,
     without_batch,
 )
-from graphkiln_converters.sources.pytorch import TorchModel
+from graphkiln_converters.sources.pytorch import FixedBatchModel, TorchModel, with_free_batch
 
 X = (InputSpec(name="x", shape=(4,)),)
 

@@ -14,9 +14,8 @@ from torch import nn
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.batches import FixedBatchModel
 from graphkiln_converters.sources.exported_program import open_source
-from graphkiln_converters.sources.pytorch import TorchModel
+from graphkiln_converters.sources.pytorch import FixedBatchModel, TorchModel
 
 OPTIONS = recipe()
 

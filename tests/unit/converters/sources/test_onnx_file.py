@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -199,6 +201,13 @@ def test_a_graph_in_training_mode_is_refused(tmp_path: Path, body: str, words: s
         open_source(str(tmp_path / "m.onnx"), OPTIONS)
     assert "model.eval()" in caught.value.hint
     assert "STORE/NAME/1/model.onnx" in caught.value.hint
+
+
+def test_pytorch_is_not_imported() -> None:
+    """It takes seconds, and a conversion of a file does not need it."""
+    program = "import sys, graphkiln_converters.convert, graphkiln_converters.sources.onnx_file; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert "torch" not in loaded.split()
 
 
 # The vocabulary of a graph.

@@ -15,7 +15,7 @@ from torch import nn
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
-from graphkiln_converters.sources.batches import FixedBatchModel
+from graphkiln_converters.sources.pytorch import FixedBatchModel
 from graphkiln_converters.sources.torchscript import open_source
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # torch.jit is deprecated
