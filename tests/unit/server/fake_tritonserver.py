@@ -30,22 +30,22 @@ from pathlib import Path
 if "--help" in sys.argv:
     print("  --http-port <integer>")
     sys.exit()
-told = json.loads(os.environ["FAKE_TRITON"])
+options = json.loads(os.environ["FAKE_TRITON"])
 flags = dict(argument[2:].split("=", 1) for argument in sys.argv[1:] if "=" in argument)
 folder = Path(os.environ["GRAPHKILN_RUN_FOLDER"])
 port = int(flags["grpc-port" if flags.get("allow-http") == "false" else "http-port"])
 prefix = next(a.rpartition("=")[2] for a in sys.argv if "shm-region-prefix-name" in a)
 Path(f"/dev/shm/{prefix}0").write_text("tensors")
-with Path(told["starts"]).open("a") as starts:
+with Path(options["starts"]).open("a") as starts:
     starts.write(json.dumps({"pid": os.getpid(), "arguments": sys.argv[1:], "environment": dict(os.environ)}) + "\n")
-if "later" in told and len(Path(told["starts"]).read_text().splitlines()) > 1:
-    told |= told["later"]
-if "bad_model" in told and "--exit-on-error=true" in sys.argv:
+if "later" in options and len(Path(options["starts"]).read_text().splitlines()) > 1:
+    options |= options["later"]
+if "bad_model" in options and "--exit-on-error=true" in sys.argv:
     sys.exit(1)
-if "exit" in told:
-    sys.exit(told["exit"])
-if "kill" in told:
-    os.kill(os.getpid(), told["kill"])
+if "exit" in options:
+    sys.exit(options["exit"])
+if "kill" in options:
+    os.kill(os.getpid(), options["kill"])
 
 
 def write(name, content):
@@ -56,8 +56,8 @@ def write(name, content):
 
 def write_counters(name, begun, ended):
     now = time.monotonic()
-    beaten = now - (100 if "silent" in told else 0)
-    write(f"{name}.counters", struct.pack("=dqqd", now - told.get("computes_s", 0), begun, ended, beaten))
+    beaten = now - (100 if "silent" in options else 0)
+    write(f"{name}.counters", struct.pack("=dqqd", now - options.get("computes_s", 0), begun, ended, beaten))
 
 
 def beat(name, seconds):
@@ -65,7 +65,7 @@ def beat(name, seconds):
     end = time.monotonic() + seconds
     path = folder / f"{name}.counters"
     while (now := time.monotonic()) < end:
-        if "silent" not in told and path.exists():
+        if "silent" not in options and path.exists():
             with path.open("r+b") as file:
                 os.pwrite(file.fileno(), struct.pack("=d", now), 24)
         time.sleep(min(0.1, end - now))
@@ -75,19 +75,19 @@ def publish(index, status):
     pid = os.fork()
     if pid == 0:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        dies = told.get("die_after_s", told.get("unload_after_s", 60)) if index == 0 else 60
+        dies = options.get("die_after_s", options.get("unload_after_s", 60)) if index == 0 else 60
         beat(f"m_{index}.{os.getpid()}", dies)
-        if "unload_after_s" in told and index == 0:
+        if "unload_after_s" in options and index == 0:
             (folder / f"m_{index}.{os.getpid()}.json").unlink()
         os._exit(0)
-    with Path(told["starts"] + ".instances").open("a") as instances:
+    with Path(options["starts"] + ".instances").open("a") as instances:
         instances.write(f"{pid}\n")
     status["pid"] = pid
     name = f"m_{index}.{pid}"
-    write_counters(name, 1 if "busy_s" in told or "computes_s" in told else 0, 0)
+    write_counters(name, 1 if "busy_s" in options or "computes_s" in options else 0, 0)
     write(f"{name}.json", json.dumps(status).encode())
-    if "fault" in told:
-        write(f"{name}.fault", told["fault"].encode())
+    if "fault" in options:
+        write(f"{name}.fault", options["fault"].encode())
     return name
 
 
@@ -116,7 +116,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.handle_one_request()
 
     def do_GET(self):
-        time.sleep(told.get("slow_s", 0))
+        time.sleep(options.get("slow_s", 0))
         body = b"served"
         self.send_response(200)
         self.send_header("Content-Length", str(len(body)))
@@ -129,7 +129,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 def respond(connection):
     with connection:
-        if told.get("deaf"):
+        if options.get("deaf"):
             time.sleep(60)
         if connection.recv(3, socket.MSG_PEEK) == b"GET":
             Handler(connection, ("", 0), None)
@@ -140,8 +140,10 @@ def respond(connection):
             if not part:
                 return
             received += part
-        body = json.dumps(told.get("index", [])).encode()
-        head = f"HTTP/1.1 {told.get('index_status', 200)} X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        body = json.dumps(options.get("index", [])).encode()
+        head = (
+            f"HTTP/1.1 {options.get('index_status', 200)} X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        )
         connection.sendall(head.encode() + body)
 
 
@@ -156,25 +158,25 @@ def listen():
 
 stopping = []
 signal.signal(signal.SIGTERM, lambda *_: stopping.append(time.monotonic()))
-names = [publish(index, status) for index, status in enumerate(told.get("instances", []))]
-if "loading" in told:
+names = [publish(index, status) for index, status in enumerate(options.get("instances", []))]
+if "loading" in options:
     load()
-time.sleep(told.get("listen_after_s", 0))
-while "listen_when" in told and not Path(told["listen_when"]).exists():
+time.sleep(options.get("listen_after_s", 0))
+while "listen_when" in options and not Path(options["listen_when"]).exists():
     time.sleep(0.01)
 threading.Thread(target=listen, daemon=True).start()
 began = time.monotonic()
 while True:
     time.sleep(0.01)
-    if "busy_s" in told and time.monotonic() - began > told["busy_s"]:
+    if "busy_s" in options and time.monotonic() - began > options["busy_s"]:
         write_counters(names[0], 1, 1)
     if not stopping:
         continue
     passed = time.monotonic() - stopping[0]
-    if told.get("on_sigterm") is not None:
-        if told["on_sigterm"] < 0:
-            signal.signal(-told["on_sigterm"], signal.SIG_DFL)
-            os.kill(os.getpid(), -told["on_sigterm"])
-        os._exit(told["on_sigterm"])
-    if passed > told.get("exit_after_sigterm_s", 60):
+    if options.get("on_sigterm") is not None:
+        if options["on_sigterm"] < 0:
+            signal.signal(-options["on_sigterm"], signal.SIG_DFL)
+            os.kill(os.getpid(), -options["on_sigterm"])
+        os._exit(options["on_sigterm"])
+    if passed > options.get("exit_after_sigterm_s", 60):
         os._exit(1)

@@ -90,14 +90,14 @@ class TestObtaining:
         assert AdminKey.obtain(tmp_path / "key") == key
         assert [path.name for path in tmp_path.iterdir()] == ["key"]
 
-    def test_a_file_for_everybody_is_named(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def test_a_file_that_others_can_read_is_a_warning(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
         (tmp_path / "key").write_text("abc")
         (tmp_path / "key").chmod(0o644)
         assert AdminKey.obtain(tmp_path / "key").value == "abc"
         assert "chmod 600" in caplog.text
 
     @pytest.mark.parametrize(("permissions", "named"), [(0o440, False), (0o444, True)])
-    def test_the_group_of_somebody_elses_file_is_how_a_pod_reads_a_secret(
+    def test_a_pod_may_read_a_secret_as_its_group(
         self,
         tmp_path: Path,
         caplog: pytest.LogCaptureFixture,

@@ -1,4 +1,4 @@
-"""HAProxy in front of a plain server that stands for tritonserver."""
+"""HAProxy in front of a plain server in place of tritonserver."""
 
 from __future__ import annotations
 

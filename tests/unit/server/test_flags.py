@@ -162,7 +162,7 @@ class TestCheckPorts:
         page = ListenAddress(protocol="page", host="127.0.0.1", port=port)
         with pytest.raises(ServerSetupError, match=rf"page and HTTP cannot both listen on port {port}"):
             TritonFlags.parse([f"--http-port={port}", *NO_OTHERS], ALL).check_ports(page)
-        with socket.create_server(("127.0.0.1", port)):  # whoever opens the page says so
+        with socket.create_server(("127.0.0.1", port)):  # checked where the page is opened
             TritonFlags.parse(["--allow-http=false", *NO_OTHERS], ALL).check_ports(page)
 
     def test_one_port_at_two_addresses_is_two(self) -> None:
@@ -171,7 +171,7 @@ class TestCheckPorts:
         TritonFlags.parse(hosts, ALL).check_ports()
 
 
-def test_what_is_for_somebody_else_is_set_aside_and_no_value_of_a_flag() -> None:
+def test_words_of_other_options_are_set_aside() -> None:
     flags = TritonFlags.parse(
         ["a:1", "--http-port", "9", ":2"], KNOWN, is_other=lambda word: ":" in word or word == "9"
     )

@@ -56,7 +56,7 @@ def test_a_server_that_speaks_grpc_alone_listens() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["http", "grpc"])
-def test_nobody(protocol: str) -> None:
+def test_no_server(protocol: str) -> None:
     (port,) = free_ports(1)
     assert not is_alive(protocol, "127.0.0.1", port)
 

@@ -104,7 +104,7 @@ def test_a_word_that_is_no_answer_is_refused(tmp_path: Path, mirror: Mirror) -> 
 
 
 def test_a_model_of_another_backend_takes_no_images(store: Path, mirror: Mirror) -> None:
-    """It was said that none of its versions is served, and it was looked at as outdated for ever."""
+    """It was reported without served versions, and as outdated at each check."""
     (store / "cats" / "config.pbtxt").write_text(f'backend: "python" {IMAGES}')
     stores = opened(store, mirror)
     assert stores.shown["cats"].versions == (1,)
@@ -118,12 +118,12 @@ class TestDescribeImages:
     def test_what_is_taken_and_how(self, store: Path, mirror: Mirror) -> None:
         config = opened(store, mirror).shown["cats"].config
         assert config is not None
-        told = describe_images(config)
-        assert told.startswith("JPEG, PNG, WEBP, BMP, GIF, TIFF by cats.images, decoded in ")
+        described = describe_images(config)
+        assert described.startswith("JPEG, PNG, WEBP, BMP, GIF, TIFF by cats.images, decoded in ")
 
     def test_why_nothing_is(self) -> None:
-        told = describe_images(ModelConfigProto(name="cats"))
-        assert told.startswith("not accepted: parameters: accept_images of 'cats'")
+        described = describe_images(ModelConfigProto(name="cats"))
+        assert described.startswith("not accepted: parameters: accept_images of 'cats'")
 
 
 # Models that take images in the user's explicit mode: they come and go with those whose images they take.

@@ -191,7 +191,7 @@ class TestPrepare:
         assert line.index("--exit-on-error=false") < line.index("--exit-on-error=true")
 
     @pytest.mark.parametrize("flags", [("--model-control-mode=explicit",), ("--load-model=digits",)])
-    def test_triton_says_whether_it_is_ready_where_nobody_else_can(
+    def test_readiness_is_strict_if_triton_loads_by_itself(
         self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
     ) -> None:
         line = make_launch(installation, store, flags=parse(*flags)).prepare(folder)
@@ -300,7 +300,7 @@ class TestStart:
         with open_cache() as cache:
             assert cache.folder == tmp_path / "cache"
 
-    def test_a_log_that_nobody_reads_does_not_end_it(self, installation: Installation, folder: RunFolder) -> None:
+    def test_a_closed_log_does_not_end_it(self, installation: Installation, folder: RunFolder) -> None:
         with make_launch(installation).start(folder, ["/bin/sh", "-c", "kill -PIPE $$; exit 7"]) as server:
             assert server.wait(30) == 7
 

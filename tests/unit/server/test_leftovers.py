@@ -37,7 +37,7 @@ os._exit(9)
 
 @pytest.fixture(autouse=True)
 def shared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Shared memory of the test's own: whoever starts a server meanwhile removes leftovers in /dev/shm."""
+    """Another folder for shared memory: servers of other tests remove leftovers in /dev/shm."""
     folder = tmp_path / "shm"
     folder.mkdir()
     monkeypatch.setattr(run_folder, "SHARED_MEMORY", folder)
@@ -122,7 +122,7 @@ def test_regions_of_a_run_whose_folder_is_not_to_be_seen_are_left_alone_while_it
         assert region_owner(run.path.name).exists()
 
 
-def test_what_belongs_to_nobody_known_is_left_alone(tmp_path: Path, shared: Path) -> None:
+def test_folders_without_an_owner_file_are_left_alone(tmp_path: Path, shared: Path) -> None:
     mine = tmp_path / "graphkiln-mine"
     mine.mkdir()
     region = shared / f"graphkiln-client-{os.getpid()}-test"

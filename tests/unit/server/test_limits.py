@@ -156,7 +156,7 @@ for line in sys.stdin:
     else:
         print("done", flush=True)
 """
-"""Does what it is told, a line at a time."""
+"""Runs the lines of its standard input."""
 
 
 class Other:

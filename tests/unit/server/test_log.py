@@ -1,4 +1,4 @@
-"""Lines of a service's log as JSON: Triton's, its instances', the supervisor's, and what nobody formatted."""
+"""Lines of a service's log as JSON: Triton's, its instances', the supervisor's, and unformatted text."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def test_the_request_that_triton_names() -> None:
 
 
 def test_a_line_of_an_instance_and_its_traceback() -> None:
-    said = "graphkiln: digits: " + request_prefix('odd"] id') + "a request failed\nTraceback\n  File"
-    assert of_line(SHORT + json.dumps(said)) == LogRecord(
+    text = "graphkiln: digits: " + request_prefix('odd"] id') + "a request failed\nTraceback\n  File"
+    assert of_line(SHORT + json.dumps(text)) == LogRecord(
         message="a request failed", details="Traceback\n  File", level="warning", model="digits", request_id='odd"] id'
     )
 
@@ -50,7 +50,7 @@ def test_a_message_of_an_instance_that_only_looks_like_one_about_a_request() -> 
     assert (record.request_id, record.message) == ("", 'expected [request id: "x"] nowhere')
 
 
-def test_lines_of_the_command_itself_and_of_nobody() -> None:
+def test_lines_of_the_command_and_unformatted_lines() -> None:
     assert of_line("graphkiln: port 8000 is in use") == LogRecord(message="port 8000 is in use")
     assert of_line("Segmentation fault") == LogRecord(message="Segmentation fault", level="warning", source="other")
     assert of_line("X1123 08:46:10.123456 4711 a.cc:1] x").source == "other"
@@ -88,7 +88,7 @@ def test_json_has_what_there_is_on_one_line() -> None:
     }
 
 
-# Outputs as JSON lines: of this process, of its children, of what nobody formats; and given back at the end.
+# Outputs as JSON lines: of this process, of its children, of unformatted text; restored at the end.
 
 PROGRAM = """if True:
     import logging, os, subprocess, sys
@@ -119,8 +119,8 @@ print("plain", file=sys.stderr)"""
     *wrapped, plain = done.stderr.decode().splitlines()
     assert plain == "plain"
     records = [json.loads(line) for line in wrapped]
-    said = {record["message"][:20]: record for record in records}
-    assert set(said) == {
+    found = {record["message"][:20]: record for record in records}
+    assert set(found) == {
         "all went wrong",
         "said",
         "printed",
@@ -129,9 +129,9 @@ print("plain", file=sys.stderr)"""
         "\\xff",
         "x" * 20,
         "no end",
-    } | {text for text in said if set(text) == {"x"}}
-    assert said["all went wrong"]["level"] == "error"
-    assert said["printed"]["source"] == "other"
+    } | {text for text in found if set(text) == {"x"}}
+    assert found["all went wrong"]["level"] == "error"
+    assert found["printed"]["source"] == "other"
     assert sum(len(record["message"]) for record in records if record["message"].startswith("xx")) == 70000
 
 

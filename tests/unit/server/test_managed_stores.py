@@ -57,7 +57,7 @@ class TestFirstStart:
         assert versions(mirror, "m") == ["1"]
         assert "cut short" in stores.refusals()["m", "2"]
 
-    def test_what_nobody_foresaw_of_one_model_is_not_the_others_fault(
+    def test_an_unexpected_error_of_one_model_does_not_affect_others(
         self, tmp_path: Path, mirror: Mirror, logged: list[str]
     ) -> None:
         for name in ("bad", "good"):

@@ -35,7 +35,7 @@ def test_a_port_is_claimed_once_until_it_is_given_up() -> None:
         pass
 
 
-def test_nobody_listens_there() -> None:
+def test_a_claim_does_not_listen() -> None:
     http, grpc = free_ports(2)
     with PortClaims(parse(http, grpc)), socket.create_server(("127.0.0.1", http)):
         pass
@@ -91,7 +91,7 @@ def test_what_is_told_is_found(given: TritonFlags, found: list[tuple[str, str, i
 
 
 def test_what_dead_servers_told_and_what_cannot_be_read_is_left_out(tmp_path: Path) -> None:
-    dead = tmp_path / "graphkiln-dead"  # which nobody has locked
+    dead = tmp_path / "graphkiln-dead"  # without a lock
     dead.mkdir()
     (dead / OWNER_FILE).touch()
     publish_address(dead, flags())
@@ -109,6 +109,6 @@ def test_the_text_comes_without_a_proxy(monkeypatch: pytest.MonkeyPatch) -> None
         assert fetch_metrics(f"{server.url}/metrics") == "a 1\nü 2\n"
 
 
-def test_nobody_there_is_an_error() -> None:
+def test_no_server_is_an_error() -> None:
     with pytest.raises(OSError, match="refused"):
         fetch_metrics(f"http://127.0.0.1:{free_ports(1)[0]}/metrics")

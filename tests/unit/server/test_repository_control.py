@@ -80,7 +80,7 @@ def test_no_index_is_an_error(answer: object) -> None:
         control(server.port).index()
 
 
-def test_nobody_there_is_an_error() -> None:
+def test_no_server_is_an_error() -> None:
     with pytest.raises(OSError, match="refused"):
         control(free_ports(1)[0]).index()
 

@@ -49,8 +49,8 @@ def test_restarts_are_told_by_cause(tmp_path: Path) -> None:
     budget.count(Cause.LOAD_DEADLINE)
     budget.write(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["restarts.json"]
-    told = json.loads((tmp_path / "restarts.json").read_text())
-    assert told == dict.fromkeys(Cause, 0) | {
+    written = json.loads((tmp_path / "restarts.json").read_text())
+    assert written == dict.fromkeys(Cause, 0) | {
         "server_died": 1,
         "instance_hung": 1,
         "load_deadline": 1,
@@ -61,7 +61,7 @@ def test_restarts_are_told_by_cause(tmp_path: Path) -> None:
 
 
 class Clock:
-    """Processor time that passes when it is told; waiting takes none."""
+    """Processor time under control; waiting takes none."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 100.0

@@ -48,7 +48,7 @@ def test_never_holds_a_space(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 def test_a_stub_looks_in_the_working_folder_last(
     installation: Installation, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    (tmp_path / "json.py").write_text("raise ImportError('of somebody else')")
+    (tmp_path / "json.py").write_text("raise ImportError('shadowed')")
     monkeypatch.chdir(tmp_path)
     with RunFolder() as folder:
         folder.assemble_backends(installation, None)
@@ -121,7 +121,7 @@ def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
 
 
 class TestPlaces:
-    """Where TMPDIR is full or cannot be used, the next folder is, and that is said."""
+    """Where TMPDIR is full or cannot be used, the next folder is used, with a warning."""
 
     @pytest.fixture
     def places(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:

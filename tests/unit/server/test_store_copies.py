@@ -328,19 +328,19 @@ class TestOpening:
             read_trusted(tmp_path / "none.pub")
         assert caught.value.exit_code == 2
 
-    @pytest.mark.parametrize(("mode", "told"), [(0o644, False), (0o664, True), (0o666, True)])
+    @pytest.mark.parametrize(("mode", "warned"), [(0o644, False), (0o664, True), (0o666, True)])
     def test_keys_that_others_can_write_are_named(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, told: bool
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, mode: int, warned: bool
     ) -> None:
         _, public = make_key(tmp_path / "release")
         public.chmod(mode)
         assert read_trusted(tmp_path)
-        assert ("release.pub can be written by other users" in caplog.text) is told
+        assert ("release.pub can be written by other users" in caplog.text) is warned
 
-    def test_what_is_mounted_read_only_belongs_to_whoever_mounts_it(
+    def test_keys_on_a_read_only_mount_are_safe(
         self, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Kubernetes gives the folder of a ConfigMap to everybody (mode 2777), and mounts it read-only."""
+        """Kubernetes gives the folder of a ConfigMap to all users (mode 2777), and mounts it read-only."""
         (tmp_path / "keys").mkdir()
         _, public = make_key(tmp_path / "keys" / "release")
         (tmp_path / "keys").chmod(0o2777)
@@ -468,7 +468,7 @@ def test_an_interrupted_copy_leaves_nothing(signed: SignedStore, store: Attested
     assert take(store) == {"1": "one"}
 
 
-def test_a_pipe_keeps_nobody_waiting(signed: SignedStore, store: AttestedStore) -> None:
+def test_a_pipe_does_not_block(signed: SignedStore, store: AttestedStore) -> None:
     model = signed.add(1, "one")
     signed.add(2, "two")
     (model / "2" / "model.onnx").unlink()

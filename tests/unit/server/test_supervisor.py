@@ -84,10 +84,10 @@ class Setup:
         launch: type[Launch] = Launch,
         limits: TimeLimits | None = None,
         edge: str = "off",
-        **told: Any,
+        **options: Any,
     ) -> int:
         """Runs to the end; `on_live` gets how often the server was live."""
-        self._monkeypatch.setenv("FAKE_TRITON", json.dumps({"starts": str(self._starts), **told}))
+        self._monkeypatch.setenv("FAKE_TRITON", json.dumps({"starts": str(self._starts), **options}))
         arguments = [f"--http-port={self.port}", "--allow-grpc=false", "--allow-metrics=false", *flags]
 
         def live(states: list[ModelState]) -> None:
@@ -283,8 +283,8 @@ class TestExit:
         monkeypatch.setattr(module, "_RETRY_S", 0.05)
         assert setup.run(on_live=end, on_sigterm=0) == 0
         assert len(attempts) == 5
-        said = [line for line in logged if line.startswith("the server cannot be started again yet")]
-        assert said == [f"the server cannot be started again yet, trying every 0.05 s: {fault}"]
+        errors = [line for line in logged if line.startswith("the server cannot be started again yet")]
+        assert errors == [f"the server cannot be started again yet, trying every 0.05 s: {fault}"]
 
     def test_a_signal_ends_the_wait_for_room(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
@@ -298,17 +298,17 @@ class TestExit:
         assert setup.run(on_live=end, on_sigterm=0) == 0
         assert setup.seconds < 30
 
-    def test_instances_are_told_how_often_it_was_restarted(self, setup: Setup) -> None:
-        told: list[dict[str, int]] = []
+    def test_instances_know_how_often_it_was_restarted(self, setup: Setup) -> None:
+        counts: list[dict[str, int]] = []
 
         def end(count: int) -> None:
             (folder,) = setup.temporary.glob("graphkiln-*/instances")
-            told.append(json.loads((folder / "restarts.json").read_text()))
+            counts.append(json.loads((folder / "restarts.json").read_text()))
             stop() if count == 3 else os.kill(setup.starts[-1]["pid"], signal.SIGKILL)
 
         assert setup.run(on_live=end, on_sigterm=0) == 0
-        assert [counts["server_died"] for counts in told] == [0, 1, 2]
-        assert {sum(counts.values()) for counts in told} == {0, 1, 2}
+        assert [each["server_died"] for each in counts] == [0, 1, 2]
+        assert {sum(each.values()) for each in counts} == {0, 1, 2}
 
 
 class TestLive:
@@ -329,8 +329,8 @@ class TestLive:
         assert (state.model, state.version, state.state) == ("m", "3", "READY")
 
     def test_a_server_that_does_not_list_its_models_is_served_on(self, setup: Setup, logged: list[str]) -> None:
-        told = {"index": {"error": "restricted"}, "index_status": 403, "instances": [STATUS], "on_sigterm": 0}
-        assert setup.run(on_live=stop, **told) == 0
+        options = {"index": {"error": "restricted"}, "index_status": 403, "instances": [STATUS], "on_sigterm": 0}
+        assert setup.run(on_live=stop, **options) == 0
         ((state,),) = setup.live
         assert (state.model, state.version, state.state) == ("m", "3", "READY")
         assert any("does not list its models" in line and "403" in line for line in logged)
@@ -405,7 +405,7 @@ class TestStop:
 
 
 class TestDeadInstance:
-    TOLD: ClassVar[dict[str, Any]] = {"index": [READY], "instances": [STATUS], "on_sigterm": 0}
+    OPTIONS: ClassVar[dict[str, Any]] = {"index": [READY], "instances": [STATUS], "on_sigterm": 0}
 
     def kill_until(self, setup: Setup, last: int) -> Callable[[int], None]:
         """Kills the instance each time that the server is live, and stops at the last time."""
@@ -416,7 +416,7 @@ class TestDeadInstance:
         return act
 
     def test_the_server_is_started_again(self, setup: Setup, logged: list[str]) -> None:
-        assert setup.run(on_live=self.kill_until(setup, 3), **self.TOLD) == 0
+        assert setup.run(on_live=self.kill_until(setup, 3), **self.OPTIONS) == 0
         assert len(setup.starts) == 3
         assert logged[:2] == ["an instance of m version 3 died: restarting the server"] * 2
 
@@ -428,7 +428,7 @@ class TestDeadInstance:
         def kill_later(count: int) -> None:
             stop() if count == 2 else later(0.2, lambda: kill_instance(setup))
 
-        assert setup.run(on_live=kill_later, **self.TOLD) == 0
+        assert setup.run(on_live=kill_later, **self.OPTIONS) == 0
         assert len(setup.starts) == 2
         assert setup.seconds < 20
         assert logged[0] == "an instance of m version 3 died: restarting the server"
@@ -467,7 +467,7 @@ class TestDeadInstance:
 
         try:
             later = {"listen_when": str(refused)}
-            assert setup.run(on_live=act, later=later, edge="on", **self.TOLD) == 0
+            assert setup.run(on_live=act, later=later, edge="on", **self.OPTIONS) == 0
         finally:
             over.set()
         assert 503 in seen
@@ -481,8 +481,8 @@ class TestDeadInstance:
 
     def test_an_instance_that_is_unloaded_is_not_dead(self, setup: Setup, logged: list[str]) -> None:
         setup.when_started(lambda: later(0.6, stop))
-        told = {"index": [READY], "instances": [STATUS, STATUS], "unload_after_s": 0.2, "on_sigterm": 0}
-        assert setup.run(**told) == 0
+        options = {"index": [READY], "instances": [STATUS, STATUS], "unload_after_s": 0.2, "on_sigterm": 0}
+        assert setup.run(**options) == 0
         assert len(setup.starts) == 1
         assert not any("died" in line for line in logged)
 
@@ -494,14 +494,14 @@ class TestDeadInstance:
 class TestHanging:
     """Each is noticed, ended, and the server is started again."""
 
-    def check(self, setup: Setup, logged: list[str], expected: str, *, action: Any = None, **told: Any) -> None:
+    def check(self, setup: Setup, logged: list[str], expected: str, *, action: Any = None, **options: Any) -> None:
         def act(count: int) -> None:
             if count == 2:
                 return stop()
             return action() if action else None
 
         limits = TimeLimits(compute=5.0, load=0.5)
-        assert setup.run(on_live=act, limits=limits, **{"on_sigterm": 0, "index": [READY], **told}) == 0
+        assert setup.run(on_live=act, limits=limits, **{"on_sigterm": 0, "index": [READY], **options}) == 0
         assert len(setup.starts) == 2
         assert expected in logged[0]
         assert setup.seconds < 30
@@ -520,13 +520,13 @@ class TestHanging:
         self.check(setup, logged, "tritonserver was stopped by a signal: restarting the server", action=freeze)
 
     def test_wrong_outputs(self, setup: Setup, logged: list[str]) -> None:
-        told = {"instances": [STATUS], "fault": "y differs", "later": {"instances": []}}
-        self.check_late(setup, logged, "an instance of m version 3 no longer serves (y differs)", told)
+        options = {"instances": [STATUS], "fault": "y differs", "later": {"instances": []}}
+        self.check_late(setup, logged, "an instance of m version 3 no longer serves (y differs)", options)
 
-    def check_late(self, setup: Setup, logged: list[str], expected: str, told: dict[str, Any]) -> None:
+    def check_late(self, setup: Setup, logged: list[str], expected: str, options: dict[str, Any]) -> None:
         """A fault that is there from the start: it may be found before the server is live."""
         limits = TimeLimits(compute=5.0)
-        assert setup.run(on_live=lambda _: stop_if(len(setup.starts) == 2), limits=limits, on_sigterm=0, **told) == 0
+        assert setup.run(on_live=lambda _: stop_if(len(setup.starts) == 2), limits=limits, on_sigterm=0, **options) == 0
         assert expected in logged[0]
         assert len(setup.starts) == 2
 
@@ -535,8 +535,8 @@ class TestHanging:
     ) -> None:
         monkeypatch.setattr("graphkiln_backend.server.watchdog.SILENT_S", 1.0)
         monkeypatch.setattr(repository_control, "_TIMEOUT_S", 0.2)
-        told = {"deaf": True, "later": {"deaf": False}}
-        assert setup.run(on_live=lambda count: stop_if(count == 2), on_sigterm=0, **told) == 0
+        options = {"deaf": True, "later": {"deaf": False}}
+        assert setup.run(on_live=lambda count: stop_if(count == 2), on_sigterm=0, **options) == 0
         assert "tritonserver has not responded for 1 s: restarting the server" in logged
 
     def test_a_model_that_loads_without_end_is_ended_and_the_server_is_not(

@@ -67,7 +67,7 @@ def look(watchdog: Watchdog, folder: Path) -> Fault | None:
     return watchdog.look(read_snapshot(folder))
 
 
-def said(*, begun_s: float = 1.0, ended: int = 1, beat_s: float = 0.5, ready: bool = True) -> Snapshot:
+def snapshot(*, begun_s: float = 1.0, ended: int = 1, beat_s: float = 0.5, ready: bool = True) -> Snapshot:
     """By one instance, which is this process."""
     now, key = time.monotonic(), f"m_0.{os.getpid()}"
     progress = Progress(begun=1, ended=ended, begun_at=now - begun_s, heartbeat=now - beat_s)
@@ -133,7 +133,7 @@ def test_a_stopped_process_is_given_a_moment(
     ],
 )
 def test_limits(watchdog: Watchdog, values: dict[str, float], cause: Cause | None) -> None:
-    fault = watchdog.look(said(**values))  # type: ignore[arg-type]
+    fault = watchdog.look(snapshot(**values))  # type: ignore[arg-type]
     assert (fault.cause if fault else None) is cause
 
 
@@ -142,12 +142,12 @@ def test_heartbeats_missed_while_this_process_was_suspended_are_no_hang(
 ) -> None:
     clock = Clock(monkeypatch)
     clock.pass_by(module._SUSPENDED_S + 1)
-    assert watchdog.look(said(beat_s=50.0)) is None
+    assert watchdog.look(snapshot(beat_s=50.0)) is None
     for _ in range(3):
         clock.pass_by(3)
-        assert watchdog.look(said(beat_s=50.0)) is None
+        assert watchdog.look(snapshot(beat_s=50.0)) is None
     clock.pass_by(3)
-    assert watchdog.look(said(beat_s=50.0)) is not None
+    assert watchdog.look(snapshot(beat_s=50.0)) is not None
 
 
 def test_wrong_outputs(tmp_path: Path, watchdog: Watchdog) -> None:
@@ -381,7 +381,7 @@ def test_stubs_of_other_backends_are_not_ours(start: Start) -> None:
     assert wait_for(process, 1) == ["other 12"]
 
 
-def test_a_child_that_has_ended_is_told_until_somebody_asks_how() -> None:
+def test_a_child_that_has_exited_is_listed_until_it_is_waited_for() -> None:
     program = "import os; os.fork() or os._exit(1); print(flush=True); input()"
     with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdin is not None
