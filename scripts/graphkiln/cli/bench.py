@@ -252,7 +252,8 @@ def _rates(rows: Sequence[Row]) -> reports.Section:
     ]
     cells = [
         (
-            load, _errors(each), f"{each['per_second']:.1f}", f"{each['per_second_range'][0]:.1f}",
+            load, ", ".join(f"{count} {name}" for name, count in each["errors"].items()) or "none",
+            f"{each['per_second']:.1f}", f"{each['per_second_range'][0]:.1f}",
             f"{each['per_second_range'][1]:.1f}", f"{each['unsent']}", f"{each['client_cores']:.2f}",
         )
         for load, each in found
@@ -308,7 +309,3 @@ def _waterfall(row: Row) -> Iterator[reports.Bar]:
             return
         yield reports.Bar(title=f"{row['load']}: {name}", begin=begin, end=begin + took, label=f"{took:.0f}")
         begin += took
-
-
-def _errors(client: Mapping[str, Any]) -> str:
-    return ", ".join(f"{count} {name}" for name, count in client["errors"].items()) or "none"

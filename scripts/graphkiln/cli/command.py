@@ -49,14 +49,9 @@ def open_closed_streams() -> None:
     """
     for name, mode in _STREAMS.items():
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(_open_nowhere(), mode, encoding="utf-8"))
-
-
-def _open_nowhere() -> int:
-    """Open the null device, which gets the lowest free descriptor (that of the stream); children inherit it."""
-    descriptor = os.open(os.devnull, os.O_RDWR)
-    os.set_inheritable(descriptor, True)
-    return descriptor
+            descriptor = os.open(os.devnull, os.O_RDWR)  # the lowest free one: that of the stream
+            os.set_inheritable(descriptor, True)
+            setattr(sys, name, os.fdopen(descriptor, mode, encoding="utf-8"))
 
 
 def _start_again_in_utf8() -> None:

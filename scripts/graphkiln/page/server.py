@@ -164,7 +164,9 @@ class Stores:
             return None
         facts: Mapping[str, Any] = encode(manifest)
         provenance = {key: facts["provenance"][key] for key in ("source", "versions", "metrics")}
-        return {**{key: facts[key] for key in _SHOWN}, "provenance": provenance, **_conversion(manifest)}
+        made = manifest.conversion
+        conversion = {"notes": list(made.notes), "output_errors": dict(made.output_errors)} if made else {}
+        return {**{key: facts[key] for key in _SHOWN}, "provenance": provenance, **conversion}
 
     def golden(self, model: str, version: str) -> GoldenSamples | None:
         """Read the golden samples of a version; None if there are none.
@@ -183,11 +185,6 @@ class Stores:
             return None
         candidates = (store / model / version for store in self._folders)
         return next((folder for folder in candidates if folder.is_dir()), None)
-
-
-def _conversion(manifest: Manifest) -> dict[str, Any]:
-    made = manifest.conversion
-    return {"notes": list(made.notes), "output_errors": dict(made.output_errors)} if made else {}
 
 
 T = TypeVar("T")
