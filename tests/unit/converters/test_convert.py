@@ -104,9 +104,9 @@ class TestFp32:
 
     @pytest.mark.usefixtures("source")
     def test_encoded_images_add_a_parameter_to_the_configuration(self, store: Path) -> None:
-        said = Manifest.read(run(store, input="encoded") / "manifest.json").preprocess
-        assert said is not None
-        assert said.dtype is DType.UINT8
+        preprocess = Manifest.read(run(store, input="encoded") / "manifest.json").preprocess
+        assert preprocess is not None
+        assert preprocess.dtype is DType.UINT8
         config = read_config(store / "m" / "config.pbtxt")
         assert config.parameters["accept_images"].string_value == "true"
         assert image_config(config, instances=1).name == "m.images"

@@ -161,12 +161,12 @@ class TestTargets:
         found = read_targets(folder, ["cat", "dog"], 256)
         np.testing.assert_array_equal(found, [0, 0, 1])  # type: ignore[arg-type]
 
-    @pytest.mark.parametrize(("labels", "told"), [(["Cat", "dog"], True), (["mouse"], False)])
+    @pytest.mark.parametrize(("labels", "warned"), [(["Cat", "dog"], True), (["mouse"], False)])
     def test_folders_that_are_partly_labels_are_warned_about(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, labels: list[str], told: bool
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture, labels: list[str], warned: bool
     ) -> None:
         assert read_targets(save_images(tmp_path, "cat/1.png", "dog/1.png"), labels, 256) is None
-        assert ("is not one of the labels" in caplog.text) == told
+        assert ("is not one of the labels" in caplog.text) == warned
 
 
 RECORDED = {"a": draw(3, 2), "b": np.arange(3), "y": draw(3, 5)}

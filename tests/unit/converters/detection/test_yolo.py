@@ -18,8 +18,8 @@ COUNT, CLASSES = 120, 3
 
 def settings(head: Head, **changes: object) -> Settings:
     boxes = BoxFormat.CENTER if head in (Head.YOLOV8, Head.YOLOV5) else BoxFormat.CORNERS
-    told: dict[str, object] = {"head": head, "boxes": boxes, "size": SIZE, "iou_threshold": 0.5, "max_detections": 300}
-    return Settings(**{**told, **changes})  # type: ignore[arg-type]
+    given: dict[str, object] = {"head": head, "boxes": boxes, "size": SIZE, "iou_threshold": 0.5, "max_detections": 300}
+    return Settings(**{**given, **changes})  # type: ignore[arg-type]
 
 
 def centered(corners: np.ndarray) -> np.ndarray:
@@ -73,8 +73,8 @@ def test_detections_of_a_batch_are_those_of_a_search_by_class(head: Head, made: 
 @pytest.mark.parametrize("most", [300, 7])
 def test_the_reference_finds_the_same(head: Head, made: object, most: int) -> None:
     batch = np.stack([made(seed) for seed in (4, 5)]).astype(np.float32)  # type: ignore[operator]
-    told = settings(head, max_detections=most)
-    found, expected = head_of(told)(torch.from_numpy(batch)), detect(batch, told)
+    given = settings(head, max_detections=most)
+    found, expected = head_of(given)(torch.from_numpy(batch)), detect(batch, given)
     assert expected["boxes"].shape == (2, most, 4)
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, atol=1e-4, err_msg=name)
@@ -89,25 +89,25 @@ def test_no_detections_are_a_count_of_zero() -> None:
 
 def test_finished_rows_are_sorted_and_counted() -> None:
     rows = torch.tensor([[[1.0, 2, 3, 4, 0.3, 2], [5, 6, 7, 8, 0.9, 1], [0, 0, 0, 0, 0, 0]]])
-    told = settings(Head.END_TO_END, max_detections=4)
-    found = head_of(told)(rows)
+    given = settings(Head.END_TO_END, max_detections=4)
+    found = head_of(given)(rows)
     assert found["counts"].tolist() == [2]
     assert found["classes"].tolist() == [[1, 2, 0, 0]]
     assert found["boxes"][0, 0].tolist() == [5, 6, 7, 8]
-    for name, array in detect(rows.numpy(), told).items():
+    for name, array in detect(rows.numpy(), given).items():
         np.testing.assert_array_equal(found[name], array)
 
 
 def test_a_selection_is_that_of_the_replaced_node() -> None:
     corners, scores = made_boxes(seed=8, count=40)
     both = np.stack([scores, scores[::-1]])
-    told = settings(Head.SELECTED, least_score=0.4, most_of_class=5)
-    found = head_of(told)(torch.from_numpy(corners[None]), torch.from_numpy(both[None].copy()))
+    given = settings(Head.SELECTED, least_score=0.4, most_of_class=5)
+    found = head_of(given)(torch.from_numpy(corners[None]), torch.from_numpy(both[None].copy()))
     chosen = []
     for number, of_class in enumerate(both):
         kept = [index for index in keep(corners, of_class, 0.5) if of_class[index] > 0.4][:5]
         chosen += [(0, number, index) for index in kept]
-    expected = selected(corners[None], both[None], [np.array(chosen)], told)
+    expected = selected(corners[None], both[None], [np.array(chosen)], given)
     assert expected["counts"][0] == len(chosen) > 5
     for name, array in expected.items():
         np.testing.assert_allclose(found[name], array, err_msg=name)
@@ -131,14 +131,14 @@ def test_every_format_of_boxes(written: BoxFormat, box: tuple[float, ...]) -> No
 
 # The reference of the proof.
 
-TOLD = Settings(
+SETTINGS = Settings(
     head=Head.YOLOV8, boxes=BoxFormat.CENTER, size=(10, 10), iou_threshold=0.5, max_detections=2, least_score=0.1
 )
 
 
 def test_suppression_is_by_class() -> None:
     rows = np.array([[5, 5, 4, 4, 0.6, 0.0], [5, 5, 4, 4, 0.8, 0.0], [5, 5, 4, 4, 0.0, 0.7]], np.float32)
-    found = detect(rows.T[None], TOLD)
+    found = detect(rows.T[None], SETTINGS)
     assert found["counts"].tolist() == [2]
     np.testing.assert_allclose(found["scores"], [[0.8, 0.7]])
     assert found["classes"].tolist() == [[0, 1]]

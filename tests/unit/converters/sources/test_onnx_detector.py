@@ -36,8 +36,8 @@ KINDS: dict[str, tuple[type[nn.Module], Mapping[str, Any]]] = {
 
 
 @contextmanager
-def opened(path: Path, told: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Any]:
-    source = open_source(recipe(str(path), task="detection", **(told or {}), **options))
+def opened(path: Path, given: Mapping[str, Any] | None = None, **options: Any) -> Iterator[Any]:
+    source = open_source(recipe(str(path), task="detection", **(given or {}), **options))
     with closing(source):
         yield source
 
@@ -84,8 +84,8 @@ def test_a_fixed_batch_is_made_dynamic(tmp_path: Path) -> None:
 
 @pytest.mark.wide
 def test_thresholds_and_limits_of_the_recipe_are_used(files: dict[str, Path]) -> None:
-    told = {"iou_threshold": 0.1, "max_detections": 9}
-    with opened(files["yolov8"], told) as source, opened(files["yolov8"]) as usual:
+    given = {"iou_threshold": 0.1, "max_detections": 9}
+    with opened(files["yolov8"], given) as source, opened(files["yolov8"]) as usual:
         found, more = (each.run({"images": images(1).numpy()}) for each in (source, usual))
     assert found["boxes"].shape == (1, 9, 4)
     assert more["counts"] > found["counts"]
@@ -93,7 +93,7 @@ def test_thresholds_and_limits_of_the_recipe_are_used(files: dict[str, Path]) ->
 
 @pytest.mark.wide
 @pytest.mark.parametrize(
-    ("kind", "told", "problem"),
+    ("kind", "given", "problem"),
     [
         ("selected", {}, "corners of boxes in any order"),
         ("selected", {"boxes": BoxFormat.CENTER}, "contradicts NonMaxSuppression"),
@@ -104,9 +104,9 @@ def test_thresholds_and_limits_of_the_recipe_are_used(files: dict[str, Path]) ->
     ],
 )
 def test_contradicting_options_are_refused(
-    kind: str, told: Mapping[str, Any], problem: str, files: dict[str, Path]
+    kind: str, given: Mapping[str, Any], problem: str, files: dict[str, Path]
 ) -> None:
-    with pytest.raises(ConversionError, match=problem) as caught, opened(files[kind], told):
+    with pytest.raises(ConversionError, match=problem) as caught, opened(files[kind], given):
         pass
     assert caught.value.hint or kind == "selected"
 
@@ -148,13 +148,17 @@ def test_the_first_graph_may_have_a_newer_opset(tmp_path: Path) -> None:
 
 TEXT = (
     "(float[batch, 9, 4] x, float[batch, 2, 9] y) => (int64[n, 3] chosen) "
-    "{ boxes = Relu(x) scores = Sigmoid(y) chosen = NonMaxSuppression{told}(boxes, scores, most, iou, least) }"
+    "{ boxes = Relu(x) scores = Sigmoid(y) chosen = NonMaxSuppression(boxes, scores, most, iou, least) }"
 )
-TOLD = {"most": np.array([5], np.int64), "iou": np.array([0.5], np.float32), "least": np.array([0.25], np.float32)}
+THRESHOLDS = {
+    "most": np.array([5], np.int64),
+    "iou": np.array([0.5], np.float32),
+    "least": np.array([0.25], np.float32),
+}
 
 
 def test_computed_thresholds_are_refused() -> None:
-    text = TEXT.replace("float[batch, 2, 9] y", "float[batch, 2, 9] y, float[1] limit").replace("{told}", "")
-    made = graph(text.replace("iou, least", "limit, least"), most=TOLD["most"], least=TOLD["least"])
+    text = TEXT.replace("float[batch, 2, 9] y", "float[batch, 2, 9] y, float[1] limit")
+    made = graph(text.replace("iou, least", "limit, least"), most=THRESHOLDS["most"], least=THRESHOLDS["least"])
     with pytest.raises(ConversionError, match="iou_threshold of NonMaxSuppression is computed"):
         find_selection(made)
