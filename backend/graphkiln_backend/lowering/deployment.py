@@ -1,8 +1,9 @@
 """From a version folder and its configuration to the session that serves: read, plan, measure, choose.
 
-The server and the commands share this path. Of several candidates the fastest serves; the measurement is kept in the
-artifact cache, so that all instances of a model choose alike and later starts build only the chosen candidate. A lower
-precision requested with `engine: auto` is measured beside fp32, which serves unless the lower precision is faster.
+The server and the commands share this path. Of several candidates the fastest serves. The measurement is kept in the
+artifact cache if every candidate was built and timed, so that all instances of a model choose alike, and later starts
+build only the chosen candidate. A lower precision requested with `engine: auto` is measured beside fp32, which serves
+unless the lower precision is faster, or the graph cannot be timed.
 """
 
 from __future__ import annotations
@@ -246,7 +247,7 @@ def _build_fastest(builder: _Builder, plan: LoweringPlan) -> ProvenSession | Non
                 fact.keep(measurement)
         chosen = built.pop(basis.chosen, None)
     if chosen is None:
-        # The cached choice no longer works: try the others.
+        # A cached choice, which is not built yet. If it no longer works, the others are tried.
         chosen = builder.build_first(sorted(configs, key=lambda config: str(config) != basis.chosen))
     return chosen and explain_choice(chosen, basis, plan)
 

@@ -51,7 +51,7 @@ class Phases:
     """Stopwatch for the phases of a start, which do not overlap.
 
     Attributes:
-        seconds: Seconds of each phase so far, in order of their first begin.
+        seconds: Seconds of each phase so far, in order of their first start.
     """
 
     def __init__(self) -> None:
@@ -196,8 +196,12 @@ class _Proof:
         limits = limits_of(self.artifacts.saved, self.config)
         with measure("signature"):
             check_signature(version, self.session.signature)
-            with self.artifacts.recall_observations(self.engine, self.config, self._conditions) as fact:
-                self.known = (fact and fact.value) or Observations()
+        with (
+            measure("observations"),
+            self.artifacts.recall_observations(self.engine, self.config, self._conditions) as fact,
+        ):
+            # The lock is not kept: instances that start together for the first time all observe, side by side.
+            self.known = (fact and fact.value) or Observations()
         with measure("trial"):
             trial = Trial(None) if golden else self._try_out(limits)
         with measure("placement"):
@@ -214,6 +218,8 @@ class _Proof:
             warmed = self._warm_up(trial.synthetic, replayed=self_test is not None)
         with measure("replays"):
             replays = self._prepare_replays(trial, limits)
+        if trial.synthetic and self.requirements.self_test and not replays:
+            notes = (*notes, "nothing is replayed while it serves: the outputs of a synthetic request do not repeat")
         with measure("rows"):
             why_separate = self._find_mixed_rows(trial.synthetic, limits)
         if not self.known.complete:

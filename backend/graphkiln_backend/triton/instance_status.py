@@ -3,7 +3,7 @@
 They are in the supervisor's folder, named after the instance and its process:
 
 - `.loading`: the instance is being loaded: since when, and the current step
-- `.json`: the instance is ready: engine, precision and timings
+- `.json`, written at the end of loading: engine, precision and timings
 - `.counters`, memory-mapped: batches begun and ended, when the last one began, and a heartbeat
 - `.crash`: the signal that killed the process during loading, written by Python's faulthandler
 - `.fault`: the instance computed wrong outputs and refuses requests; the difference in one line
@@ -73,15 +73,15 @@ class InstanceStatus:
 
     Attributes:
         precision: Read back from the engine.
-        nodes: Executed nodes by executor; empty if the engine does not report them.
+        nodes: Executed nodes by execution provider or device; empty if the engine does not report them.
         products: Executed convolutions and matrix products by element type.
         threads: Threads inside one operator.
-        load_ms: Milliseconds from the start of loading until the instance was proven and ready.
+        load_ms: Milliseconds from `initialize` until the instance was proven and ready.
         warmup_ms: The part of `load_ms` that warm-up took.
         self_test: Verdict line of the golden samples, or empty.
         self_test_error: Relative L2 error on the golden samples, or -1.
         fallbacks: Session configurations that failed before the one that serves (`ProvenSession.failures`).
-        phases_ms: Milliseconds of each phase of loading.
+        phases_ms: Milliseconds of each phase of loading, and of the start of the process (`stub start`).
     """
 
     pid: int

@@ -21,7 +21,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.cache.store import ArtifactCache
@@ -48,11 +47,10 @@ from graphkiln_backend.triton.environment import (
     shared_folder,
 )
 from graphkiln_backend.triton.executor import Executor, Refusal
-from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus, StatusFile, report_loading
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
-from graphkiln_backend.triton.oversized_shapes import needs_protection, protect_arrays, protect_texts
+from graphkiln_backend.triton.oversized_shapes import protect_stub
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
@@ -99,13 +97,18 @@ class TritonPythonModel:
         """Load and prove the version's graph.
 
         Raises:
-            TritonModelException: The version cannot be served; the message contains the full cause.
+            TritonModelException: The version cannot be served; the message contains the cause.
         """
-        lift_memory_limit()
-        note_sent(args["model_repository"])
-        instance = args["model_instance_name"]
-        with report_loading(instance, args["model_name"], int(args["model_version"])):
-            self._load(args)
+        instance, model, version = args["model_instance_name"], args["model_name"], int(args["model_version"])
+        lift_memory_limit()  # inherited from tritonserver, whose limit is meant for requests
+        note_sent(args["model_repository"])  # Triton's name for the model's folder
+        self._cache = open_cache()
+        try:
+            with report_loading(instance, model, version):
+                self._load(args)
+        except (GraphkilnError, OSError) as error:
+            self._cache.close()
+            raise pb_utils.TritonModelException(bounded(f"{model}: {error}")) from error
 
     def _load(self, args: dict[str, str]) -> None:
         begun = time.monotonic()
@@ -115,26 +118,18 @@ class TritonPythonModel:
         instance = args["model_instance_name"]
 
         # Read the version, choose engine and precision, build the session and prove it on the golden samples.
-        self._cache = open_cache()
-        try:
-            with phases.measure("read"):
-                document = parse_json(args["model_config"])
-                device = _device(args)
-                # has_gpu only decides KIND_AUTO, which Triton has already replaced by the instance's device.
-                config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
-                tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)
-                names = [group.name for group in document.instance_group] or [""]
-                groups = list(zip(names, (group.count for group in config.instance_groups), strict=True))
-                number = instance_number(instance, args["model_name"], groups)
-                deployment = _read_deployment(args, number, document, config, device, cache=self._cache)
-                stay_on(core for place in deployment.places for core in place.cores)
-            proven = deployment.build(self._cache)
-        except GraphkilnError as error:
-            self._cache.close()
-            raise pb_utils.TritonModelException(bounded(f"{args['model_name']}: {error}")) from error
+        with phases.measure("read"):
+            document = parse_json(args["model_config"])
+            device = _device(args)
+            # has_gpu only decides KIND_AUTO, which Triton has already replaced by the instance's device.
+            config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)
+            tensors, sequence = read_batch_tensors(document), read_sequence_tensors(document)  # few models have some
+            deployment = _read_deployment(args, document, config, device, cache=self._cache)
+            stay_on(core for place in deployment.places for core in place.cores)  # no place: no pinning
+        proven = deployment.build(self._cache)
         self._session = proven.session
 
-        # Build the executor of requests.
+        # Build the executor of requests. If the server publishes contracts, requests that name another are refused.
         contract = deployment.version.contract.digest if CONTRACTS in config.parameters else ""
         executor = _build_executor(proven, config, tensors, contract)
         self._executor: Executor | SequenceExecutor | Refusal = executor
@@ -142,21 +137,19 @@ class TritonPythonModel:
             from graphkiln_backend.triton.sequences import SequenceExecutor  # needed by few models
 
             self._executor = SequenceExecutor(executor, sequence)
-        # Protect the stub before it creates its first array, when it looks numpy's functions up once and for all.
-        if needs_protection(self._session.signature, batching=config.max_batch_size > 0):
-            if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
-                pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
-            protect_arrays(partial(pb_utils.Tensor, "first", np.zeros(1, np.float32)))
+        protect_stub(pb_utils, self._session.signature, batching=config.max_batch_size > 0)
 
         # Publish the status, and keep proving the session.
         phases.seconds |= proven.phases
         status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
-        for line in (*deployment.plan.explain().splitlines(), f"runs: {proven.config}: {proven.placement}"):
+        kernels = proven.placement or "the kernels are unknown"
+        for line in (*deployment.plan.explain().splitlines(), f"runs: {proven.config}: {kernels}", *proven.slower):
             _log.info(line)
         for line in (*proven.failures, *proven.notes):
             _log.warning(line)
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes, FAILURES.counts)
         self._status = StatusFile.publish(instance, status)
+        # Held around each batch and each replay; counts them for the supervisor if there is one.
         self._computing: AbstractContextManager[object] = self._status.computing if self._status else threading.Lock()
         self._replayer = proven.replay and Replayer(
             proven.replay,
@@ -226,20 +219,16 @@ def instance_number(name: str, model: str, groups: Sequence[tuple[str, int]]) ->
 
 
 def _read_deployment(
-    args: dict[str, str],
-    instance: int,
-    document: ModelConfigProto,
-    config: ModelConfig,
-    device: Device,
-    *,
-    cache: ArtifactCache,
+    args: dict[str, str], document: ModelConfigProto, config: ModelConfig, device: Device, *, cache: ArtifactCache
 ) -> Deployment:
+    names = [group.name for group in document.instance_group] or [""]
+    groups = list(zip(names, (group.count for group in config.instance_groups), strict=True))
     resources = Resources(
         device=device,
         cores=usable_cores(),
         probe=probe,
         shared_folder=shared_folder(),
-        instance=instance,
+        instance=instance_number(args["model_instance_name"], args["model_name"], groups),
     )
     model = Path(args["model_repository"])
     folder = convert_if_needed(model / args["model_version"], cache)

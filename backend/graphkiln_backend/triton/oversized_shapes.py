@@ -20,12 +20,14 @@ import ctypes
 import importlib
 import math
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.triton.features import Feature, TritonFeatures
 
 _MOST_ELEMENTS = 1 << 58  # more than any machine's memory; numpy counts bytes in 63 bits
 _NEW_FROM_DESCR = 94  # index in the table, the same in all ABI versions. Source: numpy, `multiarray_funcs_api`
@@ -45,6 +47,20 @@ _NewFromDescr = ctypes.PYFUNCTYPE(
     ctypes.c_void_p,
 )
 _alive: list[object] = []  # functions that the stub may call must not be freed
+
+
+def protect_stub(pb_utils: Any, signature: Signature, *, batching: bool) -> None:
+    """Protect this stub if requests can choose dimensions; to be called before it creates its first array.
+
+    Args:
+        pb_utils: The module `triton_python_backend_utils`.
+        signature: Inputs and outputs of the session.
+        batching: The first dimension of every tensor is the batch.
+    """
+    if needs_protection(signature, batching=batching):
+        if not TritonFeatures.of_this_stub().has(Feature.TEXTS_IN_CPP):
+            pb_utils.deserialize_bytes_tensor = protect_texts(pb_utils.deserialize_bytes_tensor)
+        protect_arrays(partial(pb_utils.Tensor, "first", np.zeros(1, np.float32)))
 
 
 def needs_protection(signature: Signature, *, batching: bool) -> bool:
