@@ -2,9 +2,9 @@
 
 Example: `Client("http://localhost:8000").model("digits").classify("seven.png").top`.
 
-The way of an image to a labelled answer: `client` (blocking) or `async_client`; `image_requests`, which reads what the
-server has `published`, has the image prepared (`preparing`), sends it (`remote_model`, `connection`, `transports`) and
-has the outputs read (`tasks`).
+From an image to a labelled answer: `client` (blocking) or `async_client` call `image_requests`, which reads what the
+server has `published`, prepares the image (`preparing`), sends it (`remote_model`, `connection`, `transports`) and
+reads the outputs (`tasks`).
 
 Public names are imported lazily (PEP 562), so that the command line can read the defaults without importing numpy.
 """

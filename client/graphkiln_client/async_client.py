@@ -236,7 +236,7 @@ def _split(images: Iterable[ImageLike], size: int) -> Iterator[list[ImageLike]]:
 
 
 class AsyncModel:
-    """A model on a server. Task-safe; metadata, labels and preprocess spec are cached until the version changes."""
+    """A model on a server, shared by any tasks; metadata, labels and preprocess spec are cached until it changes."""
 
     def __init__(
         self,

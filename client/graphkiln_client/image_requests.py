@@ -4,7 +4,8 @@
 
 1. Read what the server publishes about the model version: `published.ServedVersion`, cached.
 2. Prepare the images: keep them encoded, or decode them to tensors: `preparing`.
-3. Send one request for each tensor shape: `remote_model`, `connection`, `transports`.
+3. Send one request for each tensor shape: `remote_model`, `connection`, `transports`. The URL of the client decided
+   between HTTP and gRPC (`transports.open_blocking`, `open_async`).
 4. Read the outputs of each image: `tasks`.
 
 Failures are handled at three levels:
@@ -50,7 +51,7 @@ _MAX_ATTEMPTS = 5  # more contract changes in a row mean that several servers al
 _RETRY_DELAY_S = 0.05
 
 
-class _StaleVersion(Exception):
+class _StaleVersionError(Exception):
     """The server replaced the version that the request was prepared for."""
 
 
@@ -73,7 +74,7 @@ class _Batch:
 
 
 class ImageRequests:
-    """Image requests to one model. Task-safe; published metadata is cached per version.
+    """Image requests to one model. May be shared by tasks and threads; published metadata is cached per version.
 
     Args:
         remote: The model.
@@ -101,7 +102,6 @@ class ImageRequests:
         self._fetch_timeout_s = remote.connection.timeout_s if fetch_urls else None
         self._form = form
         self._served: ServedVersion | None = None
-        self._responding_version = ""  # since `_served` was read
         self._image_model: RemoteModel | None = None
 
     async def preprocess(self) -> Preprocess:
@@ -126,18 +126,22 @@ class ImageRequests:
     async def answer(self, images: Sequence[ImageLike], task: ImageTask[T]) -> list[T | ClientError]:
         """Answer a task for each image, with one request per tensor shape. Errors of single images are returned.
 
+        Args:
+            images: At most `max_batch_size` images.
+            task: The task.
+
         Raises:
-            InvalidInput: The model takes no images, or has another task.
+            InvalidInput: The model takes no images, fewer images at once, or has another task.
             ModelNotReady: The server keeps rejecting the contract that it publishes.
         """
         for attempt in range(_MAX_ATTEMPTS):
             served = await self._served_version()
             try:
                 return await self._answer_for(served, images, task)
-            except _StaleVersion:
-                if self._served is served:  # otherwise another task has reset it
+            except _StaleVersionError:
+                if self._served is served:  # otherwise another caller has reset it
                     self._remote.forget()
-                    self._served, self._image_model, self._responding_version = None, None, ""
+                    self._served, self._image_model = None, None
                 await self._transport.sleep(attempt * _RETRY_DELAY_S)
         raise ModelNotReady(
             f"'{self._remote.name}' rejected {_MAX_ATTEMPTS} requests in a row for the contract that it publishes",
@@ -148,6 +152,11 @@ class ImageRequests:
         self, served: ServedVersion, images: Sequence[ImageLike], task: ImageTask[T]
     ) -> list[T | ClientError]:
         _check(served, task)
+        if len(images) > served.max_batch_size:
+            raise InvalidInput(
+                f"'{self._remote.name}' takes {served.max_batch_size} images at once, got {len(images)}",
+                hint="classify_many, detect_many, ... split images into requests",
+            )
         answers: dict[int, T | ClientError] = {}
         prepared = await self._prepare(served, images, dict(enumerate(images)), self._accepted_form(served))
         if encoded := {index: image for index, image in prepared.items() if isinstance(image, bytes)}:
@@ -170,12 +179,17 @@ class ImageRequests:
         return [answers[index] for index in range(len(images))]
 
     def _accepted_form(self, served: ServedVersion) -> Form:
+        if self._form == "encoded" and self._preprocess is not None:
+            raise InvalidInput(
+                "the server preprocesses encoded images, so that preprocess= has no effect on them",
+                hint="omit preprocess= or images='encoded'",
+            )
         if served.image_model(expected=self._form == "encoded") and self._preprocess is None:
             return self._form
         if self._form == "encoded":
             raise InvalidInput(
                 f"'{self._remote.name}' does not accept encoded images",
-                hint="omit --encoded, or set accept_images in the model's config.pbtxt",
+                hint="omit images='encoded' (--encoded), or set accept_images in the model's config.pbtxt",
             )
         return "tensor"
 
@@ -235,7 +249,7 @@ class ImageRequests:
 
         Raises:
             ClientError: The request failed, or its outputs do not fit the task.
-            _StaleVersion: The version was replaced.
+            _StaleVersionError: The version was replaced.
         """
         names, request_id = task.outputs(served), new_request_id()
         started = time.perf_counter()
@@ -262,6 +276,7 @@ class ImageRequests:
         The extension is not used for scores: it rounds them to six decimals, leaves the order of ties undefined, and
         cannot rank 16-bit floats.
         """
+        # The request keeps its batch dimension of 1; Triton's response is a list of classes either way.
         first = {name: tensor[:1] if batch.batched else tensor for name, tensor in batch.inputs.items()}
         one = _Batch(indices=batch.indices[:1], inputs=first, batched=False, encoded=batch.encoded, sizes=[])
         requested = {output: RequestedOutput(class_count=ALL_CLASSES)}
@@ -276,7 +291,7 @@ class ImageRequests:
 
         Raises:
             ClientError: The request failed.
-            _StaleVersion: The version was replaced.
+            _StaleVersionError: The version was replaced.
         """
         remote = self._remote
         if batch.encoded:
@@ -288,12 +303,12 @@ class ImageRequests:
             response = await remote.infer(batch.inputs, outputs, request_id, contract=served.digest)
         except InvalidInput as error:
             if ContractChanged.MARK in error.message or await self._has_changed(served, error):
-                raise _StaleVersion from error
+                raise _StaleVersionError from error
             raise
-        if not served.digest and self._served is served:
-            if self._responding_version not in {"", response.version}:
-                raise _StaleVersion
-            self._responding_version = response.version
+        if not served.digest:
+            served.responding.add(response.version)
+            if len(served.responding) > 1:
+                raise _StaleVersionError
         return response
 
     async def _has_changed(self, served: ServedVersion, error: InvalidInput) -> bool:
@@ -309,7 +324,8 @@ class ImageRequests:
             return False
 
     async def _served_version(self) -> ServedVersion:
-        if self._served is None:
+        served = self._served  # another thread may reset it at any time
+        if served is None:
             served = await self._read(self._remote)
             if tensor_model := published_tensor_model(served.config):
                 raise InvalidInput(
@@ -317,8 +333,7 @@ class ImageRequests:
                     hint=f"use '{tensor_model}': the client sends encoded images if that is faster or with --encoded",
                 )
             self._served = served
-            return served
-        return self._served
+        return served
 
     async def _read(self, remote: RemoteModel) -> ServedVersion:
         return ServedVersion.read(

@@ -87,6 +87,7 @@ class ServedVersion:
         given_preprocess: Overrides the published preprocess spec.
         given_labels: Overrides the published labels.
         labels: Labels by output, fetched with the classification extension.
+        responding: Version numbers in responses so far; more than one if the version was replaced.
     """
 
     model: str
@@ -97,6 +98,7 @@ class ServedVersion:
     given_preprocess: Preprocess | None = None
     given_labels: Labels | None = None
     labels: dict[str, Labels] = field(default_factory=dict, compare=False)
+    responding: set[str] = field(default_factory=set, compare=False)
 
     @classmethod
     def read(
@@ -124,9 +126,9 @@ class ServedVersion:
         """
         version = pinned or newest_version(metadata)
         contracts = published_contracts(model, config)
-        # A version that is missing in the contracts was loaded later: it rejects an empty contract, and the client
-        # reads the metadata again.
-        contract = contracts.find(version) or Contract() if contracts and version else None
+        # A version that is missing in the contracts was loaded later: it rejects the digest of `Contract()`, and the
+        # client reads the metadata again.
+        contract = (contracts.find(version) or Contract()) if contracts and version else None
         return cls(
             model=model,
             version=version,

@@ -29,7 +29,7 @@ def new_request_id() -> str:
 
 
 class RemoteModel:
-    """A model on a server. Task-safe; metadata and configuration are cached.
+    """A model on a server. May be shared by tasks and threads; metadata and configuration are cached.
 
     Args:
         connection: Connection to the server.
@@ -60,12 +60,11 @@ class RemoteModel:
         Raises:
             ClientError: The request failed.
         """
-        if self._metadata is None:
+        metadata = self._metadata  # another thread may reset it at any time
+        if metadata is None:
             call = self.connection.wire.model_metadata(self.name, self.version)
-            metadata = check_metadata(await self.connection.call(call))
-            self._metadata = metadata
-            return metadata
-        return self._metadata
+            self._metadata = metadata = check_metadata(await self.connection.call(call))
+        return metadata
 
     async def config(self) -> dict[str, Any]:
         """Return the Triton configuration; empty if the server lacks the extension.
@@ -73,13 +72,12 @@ class RemoteModel:
         Raises:
             ClientError: The request failed.
         """
-        if self._config is None:
+        config = self._config
+        if config is None:
             supported = "model_configuration" in await self.connection.extensions()
             call = self.connection.wire.model_config(self.name, self.version)
-            config = check_config(await self.connection.call(call)) if supported else {}
-            self._config = config
-            return config
-        return self._config
+            self._config = config = check_config(await self.connection.call(call)) if supported else {}
+        return config
 
     async def statistics(self) -> dict[str, Any]:
         """Return the current statistics of this version.

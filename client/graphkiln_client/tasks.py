@@ -242,7 +242,7 @@ class Classify(ImageTask[Result]):
             raise InvalidInput(
                 f"'{served.model}' has no output {', '.join(sorted(unknown))}", hint=f"outputs: {', '.join(names)}"
             )
-        ranking = self._embedded(served)
+        ranking = self._graph_ranking(served)
         if ranking and self.softmax:
             raise InvalidInput(
                 f"'{served.model}' returns only its best classes, and a softmax needs all scores",
@@ -252,7 +252,7 @@ class Classify(ImageTask[Result]):
 
     def labelled_outputs(self, served: ServedVersion) -> tuple[str, ...]:
         """See `ImageTask.labelled_outputs`."""
-        return () if self._embedded(served) else self.outputs(served)
+        return () if self._graph_ranking(served) else self.outputs(served)
 
     def read(self, served: ServedVersion, reply: Reply) -> list[Result]:
         """See `ImageTask.read`."""
@@ -269,7 +269,7 @@ class Classify(ImageTask[Result]):
         ]
 
     def _rank(self, served: ServedVersion, sample: Sample) -> dict[str, tuple[Classification, ...]]:
-        if ranking := self._embedded(served):
+        if ranking := self._graph_ranking(served):
             labels = ranking.labels if served.given_labels is None else served.given_labels
             scores, indices = sample[ranking.scores], sample[ranking.indices]
             return {ranking.scores: read_ranking(scores, indices, self.top_k, labels)}
@@ -278,7 +278,7 @@ class Classify(ImageTask[Result]):
             for name, scores in sample.items()
         }
 
-    def _embedded(self, served: ServedVersion) -> Ranking | None:
+    def _graph_ranking(self, served: ServedVersion) -> Ranking | None:
         return None if self.ranked else served.ranking
 
 

@@ -16,6 +16,7 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from http import HTTPStatus
 from typing import TypeVar
 from urllib.request import getproxies, proxy_bypass
 
@@ -288,6 +289,10 @@ class _ResponseParser:
             self.body.add(body)
 
     def on_message_complete(self) -> None:
+        if self.status < HTTPStatus.OK:  # an interim response, such as 103 Early Hints
+            self.headers.clear()
+            self.status = self._messages = 0
+            return
         self.is_complete = True
         if self._parser:
             self._keeps_open = self._parser.should_keep_alive()

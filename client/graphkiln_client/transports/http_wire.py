@@ -307,7 +307,7 @@ def decode_response(body: bytes, header_length: int | None, request: InferReques
     if header_length is not None and header_length > len(body):
         raise ProtocolError(f"the response has {len(body)} bytes, its header declares {header_length} bytes")
     document = json_object(body if header_length is None else body[:header_length])
-    if request.request_id and document.get("id", request.request_id) != request.request_id:
+    if request.request_id and (document.get("id") or request.request_id) != request.request_id:
         raise ProtocolError(f"the response to request {request.request_id} has the id {str(document['id'])[:80]}")
     offset = len(body) if header_length is None else header_length
     outputs: dict[str, AnyArray] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import numpy as np
@@ -43,7 +44,13 @@ class Pixels(FakeTransport):
     """A model with the first pixel's values as scores, and an output per position."""
 
     def __init__(
-        self, shape: tuple[int, ...] = (-1, -1, -1, 3), *, labels: bool = True, ranked: bool = False, **config: Any
+        self,
+        shape: tuple[int, ...] = (-1, -1, -1, 3),
+        *,
+        labels: bool = True,
+        ranked: bool = False,
+        suspends: bool = False,
+        **config: Any,
     ) -> None:
         self.shape = shape
         row = {"data_type": "TYPE_FP32", "label_filename": "labels.txt" if labels else ""}
@@ -65,7 +72,8 @@ class Pixels(FakeTransport):
                     **config,
                 },
                 "infer": self.infer,
-            }
+            },
+            suspends=suspends,
         )
 
     def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
@@ -296,6 +304,20 @@ class Versions(Pixels):
         return response
 
 
+class Upgraded(Pixels):
+    """A server without contracts, whose version 8 has the labels in reverse order."""
+
+    live = "7"
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        response = super().infer(request, timeout_s)
+        response.version = self.live
+        if self.live == "8" and any(output.class_count for output in request.outputs.values()):
+            texts = [b"%d:%d:%s" % (9 - index, index, label) for index, label in enumerate(LABELS[::-1])]
+            response.outputs = dict.fromkeys(response.outputs, np.array([texts], object))
+        return response
+
+
 def classified(one: AsyncModel, *values: int) -> tuple[str, str]:
     result = run(one.classify(image(*values), outputs=["scores"]))
     return result.version, result.top.label
@@ -321,22 +343,27 @@ class TestVersions:
         assert len(transport.inferred()) == 5
 
     def test_new_version_without_contracts(self) -> None:
-        class Upgraded(Pixels):
-            live = "7"
-
-            def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
-                response = super().infer(request, timeout_s)
-                response.version = self.live
-                if self.live == "8" and any(output.class_count for output in request.outputs.values()):
-                    texts = [b"%d:%d:%s" % (9 - index, index, label) for index, label in enumerate(LABELS[::-1])]
-                    response.outputs = dict.fromkeys(response.outputs, np.array([texts], object))
-                return response
-
         transport = Upgraded()
         one = model(transport)
         assert classified(one, 0, 0, 9) == ("7", "cat")
         transport.live = "8"
         assert classified(one, 0, 0, 9) == ("8", "ant")
+
+    def test_new_version_without_contracts_and_concurrent_requests(self) -> None:
+        """The first response of the new version must not hide it from the requests beside it."""
+        transport = Upgraded(suspends=True)
+        one = model(transport)
+
+        async def ask() -> tuple[str, str]:
+            result = await one.classify(image(0, 0, 9), outputs=["scores"])
+            return result.version, result.top.label
+
+        async def ask_all() -> list[tuple[str, str]]:
+            assert await ask() == ("7", "cat")
+            transport.live = "8"
+            return await asyncio.gather(ask(), ask(), ask())
+
+        assert asyncio.run(ask_all()) == [("8", "ant")] * 3
 
     def test_replaced_version_with_same_number(self) -> None:
         transport = Versions("1")

@@ -263,6 +263,13 @@ def test_model_without_encoded_images() -> None:
         model(DETECTION, form="encoded")[0].detect(FILES[0])
 
 
+def test_preprocess_of_encoded_images_is_the_servers() -> None:
+    connection = Connection(Server(DETECTION, encoded=True), 5.0, 0)
+    asked = Model(AsyncModel(connection, "m", "", images="encoded", preprocess=SPEC))
+    with pytest.raises(InvalidInput, match="preprocess="):
+        asked.detect(FILES[0])
+
+
 @pytest.mark.parametrize("form", get_args(Form))
 def test_companion_model_is_refused(form: Form) -> None:
     asked, server = model(DETECTION, form=form)

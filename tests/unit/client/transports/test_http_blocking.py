@@ -115,11 +115,12 @@ class TestPool:
 
 
 PLAIN = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nX-Kind: plain\r\n\r\n[]"
+INTERIM = b"HTTP/1.1 103 Early Hints\r\nLink: <x>\r\n\r\n" + PLAIN
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n1\r\n[\r\n1;x=y\r\n]\r\n0\r\nT: t\r\n\r\n"
 
 
 class TestResponses:
-    @pytest.mark.parametrize("answer", [PLAIN, CHUNKED], ids=["plain", "chunked"])
+    @pytest.mark.parametrize("answer", [PLAIN, CHUNKED, INTERIM], ids=["plain", "chunked", "after an interim response"])
     @settings(max_examples=5, deadline=None)
     @given(data=st.data())
     def test_response_in_pieces(self, answer: bytes, data: st.DataObject) -> None:
