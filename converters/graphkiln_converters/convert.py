@@ -38,11 +38,11 @@ from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.edge_passes import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.passes.rounding import Rounding
-from graphkiln_backend.proof.policy import Limits, export_limits, fp64_may_tell, limits_beside_fp64
+from graphkiln_backend.proof.policy import Limits, export_limits, fp64_can_decide, limits_beside_fp64
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_backend.storage.address import RemoteAddress, is_remote
-from graphkiln_converters.precision import check_lowers, check_quantizer, lower_and_prove, with_own_limit
+from graphkiln_converters.precision import check_lowers, check_precision_options, lower_and_prove, with_own_limit
 from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
@@ -78,7 +78,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     folder = recipe.model_store / recipe.name
     check_name(recipe.name)
     check_given_files(recipe)
-    check_quantizer(recipe)
+    check_precision_options(recipe)
     if recipe.version is not None:
         check_free(folder, recipe.version)
     _log.info("opening %s", recipe.source)
@@ -148,7 +148,7 @@ def _prove_export(
         return prove_graph(file, samples, limits, batch_sizes=batch_sizes)
     except VerificationError as error:
         # Recorded outputs have no sampler, and cannot be recomputed.
-        if sampler is None or isinstance(error, UndecidedError) or not fp64_may_tell(error.relative_l2):
+        if sampler is None or isinstance(error, UndecidedError) or not fp64_can_decide(error.relative_l2):
             raise
         # The error may be that of the source's fp32.
         exact = sampler.beside_fp64(samples)
@@ -166,7 +166,7 @@ def _prove_export(
 _ARRAYS_OR_IMAGES = "an .npz of arrays by name, or a folder of images"
 _EXPECTED_FILES = {
     "weights": "a .pth, .pt or .safetensors file",
-    "labels": "a text file, one class a line",
+    "labels": "a text file with one class per line",
     "calibration": _ARRAYS_OR_IMAGES,
     "samples": _ARRAYS_OR_IMAGES,
     "reference": "an .npz of INPUT_<i> and OUTPUT_<i>",
@@ -290,10 +290,10 @@ def with_dynamic_axes(
         sizes = specs[name].shape
         for axis, (least, most) in axes.items():
             if not batch_axes <= axis < len(sizes) + batch_axes or not 0 < least <= most:
+                shape = ", ".join(["batch"] * batch_axes + [str(size) for size in sizes])
                 raise ConversionError(
-                    f"--dynamic: {name}:{axis}={least}..{most} does not fit {name} [batch, "
-                    f"{', '.join(map(str, sizes))}]",
-                    hint="axis 0 is the batch and varies always",
+                    f"--dynamic: {name}:{axis}={least}..{most} does not fit {name} [{shape}]",
+                    hint="the source has no batch" if whole else "axis 0 is the batch, which always varies",
                 )
         of_sample = {axis - batch_axes: ends for axis, ends in axes.items()}
         specs[name] = replace(specs[name], dynamic={**specs[name].dynamic, **of_sample})
@@ -448,8 +448,13 @@ def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
         nhwc=recipe.layout == "nhwc",
     )
     rewritten = run_passes(graph, without((*OPTIMIZATIONS, *at_edge), recipe.skip))
-    for report in rewritten.reports:
-        if report.name == EmbedPreprocess.name and not report.ran:
+    if embedded:
+        report = next((each for each in rewritten.reports if each.name == EmbedPreprocess.name), None)
+        if report is None:
+            raise ConversionError(
+                f"--input {recipe.input} needs the pass {EmbedPreprocess.name}", hint="do not skip it"
+            )
+        if not report.ran:
             raise ConversionError(
                 f"--input {recipe.input}: {report.note}", hint="it is for models with one FP32 image as their input"
             )

@@ -75,32 +75,50 @@ def check_lowers(recipe: Recipe, source: Precision, preprocess: Preprocess | Non
         )
 
 
-def check_quantizer(recipe: Recipe) -> None:
-    """Refuse quantizer options without effect before the conversion starts.
+def check_precision_options(recipe: Recipe) -> None:
+    """Refuse options of the precision that are missing, contradictory or without effect, before the conversion starts.
 
     Raises:
-        ConversionError: Nothing is quantized, or NNCF does not support an option.
+        ConversionError: There are no samples to calibrate on, or an option has no effect.
         EngineUnavailable: NNCF is not installed.
     """
-    if recipe.precision is Precision.INT8:
-        if recipe.int8_by == "nncf":
-            if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
-                raise ConversionError(
-                    "--int8-by nncf finds ranges and leaves biases in its own way",
-                    hint="leave out --calibration-method and quantize_bias, or --int8-by",
-                )
-            if find_spec("nncf") is None:
-                raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
-        return
-    given = {
+    precision = recipe.precision
+    for_halves = {"--amp": recipe.amp != "O2", "--lower-edges": recipe.lower_edges}
+    for_lower = {"--keep-fp32": bool(recipe.keep_fp32), "--search-keep": recipe.search_keep}
+    for_int8 = {
+        "--calibration": recipe.calibration is not None,
         "--int8-by": recipe.int8_by != "onnxruntime",
         "--calibration-method": recipe.calibration_method != "minmax",
     }
-    if unread := [flag for flag, is_given in given.items() if is_given]:
+    if precision is Precision.INT8:
+        without_effect = for_halves
+    elif precision.is_half:
+        without_effect = for_int8
+    else:
+        without_effect = for_halves | for_lower | for_int8
+    if given := [flag for flag, is_given in without_effect.items() if is_given]:
+        needed = "int8" if for_int8.keys() & set(given) else "fp16 or bf16"
         raise ConversionError(
-            f"{' and '.join(unread)}: nothing is quantized in {recipe.precision}",
-            hint="add --precision int8, or leave it out",
+            f"{' and '.join(given)} without effect: the precision is {precision}",
+            hint=f"add --precision {needed}, or leave it out",
         )
+    if precision is not Precision.INT8:
+        return
+    if recipe.int8_by == "nncf":
+        if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
+            raise ConversionError(
+                "--int8-by nncf finds ranges and leaves biases in its own way",
+                hint="leave out --calibration-method and quantize_bias, or --int8-by",
+            )
+        if find_spec("nncf") is None:
+            raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
+    if recipe.calibration is None:
+        raise ConversionError(
+            "--precision int8 needs samples to calibrate on",
+            hint="give real ones: --calibration DIR or NPZ, not those of --samples",
+        )
+    if recipe.samples and recipe.samples.resolve() == recipe.calibration.resolve():
+        raise ConversionError("--calibration and --samples are the same: a proof on calibrated samples proves nothing")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -198,7 +198,7 @@ class Recipe(BaseModel):
         default=None, description="The source's own outputs, recorded: .npz of INPUT_<i>, OUTPUT_<i>."
     )
     relative_l2: Annotated[float | None, Flag(panel=_PROOF)] = Field(
-        default=None, gt=0, description="Looser limit of the error; recorded."
+        default=None, gt=0, description="Limit of the error in each proof of this conversion; recorded."
     )
 
     @model_validator(mode="before")

@@ -29,6 +29,7 @@ Errors of each third-party library are translated in one place, with `raise ... 
 
 from __future__ import annotations
 
+import math
 from typing import ClassVar
 
 
@@ -130,10 +131,10 @@ class VerificationError(GraphkilnError):
     Args:
         message: The change.
         report: The verdict with the measured errors.
-        relative_l2: Relative L2 error, if known.
+        relative_l2: Relative L2 error; infinite if there is none.
     """
 
-    def __init__(self, message: str, *, report: str, hint: str = "", relative_l2: float = 0.0) -> None:
+    def __init__(self, message: str, *, report: str, hint: str = "", relative_l2: float = math.inf) -> None:
         super().__init__(f"{message}: {report}", hint=hint)
         self.report = report
         self.relative_l2 = relative_l2

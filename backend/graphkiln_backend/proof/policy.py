@@ -154,7 +154,7 @@ def limits_beside_fp64(limits: Limits, source_error: float) -> Limits | None:
     )
 
 
-def fp64_may_tell(relative_l2: float) -> bool:
+def fp64_can_decide(relative_l2: float) -> bool:
     """Return true if a comparison with fp64 can accept an export with this error against its source in fp32.
 
     Both must be within the limit of another engine. If they are further apart, the comparison, which takes minutes for

@@ -491,6 +491,11 @@ def test_raw_pixels_need_an_image_input(text: str) -> None:
     assert caught.value.hint == "it is for models with one FP32 image as their input"
 
 
+def test_raw_pixels_need_the_pass_that_embeds_the_preprocessing() -> None:
+    with pytest.raises(ConversionError, match="needs the pass input-uint8-nhwc"):
+        rewrite(graph(TEXT, **WEIGHTS), recipe(input="encoded", skip=["input-uint8-nhwc"]), SPEC_OF_REWRITING)
+
+
 # Files of the recipe, which are checked first.
 
 

@@ -339,12 +339,34 @@ def test_options_that_nncf_lacks_are_refused(tmp_path: Path, fields: dict[str, A
         convert(Recipe.model_validate({**usual, **fields}))
 
 
-@pytest.mark.parametrize("fields", [{"int8_by": "nncf"}, {"calibration_method": "entropy"}])
-def test_quantizer_options_without_int8_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    ("fields", "flag", "needed"),
+    [
+        ({"int8_by": "nncf"}, "--int8-by", "int8"),
+        ({"calibration_method": "entropy"}, "--calibration-method", "int8"),
+        ({"calibration": ".", "precision": "bf16"}, "--calibration", "int8"),
+        ({"amp": "O1"}, "--amp", "fp16 or bf16"),
+        ({"search_keep": True}, "--search-keep", "fp16 or bf16"),
+    ],
+)
+def test_options_of_another_precision_are_refused(
+    tmp_path: Path, fields: dict[str, Any], flag: str, needed: str
+) -> None:
     recipe = Recipe.model_validate({"source": "none.onnx", "name": "m", "model_store": tmp_path, **fields})
-    with pytest.raises(ConversionError, match="nothing is quantized in fp32") as caught:
+    with pytest.raises(ConversionError, match=f"{flag} without effect") as caught:
         convert(recipe)
-    assert "--precision int8" in caught.value.hint
+    assert f"--precision {needed}" in caught.value.hint
+
+
+def test_calibration_on_the_samples_of_the_proof_is_refused(tmp_path: Path) -> None:
+    """Also by another name; before the source is opened."""
+    np.savez(tmp_path / "c.npz", INPUT_0=SAMPLES["x"])
+    (tmp_path / "link.npz").symlink_to(tmp_path / "c.npz")
+    usual = {"source": "none.onnx", "name": "m", "model_store": tmp_path / "store", "precision": "int8"}
+    for name in ("c.npz", "link.npz"):
+        given = {"calibration": tmp_path / "c.npz", "samples": tmp_path / name}
+        with pytest.raises(ConversionError, match="proves nothing"):
+            convert(Recipe.model_validate({**usual, **given}))
 
 
 def test_a_broken_nncf_is_reported(unquantized: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -324,17 +324,6 @@ class TestOwn:
         assert samples[1].targets is None
 
 
-class TestCalibration:
-    def test_calibration_samples_must_not_be_those_of_the_proof(self, tmp_path: Path) -> None:
-        """Also by another name."""
-        np.savez(tmp_path / "c.npz", INPUT_0=draw(5, 3, 8, 8))
-        (tmp_path / "link.npz").symlink_to(tmp_path / "c.npz")
-        made, _ = sampler(TextSource.of(TEXT, (PICTURE,)))
-        for name in ("c.npz", "link.npz"):
-            with pytest.raises(ConversionError, match="proves nothing"):
-                made.calibration(recipe(calibration=tmp_path / "c.npz", samples=tmp_path / name))
-
-
 class TestRecorded:
     @pytest.mark.parametrize("options", [{}, {"nhwc": True}, {"softmax": True, "top_k": 2}, {"outputs": ("map",)}])
     def test_recorded_outputs_are_converted_like_the_graph(self, tmp_path: Path, options: dict[str, Any]) -> None:

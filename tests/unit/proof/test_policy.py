@@ -15,7 +15,7 @@ from graphkiln_backend.proof.policy import (
     REPLAY,
     Limits,
     export_limits,
-    fp64_may_tell,
+    fp64_can_decide,
     gradient_limits,
     limits_beside_fp64,
 )
@@ -31,8 +31,8 @@ def test_when_fp64_can_decide() -> None:
     """Both within what `limits_beside_fp64` allows at most: the export by the whole row, its source by half of it."""
     most = REPLAY[Precision.FP32].relative_l2
     assert limits_beside_fp64(EXPORT, most / 2)
-    assert fp64_may_tell(1.5 * most)
-    assert not fp64_may_tell(3 * most)
+    assert fp64_can_decide(1.5 * most)
+    assert not fp64_can_decide(3 * most)
 
 
 @pytest.mark.parametrize(
