@@ -67,7 +67,9 @@ def check_lowers(recipe: Recipe, source: Precision, preprocess: Preprocess | Non
     """
     lowers_inputs = recipe.lower_edges and recipe.precision is Precision.BF16
     if lowers_inputs and preprocess is not None and preprocess.dtype is not DType.UINT8:
-        raise ConversionError("--lower-edges: clients make no bf16 images", hint="use --input uint8-nhwc or fp16")
+        raise ConversionError(
+            "--lower-edges: clients cannot prepare bf16 images", hint="use --input uint8-nhwc, or --precision fp16"
+        )
     if source.is_half and recipe.precision not in (Precision.FP32, source):
         raise ConversionError(
             f"--precision {recipe.precision}: the source computes in {source}, and only fp32 is lowered",
@@ -158,7 +160,7 @@ def lower_and_prove(
         ConversionError: Nothing was lowered.
         VerificationError: The outputs changed more than the policy allows.
     """
-    target = fp32.graph.parent / recipe.precision / fp32.graph.name
+    target = fp32.graph.parent / recipe.precision / fp32.graph.name  # in a separate folder, with its weights
     target.parent.mkdir()
     trial = target.parent / "trial" / target.name
     limits = with_own_limit(BY_PRECISION[recipe.precision], recipe)
@@ -261,8 +263,11 @@ def quantize_graph(
         )
         coverage = quantize(named, calibration, settings, target)
     if not coverage.integer:
-        raise ConversionError("--precision int8: not one product became integer", hint="stay with fp32 or bf16")
+        raise ConversionError(
+            "--precision int8: no convolution or matrix product was quantized", hint="stay with fp32 or bf16"
+        )
     unchanged = Rewritten(reports=(), edge=Edge())
+    # A graph with QuantizeLinear and DequantizeLinear emulates itself: the reference engine computes these in fp32.
     return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage),))
 
 
@@ -385,7 +390,7 @@ def _import_nncf() -> Any:
     except Exception as error:  # built for another release of a library
         raise EngineUnavailable(
             f"--int8-by nncf: NNCF cannot be loaded: {type(error).__name__}: {error}",
-            hint="install it anew (pip install --force-reinstall 'graphkiln[nncf]'), or leave --int8-by out",
+            hint="reinstall it (pip install --force-reinstall 'graphkiln[nncf]'), or leave --int8-by out",
         ) from error
     logging.getLogger("nncf").setLevel(logging.ERROR)
     return nncf

@@ -62,7 +62,7 @@ class ReferenceSamples:
     whole: bool = False
 
     def at(self, edge: Edge) -> ReferenceSamples:
-        """Convert to a graph with changed inputs and outputs."""
+        """Translate feeds and outputs to those of a rewritten graph."""
         return replace(
             self,
             feeds=edge.to_graph_feeds(self.feeds),
@@ -153,6 +153,7 @@ def prove_graph(
                 largest = max([largest, *(_difference(array, aligned[name]) for name, array in group.outputs.items())])
                 for error in compare(group.outputs, aligned):
                     errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+        # Of several verdicts on one step, the last in this order remains: the worst.
         worst = {verdict.step: verdict for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2)}
         return Proof(
             verification=tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts)),
@@ -171,7 +172,7 @@ def _why_empty(group: ReferenceSamples, limits: Limits) -> str:
 
 
 def _undecided(reason: str) -> UndecidedError:
-    hint = "--weights FILE or --pretrained instead of random weights; --samples DIR with images that hold something"
+    hint = "--weights FILE or --pretrained instead of random weights; --samples DIR with images of objects"
     return UndecidedError("the samples prove nothing", report=reason, hint=hint)
 
 

@@ -152,7 +152,7 @@ class Recipe(BaseModel):
     preprocess: Annotated[dict[str, Any] | None, Flag(panel=_EDGE, metavar="JSON")] = Field(
         default=None, description="Preprocessing of images."
     )
-    labels: Annotated[Path | None, Flag(panel=_EDGE)] = Field(default=None, description="Class names, one a line.")
+    labels: Annotated[Path | None, Flag(panel=_EDGE)] = Field(default=None, description="Class names, one per line.")
     batch: Annotated[Literal["free", "fixed"], Flag(panel=_EDGE)] = Field(
         default="free", description="free: let a fixed batch vary; fixed: leave it."
     )
@@ -177,7 +177,7 @@ class Recipe(BaseModel):
         default=False, description="fp16, bf16: inputs and outputs, too."
     )
     search_keep: Annotated[bool, Flag(panel=_GRAPH)] = Field(
-        default=False, description="Find the fewest nodes that must stay fp32."
+        default=False, description="Find the smallest set of nodes that must stay fp32."
     )
     calibration: Annotated[Path | None, Flag(panel=_GRAPH)] = Field(
         default=None, description="Samples for int8: folder of images, or .npz."

@@ -312,7 +312,7 @@ def _claim(folder: Path, model_folder: Path, requested: int | None, manifest: Ma
 
 
 def _exists(target: Path) -> ConversionError:
-    return ConversionError(f"{target} exists already", hint="choose another version number")
+    return ConversionError(f"{target} already exists", hint="choose another version number")
 
 
 # Checks of a new version against the model's configuration and its other versions.
@@ -330,7 +330,7 @@ def check_fits(config: Path, signature: Signature, *, accepts_images: bool = Fal
         encoded = ACCEPT_IMAGES in given.parameters and accepts(given.parameters[ACCEPT_IMAGES].string_value)
         if accepts_images and not encoded:
             raise ConversionError(
-                f"{config} was written before and lets the model take no encoded images",
+                f"{config} was written earlier and does not accept encoded images",
                 hint=f"add: {ACCEPT_IMAGES_LINE}",
             )
     except RepositoryError as error:

@@ -21,6 +21,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 HELM: Any = importlib.import_module("helm_sdkpy")
+# Kinds by group and version, and by plural.
 KINDS = {
     "v1": {
         "serviceaccounts": "ServiceAccount",
@@ -36,7 +37,6 @@ KINDS = {
     "keda.sh/v1alpha1": {"scaledobjects": "ScaledObject"},
     "monitoring.coreos.com/v1": {"servicemonitors": "ServiceMonitor", "prometheusrules": "PrometheusRule"},
 }
-"""Kinds by group and version, and by plural."""
 
 
 def discovery(path: str) -> dict[str, Any] | None:

@@ -17,8 +17,8 @@ import yaml
 
 Manifest = dict[str, Any]
 
+# Versions of Kubernetes: the oldest with all fields in use, and the newest with installed schemas.
 VERSIONS = ("1.27", "1.37")
-"""Versions of Kubernetes: the oldest with all fields in use, and the newest with installed schemas."""
 _LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 _CRDS = Path(__file__).parent / "crds"
 

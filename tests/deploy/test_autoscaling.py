@@ -16,15 +16,15 @@ import yaml
 from prometheus_server import needs_promtool
 from test_rules import known_metrics, metrics_of
 
+# Value of a metric for a pod, from its load (a share of its capacity) and its queued requests.
 Metric = Callable[[float, float], float]
-"""Value of a metric for a pod, from its load (a share of its capacity) and its queued requests."""
 
+# Tolerance of the autoscaler: a smaller difference has no effect. Source: Kubernetes, "Horizontal Pod Autoscaling".
 TOLERANCE = 0.1
-"""Tolerance of the autoscaler: a smaller difference has no effect. Source: Kubernetes, "Horizontal Pod Autoscaling"."""
+# Period of the rules for scaling up.
 STEP_S = 30
-"""Period of the rules for scaling up."""
+# Requests a second of a busy pod: ResNet-50 on two cores, docs/benchmarks/serving.json.
 RATE = 15.0
-"""Requests a second of a busy pod: ResNet-50 on two cores, docs/benchmarks/serving.json."""
 
 
 @pytest.fixture(scope="module")

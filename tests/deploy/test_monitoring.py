@@ -29,11 +29,11 @@ _TRACE = "4bf92f3577b34da6a3ce929d0e0e4736"
 _PARENT = "00f067aa0ba902b7"
 _DEADLINE_S = 120
 _PNG = (Path(__file__).parents[2] / "docs" / "digits" / "seven.png").read_bytes()
+# Prefixes of metrics that this server does not have, with their requirement.
 _NEEDS = {
     "nv_gpu_": "a GPU",
     "nv_energy_consumption": "a GPU",
 }
-"""Prefixes of metrics that this server does not have, with their requirement."""
 
 
 @dataclass

@@ -16,12 +16,12 @@ from typing import Any
 import yaml
 
 _FOLDER = Path(__file__).parent / "crds"
+# Keys by which a pod's specification is recognized.
 _POD_KEYS = {"containers", "initContainers", "nodeSelector", "restartPolicy"}
-"""Keys by which a pod's specification is recognized."""
 _CONTAINER_KEYS = {"image", "livenessProbe", "volumeMounts"}
 
+# Further keys of KServe's objects.
 _OWN_KEYS = {"model", "modelFormat", "protocolVersion", "storageUri", "runtime", "minReplicas", "maxReplicas"}
-"""Further keys of KServe's objects."""
 
 
 def trim(schema: Any) -> Any:

@@ -24,10 +24,10 @@ from running import Server, Serving
 from graphkiln.story.variants import machine_facts
 from graphkiln_client import Client
 
+# The limit of another engine in fp32: the served session is optimized, and PyTorch has other kernels.
 _MOST_ERROR = 1e-4
-"""The limit of another engine in fp32: the served session is optimized, and PyTorch has other kernels."""
+# In units of PyTorch's own error in fp32, if that is larger: random weights may amplify each rounding.
 _OWN_ERRORS = 2.0
-"""In units of PyTorch's own error in fp32, if that is larger: random weights may amplify each rounding."""
 _LOAD_S = 300.0
 
 

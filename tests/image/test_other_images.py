@@ -21,8 +21,8 @@ from object_store import CREDENTIALS, ObjectStore
 
 pytestmark = pytest.mark.image
 
+# Libraries of the driver, which NVIDIA's container toolkit mounts.
 HOSTS = {"libcuda.so.1", "libnvidia-ml.so.1"}
-"""Libraries of the driver, which NVIDIA's container toolkit mounts."""
 PROVIDER = "/opt/graphkiln/lib/python3.11/site-packages/onnxruntime/capi/libonnxruntime_providers_cuda.so"
 MISSING = re.compile(r"^\s*(\S+) => not found", re.MULTILINE)
 PROVIDERS = "import json, onnxruntime; print(json.dumps(onnxruntime.get_available_providers()))"

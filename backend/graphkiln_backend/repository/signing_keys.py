@@ -91,7 +91,7 @@ def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
         passphrase: Encrypts the private key; None leaves it unencrypted.
 
     Raises:
-        RepositoryError: One of the files exists already or cannot be written.
+        RepositoryError: One of the files already exists or cannot be written.
     """
     _require_cryptography()
     from cryptography.hazmat.primitives import serialization as form

@@ -80,7 +80,9 @@ def _list(pattern: str) -> None:
     from graphkiln_converters.sources.timm import list_architectures
 
     if not (names := list_architectures(pattern)):
-        raise ConversionError(f"timm has no architecture like '{pattern}'", hint="patterns hold *, for example resnet*")
+        raise ConversionError(
+            f"timm has no architecture like '{pattern}'", hint="patterns contain *, for example resnet*"
+        )
     typer.echo("\n".join(names))
 
 

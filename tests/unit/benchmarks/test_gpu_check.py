@@ -12,8 +12,9 @@ from pathlib import Path
 import pytest
 
 FOLDERS = ("support", "integration", "conversion")
+# Modules of the extras that the script installs.
 OF_EXTRAS = {"numpy", "PIL", "psutil", "onnx", "onnx_ir", "onnxruntime", "torch", "rich", "typer"}
-"""Modules of the extras that the script installs."""
+# Replacement for every Python; records its arguments.
 PYTHON = """#!/bin/sh
 echo "$*" >> calls
 case "$*" in
@@ -23,7 +24,6 @@ case "$*" in
     *gpu_check.py*) echo "figures" ;;
 esac
 """
-"""Replacement for every Python; records its arguments."""
 
 
 class Machine:

@@ -156,7 +156,7 @@ class TestWholeOrNotAtAll:
             return manifest
 
         monkeypatch.setattr(writer, "_fill", slow)
-        with pytest.raises(ConversionError, match="exists already"):
+        with pytest.raises(ConversionError, match="already exists"):
             write_version(version, folder, 1)
         assert listed(folder) == ["1/model.onnx"]
         assert (folder / "1" / "model.onnx").read_text() == "of another process"
@@ -169,7 +169,7 @@ class TestWholeOrNotAtAll:
             (folder / "1" / "model.onnx").touch()
 
         monkeypatch.setattr(writer, "check_fits", come_first)
-        with pytest.raises(ConversionError, match="exists already"):
+        with pytest.raises(ConversionError, match="already exists"):
             write_version(version, folder, 1)
         assert listed(folder) == ["1/model.onnx", "config.pbtxt"], "another conversion may rely on it by then"
 

@@ -159,8 +159,8 @@ class TestNames:
         assert outputs["y"].tolist() == [1, 1]
 
 
+# The second one overlaps half of the first, the last one all of it, the third none.
 BOXES = np.array([[[0, 0, 1, 1], [0, 0, 1, 0.5], [5, 5, 6, 6], [0, 0, 1, 1]]], np.float32)
-"""The second one overlaps half of the first, the last one all of it, the third none."""
 SCORES = np.array([[[0.9, 0.8, 0.7, 0.85]]], np.float32)
 
 

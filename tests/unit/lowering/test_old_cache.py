@@ -56,13 +56,13 @@ COMPILED = {"onnxruntime": OnnxRuntimeEngine, "openvino": OpenVinoEngine}
 AUTO = ("engine", "auto", "--set")
 OPENVINO = ("engine", "openvino", "--set")  # auto measures fp32 beside bf16 now
 BF16 = ("precision", "bf16", "--set")
+# Model, what the command line requests, and the kinds of the entries that it needs.
 LOWERINGS = {
     "as configured": ("tiny", (), {"onnxruntime"}),
     "bf16": ("tiny", (OPENVINO, BF16), {"graph", "openvino"}),
     "auto": ("tiny", (AUTO,), {"choice", "onnxruntime"}),
     "saved by OneFlow": ("saved", (), {"oneflow", "onnxruntime"}),
 }
-"""Model, what the command line requests, and the kinds of the entries that it needs."""
 
 
 def facts_of_this_machine() -> dict[str, str]:

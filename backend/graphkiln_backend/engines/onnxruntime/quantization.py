@@ -43,7 +43,7 @@ _QUIET = threading.Lock()  # held while stdout of the process is redirected
 
 
 def separate_biases(graph: onnx.GraphProto) -> None:
-    """Give each node its own bias, since ONNX Runtime's quantizer (1.32) names copies of a shared one badly.
+    """Give each node its own bias, since ONNX Runtime's quantizer (1.32) gives copies of a shared one colliding names.
 
     It appends the first number for which no initializer has the name: for `val_6` up to `val_698` that is `val_699`,
     which may be the output of a node. PyTorch's exporter names values so, and stores equal biases once.
@@ -152,6 +152,7 @@ class _CalibrationReader(quantization.CalibrationDataReader):  # type: ignore[mi
         self._whole = whole
         self._batch_size = batch_size = 1 if whole else batch_size
         count = len(next(iter(samples.values())))
+        # Whole batches only, unless there are fewer samples than one batch.
         self._starts = list(range(0, count - count % batch_size or count, batch_size))
         self._remaining = iter(self._starts)
 

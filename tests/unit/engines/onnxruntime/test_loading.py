@@ -95,8 +95,8 @@ def test_type_of_int8_weights_suits_the_cpu(
     assert [tensor.data_type for tensor in graph.initializer if tensor.name == product.input[3]] == [kind]
 
 
+# No product of these is a multiple of 16, a register of float32.
 SIZES = [(100, 3), (3, 101), (101, 50)]
-"""No product of these is a multiple of 16, a register of float32."""
 
 
 def products(*, inside: bool = False) -> onnx.ModelProto:

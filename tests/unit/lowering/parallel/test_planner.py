@@ -112,8 +112,8 @@ class TestAuto:
 
 HEAVY_END = (1, 1, 2, 4, 8, 16, 60, 150)
 # KiB of weights of each node, as in ResNet-50: nine tenths are in nodes that take a quarter of the time
+# KiB of what the nodes compute, the input first.
 SHRINKING = (20, 40, 40, 20, 20, 10, 10, 5, 1)
-"""KiB of what the nodes compute, the input first."""
 
 
 def heavy_end(shards: int) -> GraphCosts:
