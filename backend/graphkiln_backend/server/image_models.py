@@ -148,8 +148,9 @@ class ExplicitImages:
         for name in found.keys() & serving.keys():
             key = serving[name], self._configs[found[name]][0]
             if self._loaded.get(name) != key:
-                self._loaded[name] = key
+                self._loaded[name] = ((), 0)  # the next step tries again if Triton does not respond
                 self._load(found[name], serving[name])
+                self._loaded[name] = key
 
     def _find(self) -> dict[str, Path]:
         """Find the models that request an image model, and their folders."""

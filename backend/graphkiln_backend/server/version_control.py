@@ -102,6 +102,7 @@ class VersionController:
         self._stop = threading.Event()
         self._unforeseen = ""
         self._failed_at_start: set[str] = set()  # in explicit mode
+        self._unanswered: set[str] = set()  # models whose load request got no response: it is sent again
         # In poll mode: results of the last scan.
         self._seen: dict[str, StoredModel] = {}
         self._gone: frozenset[str] = frozenset()
@@ -246,11 +247,12 @@ class VersionController:
         self._gone = missing - gone
         for name in sorted(gone):
             _log.info("%s: its store has no version of it, unloading it", name)
-            del self._stores.shown[name]
             self._mirror.remove(name)
             self._control.unload(name)
+            del self._stores.shown[name]  # last: the next step tries again if Triton does not respond
+            self._unanswered.discard(name)
         changed = [self._update(stored) for name, stored in found.items() if name not in unstable]
-        if any(changed) or gone:
+        if any(changed) or gone or self._unanswered:
             self._replace_failed()
             self._forget_failures(self._states())
         return bool(unstable or self._gone)
@@ -281,6 +283,7 @@ class VersionController:
             Whether a load was attempted, so that failed versions need a replacement.
         """
         shown = self._stores.shown.get(stored.name)
+        # 1. Report problems of the folder; the loaded versions keep serving.
         if shown is None and stored.problem:
             self._warn_once(stored.name, f"is not served: {stored.problem}")
             return False
@@ -289,15 +292,13 @@ class VersionController:
         self._warn_once(stored.name, problem and f"its loaded versions keep serving: {problem}")
         if problem or not stored.versions:
             return False
+        # 2. Select versions that pass their proof.
         planned = self._admissible(stored, shown)
         if not planned.versions or (shown and planned.shows(shown)):
             return False
-        newest = max(shown.versions, default=0) if shown else 0
-        if newest and self._stores.quarantine.reason(stored, newest):
-            return False  # its files were replaced by bad ones, while it keeps serving
+        # 3. Load them.
         _log.info("%s: loading version %s", stored.name, ", ".join(map(str, planned.versions)))
-        self._stores.present(self._mirror, planned)
-        if error := self._control.load(stored.name, self._load_timeout_s):
+        if error := self._show(planned):
             _log.error("%s: %s", stored.name, error)
         return True
 
@@ -307,7 +308,10 @@ class VersionController:
         self._problems[name] = problem
 
     def _admissible(self, stored: StoredModel, shown: ShownModel | None) -> ShownModel:
-        """Select the versions of a folder to serve: older ones replace those that fail their proof."""
+        """Select the versions of a folder to serve: older ones replace those that fail their proof.
+
+        If the newest shown version has bad files now, it keeps serving until there is a newer good version.
+        """
         disagreeing: set[int] = set()
         if stored.tensor_model:  # a model that takes images has nothing to prove
             return self._stores.plan(stored, ())
@@ -317,6 +321,9 @@ class VersionController:
             if shown and (version := self._refuse_disagreeing(planned, shown)):
                 disagreeing.add(version)
                 continue
+            newest = max(shown.versions, default=0) if shown else 0
+            if shown and max(planned.versions, default=0) < newest and self._stores.quarantine.reason(stored, newest):
+                return shown
             if all(self._is_good(planned, version, shown) for version in planned.versions):
                 return planned
 
@@ -371,6 +378,10 @@ class VersionController:
             states = self._states()
             pending = False
             for name, model in list(self._stores.shown.items()):
+                if name in self._unanswered:
+                    self._show(model)
+                    pending = True
+                    continue
                 failures = _failures(model, states.get(name, []))
                 for version, reason in failures.items():
                     brief = _brief(reason, self._mirror.path / name, model.stored.folder)
@@ -379,20 +390,27 @@ class VersionController:
                     self._show(self._stores.plan(model.stored, model.stored.versions))
                     pending = True
 
-    def _show(self, planned: ShownModel) -> None:
-        """Load other versions of a model; in explicit mode, the next load is of the user's files again."""
+    def _show(self, planned: ShownModel) -> str:
+        """Load other versions of a model; in explicit mode, the next load is of the user's files again.
+
+        Returns:
+            Triton's error, or an empty text.
+        """
         name, override = planned.stored.name, None
         if not self._is_explicit:
             self._stores.present(self._mirror, planned)
         else:
             self._stores.shown[name] = planned
             if not planned.versions:
-                return
+                return ""
             config = read_config(planned.stored.folder / CONFIG_FILE)
             config.ClearField("version_policy")
             config.version_policy.specific.versions.extend(planned.versions)
             override = LoadOverride(config=json_format.MessageToJson(config))
-        self._control.load(name, self._load_timeout_s, override)
+        self._unanswered.add(name)
+        error = self._control.load(name, self._load_timeout_s, override)
+        self._unanswered.discard(name)
+        return error
 
     def _forget_failures(self, states: Mapping[str, list[VersionState]]) -> None:
         """Clear failures in Triton if another version of the model serves, or the model is gone.

@@ -173,6 +173,17 @@ def test_it_comes_and_goes_with_its_model(setup: Setup) -> None:
     assert setup.follow({"digits": (1,)}) == [1]
 
 
+def test_a_load_without_a_response_is_sent_again(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> str:
+        raise ConnectionError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(setup.triton, "load", fail)
+        with pytest.raises(ConnectionError):
+            setup.follow({"digits": (1,)})
+    assert setup.follow({"digits": (1,)}) == [1]
+
+
 def test_another_configuration_is_loaded(setup: Setup) -> None:
     setup.follow({"digits": (1,)})
     setup.configure(setup.config.read_text())

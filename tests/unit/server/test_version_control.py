@@ -129,6 +129,19 @@ class TestSettling:
         assert "see its message above" in setup.stores.refusals()["m", "1"]
         assert not setup.triton.ready
 
+    def test_a_load_without_a_response_is_sent_again(
+        self, fake_store: StoreOfFakes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        fake_store.add("m", 1)
+        fake_store.add("m", 2, "bad")
+        setup = Setup(fake_store, tmp_path, "none")
+        with monkeypatch.context() as patch:
+            patch.setattr(setup.triton, "load", fail)
+            with pytest.raises(ConnectionError):
+                setup.controller.settle()
+        setup.controller.settle()
+        assert setup.triton.serving("m") == [1]
+
     def test_what_is_loaded_meanwhile_is_not_unloaded(self, fake_store: StoreOfFakes, tmp_path: Path) -> None:
         fake_store.add("m", 1, "bad")
         setup = Setup(fake_store, tmp_path)
@@ -208,6 +221,40 @@ class TestPolling:
         setup.settle()
         assert setup.triton.loads == []
         assert setup.triton.serving("m") == [1]
+
+    def test_a_good_version_follows_one_whose_files_were_replaced_by_bad_ones(self, setup: Setup) -> None:
+        setup.store.add("m", 2)
+        setup.settle()
+        setup.store.add("m", 2, "bad")
+        setup.settle()
+        setup.settle()
+        assert setup.triton.serving("m") == [2]
+        assert setup.admitted == [("m", 2)] * 2, "the older version is not proven while it is not needed"
+        setup.store.add("m", 3)
+        setup.settle()
+        setup.settle()
+        assert setup.triton.serving("m") == [3]
+        assert setup.admitted == [("m", 2)] * 2 + [("m", 3)]
+
+    def test_a_load_without_a_response_is_sent_again(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        setup.store.add("m", 2)
+        with monkeypatch.context() as patch:
+            patch.setattr(setup.triton, "load", fail)
+            with pytest.raises(ConnectionError):
+                setup.settle()
+        setup.settle()
+        assert setup.triton.serving("m") == [2]
+        assert setup.admitted == [("m", 2)]
+
+    def test_an_unload_without_a_response_is_sent_again(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        shutil.rmtree(setup.store.folder / "m")
+        with monkeypatch.context() as patch:
+            patch.setattr(setup.triton, "unload", fail)
+            with pytest.raises(ConnectionError):
+                setup.settle()
+        setup.settle()
+        assert setup.triton.serving("m") == []
+        assert "m" not in setup.stores.shown
 
     @pytest.mark.parametrize("config", ["hello {", "version_policy { specific { versions: 9 } }"])
     def test_a_bad_configuration_changes_nothing(self, setup: Setup, config: str) -> None:
@@ -549,7 +596,7 @@ class Steps(VersionController):
         return self._steps.pop(0)()
 
 
-def fail() -> float | None:
+def fail(*_: object) -> float | None:
     raise ConnectionError("the server has ended")
 
 
