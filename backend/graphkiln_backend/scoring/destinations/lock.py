@@ -76,6 +76,7 @@ class Lock(Closeable):
         self._content = json.dumps(document).encode()
         self._acquire()
         self._renewed = time.monotonic()
+        self._renewing = threading.Lock()
         self._failure: BaseException | None = None
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._renew_until_released, name="lock", daemon=True)
@@ -84,12 +85,16 @@ class Lock(Closeable):
     def check(self) -> None:
         """Check that the lock is held; call it before each step that must not run twice at the same time.
 
+        A lock that has expired, because this process was suspended or the store hangs, is renewed first.
+
         Raises:
             LockLost: Another run has taken it.
             StoreError: It could not be renewed for so long that it has expired.
         """
         if self._failure:
             raise self._failure
+        if self._has_expired:
+            self._renew()
 
     def close(self) -> None:
         """Release the lock. If that fails, it expires."""
@@ -102,6 +107,10 @@ class Lock(Closeable):
                 self._store.delete(NAME)
         except StoreError as error:
             _log.warning("the lock of the destination could not be released and expires by itself: %s", error)
+
+    @property
+    def _has_expired(self) -> bool:
+        return time.monotonic() - self._renewed >= LOCK_S
 
     def _acquire(self) -> None:
         content = memoryview(self._content)
@@ -140,7 +149,7 @@ class Lock(Closeable):
             try:
                 self._renew()
             except StoreError as error:
-                if time.monotonic() - self._renewed >= LOCK_S:
+                if self._has_expired:
                     self._failure = error
                     return
                 _log.warning("the lock of the destination could not be renewed yet: %s", error)
@@ -149,15 +158,29 @@ class Lock(Closeable):
                 return
 
     def _renew(self) -> None:
+        with self._renewing:
+            self._check_holder()
+            begun = time.monotonic()
+            self._store.replace(NAME, memoryview(self._content))
+            if self._has_expired:  # another run may be taking it, and checks that after a while, as this one does
+                if time.monotonic() - begun >= _SETTLE_S:  # the write may have replaced the lock of that run
+                    raise self._lost("another run may have taken it")
+                time.sleep(_SETTLE_S)
+                self._check_holder()
+            self._renewed = begun
+
+    def _check_holder(self) -> None:
         content = self._store.read(NAME)
         if content != self._content:
-            name = _holder(content) or "another run"
-            raise LockLost(
-                f"the lock of this run was not renewed for {LOCK_S:.0f} s, and {name} took it",
-                hint="what was committed counts; let the other run finish, or run the same command after it",
-            )
-        self._store.replace(NAME, memoryview(self._content))
-        self._renewed = time.monotonic()
+            raise self._lost(f"{_holder(content) or 'another run'} took it")
+
+    def _lost(self, reason: str) -> LockLost:
+        lost = LockLost(
+            f"the lock of this run was not renewed for {LOCK_S:.0f} s, and {reason}",
+            hint="what was committed counts; let the other run finish, or run the same command after it",
+        )
+        self._failure = lost  # for good
+        return lost
 
 
 def _holder(content: bytes | None) -> Holder | None:

@@ -25,6 +25,11 @@ print(json.dumps(dataclasses.asdict(Holder.of_this_process('other'))))
 """
 
 
+OTHERS = memoryview(
+    json.dumps({"holder": {"run_id": "second", "host": "far", "machine": "other", "pid": 1, "started": 1}}).encode()
+)
+
+
 class Aged(FolderStore):
     """A folder whose clock can be set forward."""
 
@@ -93,10 +98,8 @@ def test_lock_is_renewed_and_its_loss_is_noticed(
     while (tmp_path / module.NAME).stat().st_mtime_ns == before:
         assert time.monotonic() < deadline, "it is not renewed"
     lock.check()
-    holder = {"run_id": "second", "host": "far", "machine": "other", "pid": 1, "started": 1}
-    content = memoryview(json.dumps({"holder": holder, "nonce": "", "released": False}).encode())
     with pytest.raises(LockLost, match="run second"):
-        wait_for_loss(lock, lambda: store.replace(module.NAME, content))
+        wait_for_loss(lock, lambda: store.replace(module.NAME, OTHERS))
     lock.close()
     assert b"second" in (store.read(module.NAME) or b""), "the lock of another run is left alone"
 
@@ -116,6 +119,42 @@ def test_lock_is_lost_if_the_store_fails_for_too_long(
         lock._renewed -= LOCK_S
         with pytest.raises(StoreError, match="away"):
             wait_for_loss(lock)
+
+
+def test_expired_lock_is_checked_before_its_next_renewal(
+    take: Callable[..., Lock], store: Aged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As after a pause of the process, before the thread that renews the lock goes on."""
+    monkeypatch.setattr(module, "_SETTLE_S", 1.0)
+    lock = take("first")
+    lock._renewed -= LOCK_S
+    lock.check()  # nobody took it
+    store.replace(module.NAME, OTHERS)
+    lock.check()
+    lock._renewed -= LOCK_S
+    for _ in range(2):
+        with pytest.raises(LockLost, match="run second"):
+            lock.check()
+
+
+def test_lock_is_lost_if_a_renewal_hangs(
+    take: Callable[..., Lock], store: Aged, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another run may take the lock while the write is under way, which then overwrites it."""
+    monkeypatch.setattr(module, "_RENEW_S", 0.01)
+    original, hangs = store.replace, threading.Event()
+
+    def replace_late(name: str, content: memoryview) -> None:
+        hangs.set()
+        lock._renewed -= LOCK_S
+        time.sleep(0.3)
+        original(name, content)
+
+    lock = take("first")
+    monkeypatch.setattr(store, "replace", replace_late)
+    assert hangs.wait(30)
+    with pytest.raises(LockLost, match="another run may have taken it"):
+        lock.check()
 
 
 def test_failed_release_is_logged(
