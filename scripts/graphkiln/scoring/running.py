@@ -186,6 +186,7 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
         record = describe_run(request, state, begun, failure)
         if state.plan is not None:
             try:
+                lock.check()
                 write_record(record, destination)
             except (GraphkilnError, OSError) as unwritten:
                 if failure is None:
@@ -305,7 +306,7 @@ def collect_errors(destination: Destination, unit_ids: Iterable[str], check: Cal
         The number of rows with an error.
 
     Raises:
-        ScoringError: A result cannot be read, or the note cannot be written.
+        ScoringError: A result is damaged or cannot be read, or the note cannot be written.
     """
     count = 0
     with scratch_folder(Scratch.ERRORS) as folder:
@@ -313,6 +314,13 @@ def collect_errors(destination: Destination, unit_ids: Iterable[str], check: Cal
         with pq.ParquetWriter(path, _ERRORS_SCHEMA, compression="zstd") as writer:
             for one in destination.describe(unit_ids):
                 check()
+                if one.damage:
+                    hint = (
+                        "graphkiln score --verify lists all damaged results: remove them and run the same command again"
+                    )
+                    raise ScoringError(
+                        f"the result of unit {one.unit_id}, {one.place}, is damaged: {one.damage}", hint=hint
+                    )
                 if one.errors:
                     rows = destination.read(one.unit_id, ["id", "error"])
                     wrong = rows.filter(rows.column("error").is_valid())

@@ -20,8 +20,11 @@ from graphkiln.scoring.run_state import Progress, RunState
 from graphkiln.scoring.running import NOTE, RunRecord, describe_run
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.scoring import driver as backend_run
+from graphkiln_backend.scoring.destinations.base import Destination
+from graphkiln_backend.scoring.destinations.lock import NAME as LOCK
+from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.driver import WriteNotes
-from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
+from graphkiln_backend.scoring.errors import LockLost, RunInterrupted, ScoringError
 from graphkiln_backend.scoring.messages import Event, Report, ScoreRequest
 from graphkiln_backend.scoring.plan import open_destination
 
@@ -143,6 +146,34 @@ def test_uncollectable_errors_fail_the_run(play: Play, tmp_path: Path) -> None:
     note = read_note(tmp_path)
     assert note["outcome"] == "failed"
     assert "_errors.parquet" in note["reason"]
+
+
+def test_damaged_result_fails_the_run(play: Play, tmp_path: Path) -> None:
+    """A resumed run must not succeed over a result of an earlier run that cannot be read."""
+    play()
+    score("photos", model="store/m:1", out="out")
+    (tmp_path / "out" / f"{'0' * 32}.parquet").write_bytes(b"torn")
+    with pytest.raises(ScoringError, match=r"0\.parquet, is damaged: .*--verify"):
+        score("photos", model="store/m:1", out="out")
+    assert read_note(tmp_path)["outcome"] == "failed"
+
+
+def test_record_of_another_run_is_kept_if_the_lock_is_lost(
+    play: Play, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    play()
+    score("photos", model="store/m:1", out="out")
+    before = read_note(tmp_path)
+
+    def lose(destination: Destination, *_: object) -> int:
+        destination.notes.replace(LOCK, memoryview(b"{}"))
+        monkeypatch.setattr(Lock, "_has_expired", True)
+        raise LockLost("another run took it")
+
+    monkeypatch.setattr(records, "collect_errors", lose)
+    with pytest.raises(LockLost, match="another run took it"):
+        score("photos", model="store/m:1", out="out")
+    assert read_note(tmp_path) == before
 
 
 # `_run.json`: what it says of a run, what it keeps of those before it, and what it must not hold.
