@@ -198,7 +198,7 @@ class ScoringModel:
 
     def _batch_size(self, proven: ProvenSession, cache: ArtifactCache) -> int:
         """Return the fastest batch size at which the session was proven; 1 if rows are computed one by one."""
-        most = 1 if proven.separate else self.image_input.most_rows
+        most = 1 if proven.separate else self.image_input.max_rows
         sizes = [size for size in self.deployment.warmup_batch_sizes if size <= most]
         artifacts = Artifacts(self.deployment.version, self.deployment.saved, cache)
         samples = self.deployment.version.golden or proven.synthetic

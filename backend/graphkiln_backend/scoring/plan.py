@@ -227,7 +227,8 @@ def remove_stale(
 def check_complete(destination: Destination, plan: Path, reasons: Mapping[str, str]) -> None:
     """Check that the destination, listed again, has a result of every planned unit and no other results.
 
-    The contents need no check: a worker commits a unit in one step with all of its rows.
+    Only the ids of units are compared: a worker commits a unit in one step with all of its rows. `verify.verify` checks
+    the contents, too.
 
     Args:
         destination: The destination.

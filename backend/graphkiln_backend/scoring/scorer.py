@@ -58,6 +58,7 @@ class Scorer(Closeable):
 
     Attributes:
         computing: Lock of the session, which allows one caller at a time.
+        computed_batches: Number of batches that the session has computed.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Scorer(Closeable):
         self.session, self.image_input, self.encoder, self.batch_size = session, image_input, encoder, batch_size
         self.model, self.check = model, check
         self.computing = threading.Lock()
+        self.computed_batches = 0
         self._reader = reader
         self._trimmed_at = time.monotonic()
 
@@ -172,6 +174,7 @@ class _Unit:
             started = time.perf_counter()
             outputs = self._scorer.session.run(feeds, encoder.outputs)
             self.seconds["compute_s"] += time.perf_counter() - started
+            self._scorer.computed_batches += 1
         computed = time.thread_time()
         sizes = [(image.height, image.width) for image in images]
         self.answers.add_columns(encoder.encode(image_input.rows(outputs, len(images)), sizes))
@@ -263,12 +266,12 @@ class ImageInput:
 
     Attributes:
         batched: True if its first dimension is the batch.
-        most_rows: Maximum number of images per run.
+        max_rows: Maximum number of images per run.
     """
 
     name: str
     batched: bool
-    most_rows: int
+    max_rows: int
 
     @classmethod
     def of(cls, signature: Signature, preprocess: Preprocess, max_batch_size: int) -> ImageInput:
@@ -293,7 +296,7 @@ class ImageInput:
                 f"preprocessed images do not fit the input '{spec.name}': {problem}",
                 hint="correct the preprocess spec: graphkiln convert --preprocess JSON",
             )
-        return cls(name=spec.name, batched=batched, most_rows=max(1, max_batch_size) if batched else 1)
+        return cls(name=spec.name, batched=batched, max_rows=max(1, max_batch_size) if batched else 1)
 
     def signature_of_rows(self, signature: Signature) -> Signature:
         """Add a batch dimension to the outputs of a signature that has none."""
@@ -306,7 +309,7 @@ class ImageInput:
         return Signature(inputs=signature.inputs, outputs=tuple(outputs))
 
     def feeds(self, samples: Sequence[AnyArray], batches: BatchBuffer) -> dict[str, AnyArray]:
-        """Build the feeds of at most `most_rows` samples of one shape; valid until `batches` is used again."""
+        """Build the feeds of at most `max_rows` samples of one shape; valid until `batches` is used again."""
         if not self.batched:
             return {self.name: samples[0]}
         return {self.name: batches.stack(samples) if len(samples) > 1 else samples[0][np.newaxis]}

@@ -96,7 +96,7 @@ class WorkerActor:
     def compute(self, attempt: Attempt) -> Computed | Survived | Failed | Ended:
         """Compute the rows of an attempt."""
         try:
-            if attempt.probe:
+            if attempt.probe is not None:
                 self._worker.answer(attempt)
                 return Survived(worker=self._name, attempt=attempt.number)
             self._computed[attempt.number] = self._worker.compute(attempt)
@@ -158,7 +158,6 @@ class Worker(Closeable):
 
     Attributes:
         facts: Description for the driver.
-        progress: Counter that grows with any progress.
 
     Raises:
         GraphkilnError: The model cannot be lowered on this machine, or computes wrong answers.
@@ -166,7 +165,7 @@ class Worker(Closeable):
 
     def __init__(self, request: ScoreRequest) -> None:
         started = time.monotonic()
-        self.progress = 0
+        self._steps = 0  # rows and writes
         self._source, self._destination = open_source(request), open_destination(request)
         self._folder = scratch_folder(Scratch.MODEL)
         self._cache = CacheSettings(folder=request.cache).checked().open(self._folder.path)
@@ -185,6 +184,11 @@ class Worker(Closeable):
             version=version("graphkiln"),
             configuration=model.configuration(request),
         )
+
+    @property
+    def progress(self) -> int:
+        """Counter that grows with any progress: with each row, batch and write."""
+        return self._steps + self._scorer.computed_batches
 
     def close(self) -> None:
         """Stop the threads, free the session and remove temporary files."""
@@ -209,12 +213,14 @@ class Worker(Closeable):
             SourceUnavailable: Temporary failure of the source.
             UnitUnreadable: The unit cannot be read at all.
         """
-        first = attempt.probe.start if attempt.probe else 0
+        first = attempt.probe.start if attempt.probe is not None else 0
         quarantined = {position - first: reason for position, reason in attempt.quarantined.items()}
         outages: list[SourceUnavailable] = []  # of rows that were given up
         scored = self._scorer.answer(self._rows(attempt, outages), quarantined)
-        rows = len(scored.table)
-        if len(outages) > min(rows - 1, max(1, rows // 10)):  # more than a tenth, or all: the source is down
+        rows = attempt.unit.rows
+        if len(outages) > min(
+            rows - 1, max(1, rows // 10)
+        ):  # more than a tenth of the unit, or all: the source is down
             raise outages[0]
         return scored
 
@@ -259,7 +265,7 @@ class Worker(Closeable):
             write that reported an error although it succeeded.
         """
         for delay_s in (*_COMMIT_DELAYS_S, 0.0):
-            self.progress += 1
+            self._steps += 1
             try:
                 self._destination.commit(result)
             except CommitConflict:
@@ -273,7 +279,7 @@ class Worker(Closeable):
         raise AssertionError("the last write returns or raises")
 
     def _rows(self, attempt: Attempt, outages: list[SourceUnavailable]) -> Iterator[Row]:
-        start, stop = (attempt.probe.start, attempt.probe.stop) if attempt.probe else (0, None)
+        start, stop = (attempt.probe.start, attempt.probe.stop) if attempt.probe is not None else (0, None)
         rows = islice(self._source.rows(attempt.unit), start, stop)
         while True:
             try:
@@ -284,7 +290,7 @@ class Worker(Closeable):
                 raise
             except (GraphkilnError, OSError) as error:
                 raise UnitUnreadable(f"{attempt.unit.path}: {error}") from error
-            self.progress += 1
+            self._steps += 1
             yield replace(row, load=partial(self._load, row, outages if attempt.outages_are_errors else None))
 
     def _load(self, row: Row, outages: list[SourceUnavailable] | None) -> bytes:
@@ -306,7 +312,7 @@ class Worker(Closeable):
                     outages.append(error)
                     raise ScoringError(f"{error}, again and again") from error
             finally:
-                self.progress += 1
+                self._steps += 1
             time.sleep(delay_s)
         raise AssertionError("the last read returns or raises")
 

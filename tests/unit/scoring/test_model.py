@@ -140,7 +140,7 @@ class TestDroppedIn:
         zoo.add(store, "sums", sums(*shape), f"{RAW}max_batch_size: 0")
         wanted = request(store / "sums", outputs=("y",))
         model = read_model(wanted, cache, 1)
-        assert model.image_input.most_rows == 1
+        assert model.image_input.max_rows == 1
         table = score(model, wanted, cache, [51, 255])
         expected = [load_sample(gray(value), SPEC).sum(axis=(0, 1)).tolist() for value in (51, 255)]
         assert table.column("y").to_pylist() == expected

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -115,6 +116,37 @@ def test_few_unreadable_rows_become_errors_in_the_last_attempt(
     report = score(worker, Attempt(number=1, unit=unit, outages_are_errors=True))
     assert (report.rows, report.errors) == (12, 2), "and one that is no image"
     assert report.example == "cannot read it: Input/output error, again and again"
+
+
+def test_probe_of_an_unreadable_row_succeeds(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the share of the whole unit shows that the source is down."""
+
+    def fail() -> bytes:
+        raise SourceUnavailable("cannot read it: Input/output error")
+
+    monkeypatch.setattr(module, "_READ_DELAYS_S", ())
+    rows = [replace(row, load=fail) if n == 7 else row for n, row in enumerate(worker._source.rows(unit))]
+    monkeypatch.setattr(worker._source, "rows", lambda _: iter(rows), raising=False)
+    probe = Attempt(number=1, unit=unit, probe=Span(start=7, stop=8), outages_are_errors=True)
+    assert len(worker.answer(probe).table) == 1
+
+
+def test_computed_batch_is_progress(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows_done = worker.progress + 2 * unit.rows  # each is pulled and loaded
+    session, seen = worker._scorer.session, list[int]()
+
+    class Slow:
+        def run(self, *arguments: Any) -> object:
+            while worker.progress < rows_done:
+                time.sleep(0.001)
+            seen.append(worker.progress)
+            return session.run(*arguments)
+
+    monkeypatch.setattr(worker._scorer, "session", Slow())
+    monkeypatch.setattr(worker._scorer, "batch_size", 4)
+    worker.answer(Attempt(number=1, unit=unit))
+    assert seen == sorted(set(seen))
+    assert len(seen) > 1
 
 
 def test_unit_with_missing_rows_is_not_committed(worker: Worker, unit: Unit, monkeypatch: pytest.MonkeyPatch) -> None:
