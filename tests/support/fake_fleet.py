@@ -37,14 +37,18 @@ class FakeFleet:
 
     Args:
         size: Number of workers.
-        guilty: Positions of rows that end a worker, by unit id.
-        faults: Probability per `wait` that a worker or node ends without a guilty row.
+        nodes: Number of nodes.
+        broken_node: Node that ends each worker with whatever it computes.
+        poison: Positions of rows that end a worker, by unit id.
+        faults: Probability per `wait` that a worker or node ends without a poison row.
         failures: Probability that an attempt fails for another cause; too few to give up a unit.
         seed: Seed of the generator.
     """
 
     size: int = 3
-    guilty: dict[str, set[int]] = field(default_factory=dict)
+    nodes: int = 1
+    broken_node: str = ""
+    poison: dict[str, set[int]] = field(default_factory=dict)
     faults: float = 0.0
     failures: float = 0.0
     seed: int = 0
@@ -55,6 +59,7 @@ class FakeFleet:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
         self._work: dict[str, list[Attempt]] = {}
+        self._nodes: dict[str, str] = {}
         self._born = 0
         self._failures_left = MAX_STORE_FAILURES - 1
         self.most_in_flight = 0
@@ -69,13 +74,15 @@ class FakeFleet:
             assert len(work) == 1, "a probe runs alone on its worker"
         self.most_in_flight = max(self.most_in_flight, len(work))
 
-    def wait(self, timeout_s: float, _: float = 0.0) -> list[Outcome]:
+    def wait(self, timeout_s: float, _: object = None) -> list[Outcome]:
         self.now += timeout_s
         if len(self._work) < self.size:
             self._born += 1
             name = f"worker-{self._born}"
             self._work[name] = []
-            return [WorkerReady(worker=name, facts=facts())]
+            used = [self._nodes[each] for each in self._work if each in self._nodes]
+            self._nodes[name] = min((f"node-{number}" for number in range(self.nodes)), key=used.count)
+            return [WorkerReady(worker=name, facts=facts(self._nodes[name]))]
         if self._random.random() < self.faults:
             name = self._random.choice(sorted(self._work))
             blame = self._random.choice([Blame.NODE, Blame.WORKER])
@@ -94,7 +101,7 @@ class FakeFleet:
             self._work[name].remove(attempt)
             cause = self._random.choice([Cause.SOURCE, Cause.STORE])
             return Failed(worker=name, attempt=attempt.number, cause=cause, reason="not now")
-        if self._touched(attempt):
+        if self._touched(attempt) or self._nodes[name] == self.broken_node:
             return self._end(name, Blame.ROWS)
         self._work[name].remove(attempt)
         if attempt.probe:
@@ -103,8 +110,8 @@ class FakeFleet:
 
     def _touched(self, attempt: Attempt) -> set[int]:
         rows = range(attempt.unit.rows)[attempt.probe.start : attempt.probe.stop] if attempt.probe else None
-        guilty = self.guilty.get(attempt.unit.id, set()) - attempt.quarantined.keys()
-        return guilty if rows is None else guilty & set(rows)
+        poison = self.poison.get(attempt.unit.id, set()) - attempt.quarantined.keys()
+        return poison if rows is None else poison & set(rows)
 
     def _commit(self, attempt: Attempt) -> UnitReport:
         twin = self.commits[attempt.unit.id] > 0
@@ -116,4 +123,4 @@ class FakeFleet:
 
     def _end(self, name: str, blame: Blame) -> Ended:
         del self._work[name]
-        return Ended(worker=name, blame=blame, reason="ended its worker")
+        return Ended(worker=name, blame=blame, reason="crashed")

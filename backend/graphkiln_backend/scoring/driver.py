@@ -1,11 +1,12 @@
 """A scoring run: read the model, lock the destination, plan, score what is left, account for every row.
 
-`graphkiln.scoring.running` calls `score_data_set` after it has checked the request.
+`graphkiln.scoring.running` calls `score_data_set` after it has checked the request. The docstring of the package
+`graphkiln_backend.scoring` names the order in which to read its modules.
 
-If a driver is killed, Ray ends its workers. The next run waits until the lock has expired (not for a dead process of
-the same machine, see `destinations.lock`), removes temporary folders of dead runs, writes a new plan and skips the
-units that are committed. A commit that is still in progress does no harm: a unit gets one result, and the destination
-refuses a second one.
+If a driver is killed, Ray ends its workers. The next run is refused until the lock has expired, unless the dead driver
+ran on the same machine (see `destinations.lock`). It removes temporary folders of dead runs, writes a new plan and
+skips the units that are committed. A commit that is still in progress does no harm: a unit gets one result, and the
+destination refuses a second one.
 """
 
 from __future__ import annotations
@@ -141,7 +142,7 @@ def drive(
                 fleet.assign(worker, attempt)
         if schedule.is_over:
             return
-        for outcome in fleet.wait(_WAIT_S, schedule.patience_s):
+        for outcome in fleet.wait(_WAIT_S, schedule.hang_timeout_s):
             schedule.handle(outcome, clock())
 
 

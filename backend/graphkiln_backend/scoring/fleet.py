@@ -56,9 +56,9 @@ MAX_FAILURES = 3  # workers of a node that could not start or computed wrong ans
 MAX_LOST = 10  # workers of a living node in a row that were lost before they were ready
 START_S = 1800.0  # until a starting worker hangs: compiling a model for a device takes minutes
 EMPTY_S = 600.0  # without any node that has room for a worker
-WAITING_S = 60.0  # until a worker that Ray has not placed is logged; with free cores it takes seconds
-CRASHED = "ended its worker: it crashed or was killed"
-OUT_OF_MEMORY = "ended its worker: its node ran out of memory"
+WAITING_S = 60.0  # until a worker that Ray has not placed is logged or moved; with free cores it takes seconds
+CRASHED = "crashed or was killed"
+OUT_OF_MEMORY = "was killed because its node ran out of memory"
 _NODES_EVERY_S = 1.0
 _HEARTBEAT_S = 2.0
 _SUSPENDED_S = 30.0  # between two checks for hanging workers; the driver checks twice a second
@@ -319,6 +319,7 @@ class RayFleet(Closeable):
         self._failed_check = ""
         self._failures: Counter[str] = Counter()
         self._lost_starts: Counter[str] = Counter()
+        self._moves: Counter[str] = Counter()
         self._numbers = count(1)
         self._nodes_listed = float("-inf")
         self._last_not_empty = self._last_hang_check = time.monotonic()
@@ -341,12 +342,12 @@ class RayFleet(Closeable):
             member.since = time.monotonic()
         member.calls.add(member.actor.compute.remote(attempt))
 
-    def wait(self, timeout_s: float, patience_s: float) -> Sequence[Outcome]:
+    def wait(self, timeout_s: float, hang_timeout_s: Callable[[str], float]) -> Sequence[Outcome]:
         """Wait for outcomes, and start workers wherever there is room.
 
         Args:
             timeout_s: Maximum time to wait.
-            patience_s: Seconds without progress after which a busy worker is ended.
+            hang_timeout_s: Returns the seconds without progress after which a busy worker is ended.
 
         Raises:
             ScoringError: No node can take part.
@@ -366,13 +367,13 @@ class RayFleet(Closeable):
                 self._admit(self._checks.pop(call), call)
             elif owners[call] in self._members and (outcome := self._collect(owners[call], call)):
                 outcomes.append(outcome)
-        return outcomes + self._end_hanging(patience_s)
+        return outcomes + self._end_hanging(hang_timeout_s)
 
     def _collect(self, name: str, call: Any) -> Outcome | None:
         """Process a call that has returned; None if it has no outcome for the schedule."""
         member = self._members[name]
         try:
-            returned: Outcome | int = ray.get(call)
+            returned: Outcome | Computed | int = ray.get(call)
         except RayError as error:
             return self._end(name, self._lost(name, member, error))
         if isinstance(returned, int):  # the heartbeat
@@ -418,7 +419,7 @@ class RayFleet(Closeable):
                 self._refuse(member.node, f"{MAX_LOST} workers in a row were lost before they were ready: {first}")
         return Ended(worker=name, blame=Blame.ROWS, reason=CRASHED)
 
-    def _end_hanging(self, patience_s: float) -> list[Outcome]:
+    def _end_hanging(self, hang_timeout_s: Callable[[str], float]) -> list[Outcome]:
         """End busy workers without progress."""
         now = time.monotonic()
         if now - self._last_hang_check > _SUSPENDED_S:  # this process or its machine was suspended
@@ -429,7 +430,7 @@ class RayFleet(Closeable):
         for name, member in list(self._members.items()):
             if member.progress is None or not member.calls:
                 continue
-            if (silent_s := now - member.since) > (patience_s if member.ready else START_S):
+            if (silent_s := now - member.since) > (hang_timeout_s(name) if member.ready else START_S):
                 blame = Blame.ROWS if member.ready else Blame.WORKER
                 ended.append(self._end(name, Ended(worker=name, blame=blame, reason=f"hung for {silent_s:.0f} s")))
         return ended
@@ -456,10 +457,10 @@ class RayFleet(Closeable):
             self._report(NodeLost(node=node.name))
         for node in living.values():
             self._check_new(node)
-        for node in self._nodes.values():
+        self._move_waiting(now)
+        for node in sorted(self._nodes.values(), key=lambda each: self._moves[each.id]):
             self._fill(node)
         self._check_not_empty(now)
-        self._warn_of_waiting(now)
 
     def _check_new(self, node: Node) -> None:
         known = node.id in self._nodes or node.id in self._refused or node in self._checks.values()
@@ -491,27 +492,42 @@ class RayFleet(Closeable):
     def _room(self, node: Node) -> Room:
         return room_of(node, self._request.cores_per_worker, on_gpu=self._on_gpu)
 
+    def _free(self, node: Node) -> int:
+        """Return how many more workers have room on a node, apart from other users of the cluster."""
+        return self._room(node).workers - sum(member.node.id == node.id for member in self._members.values())
+
     def _fill(self, node: Node) -> None:
         """Start as many workers as a node has room for."""
-        room = self._room(node)
-        present = sum(member.node.id == node.id for member in self._members.values())
-        limit = self._request.workers or len(self._members) + room.workers
+        room, free = self._room(node), self._free(node)
+        started = min(free, self._request.workers - len(self._members)) if self._request.workers else free
         options = {"num_cpus": room.cores, "num_gpus": room.gpus, "max_concurrency": _CALLS, "max_restarts": 0}
         actor_class = ray.remote(WorkerActor).options(scheduling_strategy=_on(node), **options)
-        for _ in range(min(room.workers - present, limit - len(self._members))):
+        for _ in range(started):
             name = f"worker-{next(self._numbers)}"
             actor: Any = actor_class.remote(name, replace(self._request, cores_per_worker=room.cores))
             start = actor.start.remote()
             self._members[name] = _Member(actor=actor, node=node, heartbeat=actor.progress.remote(0.0), calls={start})
 
-    def _warn_of_waiting(self, now: float) -> None:
-        """Log once that Ray does not place workers, because something else uses the cores."""
-        waiting = [each for each in self._members.values() if each.progress is None and now - each.since > WAITING_S]
+    def _move_waiting(self, now: float) -> None:
+        """End workers that Ray does not place, because something else uses the cores, if another node has room.
+
+        Without a limit on the number of workers every node is full, and they wait. A node gets more time with each
+        worker that was moved away: its workers may be slow to start.
+        """
+        waiting = {
+            name: member
+            for name, member in self._members.items()
+            if member.progress is None and now - member.since > WAITING_S * (1 + self._moves[member.node.id])
+        }
         if waiting and not self._warned:
             self._warned = True
-            nodes = ", ".join(dict.fromkeys(each.node.name for each in waiting))
+            nodes = ", ".join(dict.fromkeys(each.node.name for each in waiting.values()))
             text = "%d of %d workers have been waiting for cores of %s for %.0f s: `ray status` shows who uses them"
             _log.warning(text, len(waiting), len(self._members), nodes, WAITING_S)
+        for name, member in waiting.items():
+            if any(self._free(node) > 0 for node in self._nodes.values() if node.id != member.node.id):
+                self._moves[member.node.id] += 1
+                ray.kill(self._members.pop(name).actor)
 
     def _check_not_empty(self, now: float) -> None:
         if self._members:

@@ -308,7 +308,7 @@ class Ended:
     committing: frozenset[int] = frozenset()
 
 
-Outcome = WorkerReady | Computed | Survived | Done | Failed | Ended
+Outcome = WorkerReady | Survived | Done | Failed | Ended
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -362,7 +362,7 @@ class WorkerEnded:
     """A worker ended or could not start; it is replaced.
 
     Attributes:
-        unfit: True if its self-test or a replay of the golden samples failed.
+        unfit: True if it could not start, or its self-test or a replay of the golden samples failed.
     """
 
     worker: str

@@ -2,8 +2,9 @@
 
 A worker computes two units at a time: one is read while the other is computed. If the worker ends, both are suspects. A
 suspect is computed by a worker that has nothing else to do; if that worker ends as well, the unit is halved until the
-guilty row is isolated, which is quarantined, and the rest of the unit is scored. Rows are never blamed for failures of
-a node or a store, or for a worker that computes wrong answers.
+poison row is isolated, which is quarantined, and the rest of the unit is scored. Rows are never blamed for failures of
+a node or a store, or for a worker that computes wrong answers. A node may also crash every worker: so after a worker
+ended with a unit, the next attempt at it is made on another node if there is one.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from graphkiln_backend.scoring.messages import (
 
 UNITS_PER_WORKER = 2  # one is read while the other is computed
 CONFIRMATIONS = 2  # workers that a row must end when it is computed alone; a single one may have ended by chance
-MAX_GUILTY_ROWS = 50  # per unit; with more of them the problem is not a row
+MAX_POISON_ROWS = 50  # per unit; with more of them the problem is not a row
 MAX_SEARCHES = 5  # without a result per unit: its worker ends, but no single row ends it
 # Attempts that fail because a row cannot be read, within about two minutes. In the next attempt such a row becomes an
 # error: a bad disk block or a broken object must not block the other rows of its unit.
@@ -56,11 +57,11 @@ MAX_STORE_FAILURES = 4  # in a row, without a commit in between; workers have al
 MAX_FAILED_UNITS = 5  # in a row
 _HINT = "what was committed stays; run the same command to go on"
 
-# Seconds without progress after which a worker hangs. Each row that is read or started is progress, so that a slow unit
-# does not count as a hang.
-MIN_PATIENCE_S = 60.0  # covers the retries of a slow store
-FIRST_PATIENCE_S = 600.0  # until a unit is committed: the first batch may compile kernels
-_PATIENCE_FACTOR = 3.0  # times the duration of the slowest of the last units
+# Seconds without progress after which a worker hangs. Each row that is read and each batch that is computed is
+# progress, so that a slow unit does not count as a hang.
+MIN_HANG_TIMEOUT_S = 60.0  # covers the retries of a slow store
+FIRST_HANG_TIMEOUT_S = 600.0  # of a worker that has not computed anything yet: the first batch may compile kernels
+_HANG_TIMEOUT_FACTOR = 3.0  # times the duration of the slowest of the last units
 _RECENT_UNITS = 50
 
 
@@ -73,20 +74,20 @@ class RowSearch:
         rows: Number of rows of the unit.
 
     Attributes:
-        guilty: Position of the guilty row, once it is known.
+        poison: Position of the poison row, once it is known.
         inconclusive: True if no single row ends the worker: there was another reason, or several rows do it together.
     """
 
     def __init__(self, rows: int) -> None:
         self._candidates = Span(start=0, stop=rows)
         self._confirmed = 0
-        self.guilty: int | None = None
+        self.poison: int | None = None
         self.inconclusive = rows == 0
 
     @property
     def is_over(self) -> bool:
         """True if there is nothing left to probe."""
-        return self.inconclusive or self.guilty is not None
+        return self.inconclusive or self.poison is not None
 
     @property
     def probe(self) -> Span:
@@ -107,7 +108,7 @@ class RowSearch:
         if len(self._candidates) == 1:
             self._confirmed += 1
             if self._confirmed == CONFIRMATIONS:
-                self.guilty = self._candidates.start
+                self.poison = self._candidates.start
 
 
 @dataclass(slots=True)
@@ -115,8 +116,9 @@ class _UnitState:
     """History of a unit without a result.
 
     Attributes:
-        quarantined: Guilty rows by position, with the reason.
+        quarantined: Poison rows by position, with the reason.
         suspect: True if the unit must be computed alone, because a worker ended with it.
+        ended_on: Node where the last worker ended with it; empty if there is none.
         searches: Number of inconclusive searches.
         failures: Failed attempts by cause.
         reason: Reason of the last failure.
@@ -125,14 +127,20 @@ class _UnitState:
     unit: Unit
     quarantined: dict[int, str] = field(default_factory=dict)
     suspect: bool = False
+    ended_on: str = ""
     search: RowSearch | None = None
     searches: int = 0
     failures: Counter[Cause] = field(default_factory=Counter)
     reason: str = ""
 
-    def blame(self, *, alone: bool, reason: str) -> None:
-        """Record that a worker ended, or failed, while it computed this unit."""
-        self.reason = reason
+    def blame(self, *, alone: bool, node: str, reason: str) -> None:
+        """Record that a worker ended, or failed, while it computed this unit.
+
+        Example of a unit of 8 rows whose row 5 is poison: a worker ends with this unit and another one, so that both
+        are suspects; another worker ends with this one alone, and the search begins. The probe 0-3 survives, 4-5 ends
+        a worker, 4 survives, 5 ends two workers: row 5 is quarantined, and the unit is scored without it.
+        """
+        self.reason, self.ended_on = reason, node
         if not alone:
             self.suspect = True
         elif self.search:
@@ -144,19 +152,19 @@ class _UnitState:
         """Remove a search that is over; return the position of the row that it found, if any."""
         if self.search is None or not self.search.is_over:
             return None
-        guilty, self.search = self.search.guilty, None
-        if guilty is None:
+        poison, self.search = self.search.poison, None
+        if poison is None:
             self.searches += 1
         else:
-            self.quarantined[guilty] = self.reason
-        return guilty
+            self.quarantined[poison] = f"its worker {self.reason}"
+        return poison
 
     def reason_to_give_up(self) -> str:
         """Return why no further attempt makes sense, or an empty string."""
         if self.searches >= MAX_SEARCHES:
-            return f"{self.reason}, and no row of it does so alone"
-        if len(self.quarantined) > MAX_GUILTY_ROWS:
-            return f"more than {MAX_GUILTY_ROWS} rows of it are such that it {self.reason}"
+            return f"its worker {self.reason}, and no row causes that alone"
+        if len(self.quarantined) > MAX_POISON_ROWS:
+            return f"with more than {MAX_POISON_ROWS} of its rows, its worker {self.reason}"
         return ""
 
 
@@ -189,6 +197,7 @@ class Schedule:
         self._running: dict[int, _Running] = {}
         self._busy: dict[str, set[int]] = {}
         self._nodes: dict[str, str] = {}
+        self._fresh: set[str] = set()  # workers that have not computed anything yet
         self._reserved: set[str] = set()
         self._seconds: deque[float] = deque(maxlen=_RECENT_UNITS)
         self._store_failures = self._failed_units = 0
@@ -204,10 +213,11 @@ class Schedule:
         """Names of the workers that are ready."""
         return list(self._nodes)
 
-    @property
-    def patience_s(self) -> float:
-        """Seconds without progress after which a worker hangs."""
-        return max(MIN_PATIENCE_S, _PATIENCE_FACTOR * max(self._seconds)) if self._seconds else FIRST_PATIENCE_S
+    def hang_timeout_s(self, worker: str) -> float:
+        """Return the seconds without progress after which a worker hangs."""
+        if worker in self._fresh:
+            return FIRST_HANG_TIMEOUT_S
+        return max(MIN_HANG_TIMEOUT_S, _HANG_TIMEOUT_FACTOR * max(self._seconds, default=0.0))
 
     def take(self, worker: str, now: float) -> Attempt | None:
         """Start an attempt on a worker; None if the worker has to wait."""
@@ -216,8 +226,12 @@ class Schedule:
             return None
         while self._retries and self._retries[0][0] <= now and self._retries[0][2].suspect:
             self._suspects.append(heapq.heappop(self._retries)[2])
-        if self._suspects and self._reserve_if_needed(worker, busy=bool(busy)):
-            return None if busy else self._start(self._suspects.popleft(), worker, alone=True)
+        suspect = self._suspect_for(self._nodes[worker])
+        if suspect and self._reserve_if_needed(worker, busy=bool(busy)):
+            if busy:
+                return None
+            self._suspects.remove(suspect)
+            return self._start(suspect, worker, alone=True)
         self._reserved.discard(worker)
         if len(busy) >= UNITS_PER_WORKER:
             return None
@@ -233,14 +247,17 @@ class Schedule:
         match outcome:
             case WorkerReady():
                 self._nodes[outcome.worker], self._busy[outcome.worker] = outcome.facts.node, set()
+                self._fresh.add(outcome.worker)
                 self._report(outcome)
             case Survived():
                 state = self._remove(outcome.attempt).state
+                self._fresh.discard(outcome.worker)
                 if state.search:
                     state.search.survived()
-                self._retry_or_give_up(state)
+                self._retry_or_give_up(state, now)
             case Done():
                 self._remove(outcome.attempt)
+                self._fresh.discard(outcome.worker)
                 self._store_failures = self._failed_units = 0
                 self._seconds.append(outcome.report.seconds)
                 self._report(UnitCommitted(worker=outcome.worker, report=outcome.report))
@@ -248,6 +265,11 @@ class Schedule:
                 self._fail(self._remove(outcome.attempt), outcome.cause, outcome.reason, now)
             case Ended():
                 self._end(outcome, now)
+
+    def _suspect_for(self, node: str) -> _UnitState | None:
+        """Return the first suspect whose last worker ended on another node than this one, if there is another."""
+        only_node = all(each == node for each in self._nodes.values())
+        return next((each for each in self._suspects if only_node or each.ended_on != node), None)
 
     def _reserve_if_needed(self, worker: str, *, busy: bool) -> bool:
         """Return True if a worker is idle, or takes nothing new until it is idle and can compute a suspect.
@@ -285,8 +307,8 @@ class Schedule:
         state.failures[cause] += 1
         if cause is Cause.ROWS:
             self._report_retry(state, reason)
-            state.blame(alone=running.alone, reason=reason)
-            self._retry_or_give_up(state)
+            state.blame(alone=running.alone, node=self._nodes[running.worker], reason=reason)
+            self._retry_or_give_up(state, now)
         elif state.failures[cause] >= _MAX_FAILURES[cause]:
             self._give_up(state, reason)
         else:
@@ -299,6 +321,7 @@ class Schedule:
     def _end(self, outcome: Ended, now: float) -> None:
         node = self._nodes.pop(outcome.worker, "")
         self._reserved.discard(outcome.worker)
+        self._fresh.discard(outcome.worker)
         unfit = outcome.blame is Blame.WORKER
         self._report(WorkerEnded(worker=outcome.worker, node=node, reason=outcome.reason, unfit=unfit))
         for number in sorted(self._busy.pop(outcome.worker, ())):
@@ -308,7 +331,7 @@ class Schedule:
                 continue
             self._report_retry(running.state, outcome.reason)
             if outcome.blame is Blame.ROWS:
-                running.state.blame(alone=running.alone, reason=outcome.reason)
+                running.state.blame(alone=running.alone, node=node, reason=outcome.reason)
             self._retry_or_give_up(running.state, now)
 
     def _remove(self, number: int) -> _Running:
@@ -316,10 +339,10 @@ class Schedule:
         self._busy[running.worker].discard(number)
         return running
 
-    def _retry_or_give_up(self, state: _UnitState, now: float = 0.0) -> None:
+    def _retry_or_give_up(self, state: _UnitState, now: float) -> None:
         if (position := state.finish_search()) is not None:
-            unit = state.unit
-            self._report(RowQuarantined(unit_id=unit.id, path=unit.path, position=position, reason=state.reason))
+            unit, reason = state.unit, state.quarantined[position]
+            self._report(RowQuarantined(unit_id=unit.id, path=unit.path, position=position, reason=reason))
         if reason := state.reason_to_give_up():
             self._give_up(state, reason)
         else:

@@ -87,7 +87,7 @@ def test_new_node_gets_a_worker(
     tmp_path: Path, cluster: RayNodes, planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A row waits for that worker: on a busy machine the run could end before the new node has joined."""
-    monkeypatch.setattr(schedule, "MIN_PATIENCE_S", schedule.FIRST_PATIENCE_S)
+    monkeypatch.setattr(schedule, "MIN_HANG_TIMEOUT_S", schedule.FIRST_HANG_TIMEOUT_S)
     folder = make_images(tmp_path / "in", 100, {50: b"wait"})
     request = make_request(folder, tmp_path / "out", 4, address=cluster.address)
     new: list[str] = []
@@ -120,7 +120,7 @@ def test_nodes_of_another_version_are_refused(
     assert sum(isinstance(each, NodeRefused) for each in events) == len(cluster.nodes)
 
 
-def test_guilty_row_on_three_nodes(tmp_path: Path, cluster: RayNodes) -> None:
+def test_poison_row_on_three_nodes(tmp_path: Path, cluster: RayNodes) -> None:
     planted = {57: b"segfault", 3: b"no image"}
     folder = make_images(tmp_path / "in", 80, planted)
     request = replace(make_request(folder, tmp_path / "out", 20), address=cluster.address)
@@ -128,5 +128,5 @@ def test_guilty_row_on_three_nodes(tmp_path: Path, cluster: RayNodes) -> None:
     score_data_set(request, events.append)
     errors = check_each_once(tmp_path / "out", 80)
     assert errors.keys() == {"00003.png", "00057.png"}
-    assert errors["00057.png"] == module.CRASHED
+    assert errors["00057.png"] == f"its worker {module.CRASHED}"
     assert any(isinstance(each, WorkerEnded) for each in events)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from types import SimpleNamespace
@@ -17,7 +18,7 @@ from ray.exceptions import OutOfMemoryError, RayActorError, RayError
 
 from graphkiln_backend.scoring import fleet as module
 from graphkiln_backend.scoring.errors import ScoringError
-from graphkiln_backend.scoring.fleet import EMPTY_S, MAX_LOST, Node, RayFleet, connect, node_check, room_of
+from graphkiln_backend.scoring.fleet import EMPTY_S, MAX_LOST, WAITING_S, Node, RayFleet, connect, node_check, room_of
 from graphkiln_backend.scoring.messages import Blame, Ended, Event, NodeRefused, ScoreRequest
 from graphkiln_backend.scoring.worker import WorkerActor
 
@@ -147,6 +148,10 @@ class Actor:
         return SimpleNamespace(remote=lambda *_: f"{name} call")
 
 
+def new_actor(*_: object) -> Actor:
+    return Actor()
+
+
 def add(fleet: RayFleet, name: str, *calls: str, **state: object) -> module._Member:
     member = module._Member(actor=Actor(), node=NODE, heartbeat="heartbeat", calls=set(calls), **state)  # type: ignore[arg-type]
     fleet._members[name] = member
@@ -188,9 +193,28 @@ def test_workers_that_are_not_placed_are_logged_once(fleet: RayFleet, caplog: py
     add(fleet, "worker-1", since=1.0)
     add(fleet, "worker-2", since=1.0, progress=0)
     for now in (60.0, 62.0, 63.0):
-        fleet._warn_of_waiting(now)
+        fleet._move_waiting(now)
     (message,) = caplog.messages
     assert message.startswith("1 of 2 workers")
+
+
+def test_worker_moves_from_a_busy_node_to_one_with_room(fleet: RayFleet, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `--workers 1` only one worker is started, on a node whose cores something else may use."""
+    idle = replace(NODE, id="idle", name="idle")
+    monkeypatch.setattr(module, "living_nodes", lambda: [NODE, idle])
+    monkeypatch.setattr(module, "_on", lambda node: node)
+    monkeypatch.setattr(ray, "remote", lambda _: SimpleNamespace(options=lambda **_: SimpleNamespace(remote=new_actor)))
+    fleet._request = replace(fleet._request, workers=1)
+    fleet._nodes = {each.id: each for each in (NODE, idle)}
+    fleet._update_nodes()
+    for expected in (NODE, idle, NODE):
+        (member,) = fleet._members.values()
+        assert member.node == expected
+        fleet._nodes_listed = float("-inf")
+        member.since -= WAITING_S + 1
+        fleet._update_nodes()
+    (member,) = fleet._members.values()
+    assert member.node == NODE, "which has more time now"
 
 
 @pytest.mark.parametrize(
@@ -216,7 +240,7 @@ def test_hanging_worker_is_ended(fleet: RayFleet) -> None:
     add(fleet, "hangs", "compute 1", since=now - 100, progress=7, ready=True)
     add(fleet, "idle", since=now - 100, progress=7, ready=True)
     busy = add(fleet, "busy", "compute 2", since=now, progress=7, ready=True)
-    assert fleet._end_hanging(60.0) == [Ended(worker="hangs", blame=Blame.ROWS, reason="hung for 100 s")]
+    assert fleet._end_hanging(lambda _: 60.0) == [Ended(worker="hangs", blame=Blame.ROWS, reason="hung for 100 s")]
     fleet._last_hang_check -= 1000  # this process was suspended
     busy.since -= 1000
-    assert fleet._end_hanging(60.0) == []
+    assert fleet._end_hanging(lambda _: 60.0) == []

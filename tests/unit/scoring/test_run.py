@@ -1,4 +1,4 @@
-"""Whole runs on a local Ray: guilty rows, resume, stale results, two drivers, signals."""
+"""Whole runs on a local Ray: poison rows, resume, stale results, two drivers, signals."""
 
 from __future__ import annotations
 
@@ -124,12 +124,15 @@ def test_every_row_is_answered_once_and_a_second_run_does_nothing(tmp_path: Path
     assert again.rows == 0
 
 
-def test_guilty_rows_are_quarantined_and_others_scored(
+def test_poison_rows_are_quarantined_and_others_scored(
     tmp_path: Path, planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Patience is short only while a planted row has stopped the only worker: a busy machine is no hang."""
-    hangs = property(lambda _: 1.0 if any(planted.iterdir()) else schedule.FIRST_PATIENCE_S)
-    monkeypatch.setattr(Schedule, "patience_s", hangs)
+    """The hang timeout is short only while a planted row has stopped the only worker: a busy machine is no hang."""
+
+    def hang_timeout_s(*_: object) -> float:
+        return 1.0 if any(planted.iterdir()) else schedule.FIRST_HANG_TIMEOUT_S
+
+    monkeypatch.setattr(Schedule, "hang_timeout_s", hang_timeout_s)
     monkeypatch.setattr(fleet, "_HEARTBEAT_S", 0.25)
     rows = dict.fromkeys(range(0, 60, 10), b"no image")
     rows |= {13: b"segfault", 27: b"hang", 38: b"raise", 52: b"stop"}
@@ -146,10 +149,10 @@ def test_guilty_rows_are_quarantined_and_others_scored(
 
     run.score_data_set(request, report)
     errors = check_each_once(tmp_path / "out", 60)
-    assert errors["00013.png"] == fleet.CRASHED
-    assert errors["00027.png"].startswith("hung for ")
-    assert errors["00052.png"].startswith("hung for ")
-    assert errors["00038.png"] == "raised RecursionError: too deep"
+    assert errors["00013.png"] == f"its worker {fleet.CRASHED}"
+    assert errors["00027.png"].startswith("its worker hung for ")
+    assert errors["00052.png"].startswith("its worker hung for ")
+    assert errors["00038.png"] == "its worker raised RecursionError: too deep"
     assert errors.keys() == {f"{number:05}.png" for number in rows}
     assert (scored(state), state.quarantined_rows) == ((60, 50, 10), 4)
     assert len(quarantined) == 4

@@ -28,11 +28,11 @@ from graphkiln_backend.scoring.messages import (
     WorkerReady,
 )
 from graphkiln_backend.scoring.schedule import (
-    FIRST_PATIENCE_S,
+    FIRST_HANG_TIMEOUT_S,
     MAX_DELAY_S,
     MAX_FAILED_UNITS,
     MAX_STORE_FAILURES,
-    MIN_PATIENCE_S,
+    MIN_HANG_TIMEOUT_S,
     UNITS_PER_WORKER,
     RowSearch,
     Schedule,
@@ -81,18 +81,29 @@ def replace_worker(schedule: Schedule, blame: Blame, committing: frozenset[int] 
 def test_each_unit_is_committed_once_and_planted_rows_are_quarantined(
     seed: int, planted: dict[int, set[int]], faults: float, size: int
 ) -> None:
-    guilty = {unit(number).id: rows for number, rows in planted.items()}
-    fleet = FakeFleet(size=size, guilty=guilty, faults=faults, failures=0.02, seed=seed)
+    poison = {unit(number).id: rows for number, rows in planted.items()}
+    fleet = FakeFleet(size=size, poison=poison, faults=faults, failures=0.02, seed=seed)
     events: list[Event] = []
     schedule = schedule_of([unit(number) for number in range(12)], events=events)
     drive(schedule, fleet, lambda: None, fleet.clock)
     assert fleet.commits == {unit(number).id: 1 for number in range(12)}
-    assert {each: rows for each, rows in fleet.quarantined.items() if rows} == {k: v for k, v in guilty.items() if v}
+    assert {each: rows for each, rows in fleet.quarantined.items() if rows} == {k: v for k, v in poison.items() if v}
     assert schedule.failed == []
     found = [(each.unit_id, each.position) for each in events if isinstance(each, RowQuarantined)]
     assert len(found) == len(set(found))
     assert sum(each.report.rows for each in events if isinstance(each, UnitCommitted)) == 12 * 40
     assert fleet.most_in_flight <= UNITS_PER_WORKER
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 2**32), size=st.integers(2, 5))
+def test_no_row_is_blamed_for_a_node_that_ends_all_of_its_workers(seed: int, size: int) -> None:
+    fleet = FakeFleet(size=size, nodes=2, broken_node="node-1", seed=seed)
+    events: list[Event] = []
+    schedule = schedule_of([unit(number) for number in range(12)], events=events)
+    drive(schedule, fleet, lambda: None, fleet.clock)
+    assert fleet.commits == {unit(number).id: 1 for number in range(12)}
+    assert not any(isinstance(each, RowQuarantined | UnitFailed) for each in events)
 
 
 def test_suspect_is_computed_alone() -> None:
@@ -133,10 +144,10 @@ def test_row_that_fails_without_ending_its_worker_is_quarantined() -> None:
             schedule.handle(failed, 0.0)
         else:
             schedule.handle(Survived(worker="a", attempt=attempt.number), 0.0)
-    assert start(schedule, "a").quarantined == {2: "raised MemoryError: "}
+    assert start(schedule, "a").quarantined == {2: "its worker raised MemoryError: "}
 
 
-def test_unit_without_a_guilty_row_fails_and_the_run_continues() -> None:
+def test_unit_without_a_poison_row_fails_and_the_run_continues() -> None:
     schedule = schedule_of([unit(1, rows=2), unit(2)], "a")
     while not schedule.failed:
         attempt = start(schedule, "a")
@@ -146,7 +157,7 @@ def test_unit_without_a_guilty_row_fails_and_the_run_continues() -> None:
             schedule.handle(Survived(worker="a", attempt=attempt.number), 0.0)
         else:
             replace_worker(schedule, Blame.ROWS)
-    assert schedule.failed[0].reason == "hung for 60 s, and no row of it does so alone"
+    assert schedule.failed[0].reason == "its worker hung for 60 s, and no row causes that alone"
 
 
 @pytest.mark.parametrize(
@@ -186,27 +197,35 @@ def test_units_are_read_from_the_plan_as_needed() -> None:
 
 
 @given(st.data())
-def test_search_finds_a_guilty_row(data: st.DataObject) -> None:
+def test_search_finds_a_poison_row(data: st.DataObject) -> None:
     rows = data.draw(st.integers(1, 300))
-    guilty = data.draw(st.sets(st.integers(0, rows - 1), min_size=1))
+    poison = data.draw(st.sets(st.integers(0, rows - 1), min_size=1))
     search, probes = RowSearch(rows), 0
     while not search.is_over:
         probes += 1
-        if guilty & set(range(search.probe.start, search.probe.stop)):
+        if poison & set(range(search.probe.start, search.probe.stop)):
             search.ended()
         else:
             search.survived()
     assert probes <= rows.bit_length() + 2
-    assert search.guilty in guilty
+    assert search.poison in poison
 
 
-def test_patience_follows_the_slowest_of_the_last_units() -> None:
+def test_hang_timeout_follows_the_slowest_of_the_last_units() -> None:
     schedule = schedule_of([unit(number) for number in range(60)], "a")
-    assert schedule.patience_s == FIRST_PATIENCE_S
-    expected = ((1.0, MIN_PATIENCE_S), (100.0, 300.0), *[(1.0, 300.0)] * 49, (1.0, MIN_PATIENCE_S))
-    for seconds, patience_s in expected:
+    expected = ((1.0, MIN_HANG_TIMEOUT_S), (100.0, 300.0), *[(1.0, 300.0)] * 49, (1.0, MIN_HANG_TIMEOUT_S))
+    for seconds, timeout_s in expected:
         finish(schedule, start(schedule, "a"), seconds=seconds)
-        assert schedule.patience_s == patience_s
+        assert schedule.hang_timeout_s("a") == timeout_s
+
+
+def test_first_hang_timeout_of_each_worker_is_long() -> None:
+    schedule = schedule_of([unit(number) for number in range(9)], "a", "b")
+    finish(schedule, start(schedule, "a"))
+    assert schedule.hang_timeout_s("a") == MIN_HANG_TIMEOUT_S
+    assert schedule.hang_timeout_s("b") == FIRST_HANG_TIMEOUT_S
+    replace_worker(schedule, Blame.NODE)
+    assert schedule.hang_timeout_s("a") == FIRST_HANG_TIMEOUT_S
 
 
 def test_units_that_fail_in_a_row_end_the_run() -> None:
