@@ -71,8 +71,10 @@ def test_bf16_samples(run: Convert, tmp_path: Path) -> None:
 @pytest.mark.parametrize("precision", ["bf16", "int8"])
 def test_only_fp32_is_lowered(run: Convert, tmp_path: Path, precision: str) -> None:
     source = write_classifier(tmp_path / "m.onnx", F16, F32)
+    np.savez(tmp_path / "c.npz", INPUT_0=np.zeros((1, 3, 8, 8), np.float32))
+    calibration = {"calibration": str(tmp_path / "c.npz")} if precision == "int8" else {}
     with pytest.raises(ConversionError, match="the source computes in fp16, and only fp32 is lowered"):
-        run(str(source), precision=precision)
+        run(str(source), precision=precision, **calibration)
 
 
 def test_the_precision_of_the_source_can_be_requested(run: Convert, tmp_path: Path) -> None:
