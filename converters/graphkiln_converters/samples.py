@@ -84,7 +84,8 @@ class Sampler:
         for number, sizes in enumerate(sizes_to_try(self.model.inputs)):
             count = 1 if number else 0 if own else _WHOLE_SAMPLES
             made = synthetic_samples(self.model.inputs, count, sizes, seed=SEED + number)
-            feeds += [self.edge.to_graph_feeds(sample) for sample in each_sample(made)]
+            whole = each_sample(made) or [{} for _ in range(count)]  # a graph without inputs has empty samples
+            feeds += [self.edge.to_graph_feeds(sample) for sample in whole]
         return [self._referenced(each) for each in feeds]
 
     def calibration(self, recipe: Recipe) -> Arrays:

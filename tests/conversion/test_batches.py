@@ -44,6 +44,7 @@ WHOLE: dict[str, tuple[str, str]] = {
     ),
     "a threshold": ("(float[1,4] x, float threshold) => (bool[1,4] y) { y = Greater(x, threshold) }", "no common"),
     "scalars": ("(float x) => (float y) { y = Exp(x) }", "no common batch"),
+    "no inputs": ("() => (float[2] y) { y = Constant <value = float[2] {1.0, 2.0}> () }", "no common batch"),
     "no inputs in common sizes": (
         "(float[3] x, float[n] z) => (float[3] y) { s = ReduceSum<keepdims=0>(z) y = Add(x, s) }",
         "no common batch",
