@@ -59,9 +59,9 @@ class Drain:
         self._writes_traces = writes_traces
         self._instances = SnapshotReader(folder.instances)
         self._limit_s = limit_s
-        self._deadline = time.monotonic() + limit_s
-        self._counts: dict[str, tuple[int, int]] = {}
         self._counted_at = time.monotonic()
+        self._deadline = self._counted_at + limit_s
+        self._counts = self._count_batches()
 
     def run(self, *, live: bool) -> int:
         """Drain and end the server.
@@ -74,13 +74,11 @@ class Drain:
         if self._edge:
             self._edge.refuse()
         if live:
-            self._wait(self._is_quiet, self._deadline)
+            is_quiet = self._wait(self._is_quiet, self._deadline)
             if self._signals.count > 1:
-                _log.warning("stopping at once: second signal")
-                kill_group(self._server)
-                return 128 + signal.SIGKILL
-            if time.monotonic() > self._deadline:
-                computing = sum(progress.computing for progress in self._instances.read().progress.values())
+                return self._kill()
+            if not is_quiet and time.monotonic() > self._deadline:
+                computing = sum(begun != ended for begun, ended in self._count_batches().values())
                 _log.warning(
                     "requests are still in flight after %g s (--drain), %d batches are being computed: ending them",
                     self._limit_s,
@@ -90,16 +88,17 @@ class Drain:
             self._edge.leave()
         return self._end()
 
-    def _wait(self, condition: Callable[[], bool], deadline: float) -> None:
-        """Wait for a condition, the end of the server, a second signal, or the deadline."""
-        while self._signals.count <= 1 and self._server.poll() is None and time.monotonic() < deadline:
-            if condition():
-                return
+    def _wait(self, condition: Callable[[], bool], deadline: float) -> bool:
+        """Wait for a condition (true), or the end of the server, a second signal or the deadline (false)."""
+        while not condition():
+            if self._signals.count > 1 or self._server.poll() is not None or time.monotonic() > deadline:
+                return False
             self._signals.wait([self._server.pid], _POLL_S)
+        return True
 
     def _is_quiet(self) -> bool:
         """True if nothing is in flight: by the edge's count, or else if no instance has computed for a moment."""
-        is_idle = self._idle_s() > _SETTLE_S
+        is_idle = self._is_idle()
         try:
             in_flight = self._edge.in_flight() if self._edge else None
         except OSError:  # the edge is being restarted
@@ -109,14 +108,18 @@ class Drain:
         streams = in_flight.pop("streams", 0)  # a stream may stay open without requests
         return not any(in_flight.values()) and (is_idle or not streams)
 
-    def _idle_s(self) -> float:
-        """Seconds since an instance last computed."""
-        progress = self._instances.read().progress
-        counts = {key: (value.begun, value.ended) for key, value in progress.items()}
-        now = time.monotonic()
-        if counts != self._counts or any(value.computing for value in progress.values()):
+    def _is_idle(self) -> bool:
+        """True if no instance has computed for a moment, or for half of the time limit if that is shorter."""
+        counts, now = self._count_batches(), time.monotonic()
+        if counts != self._counts:
             self._counts, self._counted_at = counts, now
-        return now - self._counted_at
+        is_computing = any(begun != ended for begun, ended in counts.values())
+        return not is_computing and now - self._counted_at > min(_SETTLE_S, self._limit_s / 2)
+
+    def _count_batches(self) -> dict[str, tuple[int, int]]:
+        """Numbers of begun and ended batches, by instance."""
+        progress = self._instances.read().progress
+        return {key: (value.begun, value.ended) for key, value in progress.items()}
 
     def _count_models(self) -> int:
         """Number of processes of models."""
@@ -130,6 +133,8 @@ class Drain:
             waits_for_models = self._count_models() > 0 and not self._writes_traces
             self._server.send_signal(signal.SIGTERM)
             self._wait(lambda: waits_for_models and not self._count_models(), time.monotonic() + _EXIT_S)
+            if self._signals.count > 1 and self._server.poll() is None:
+                return self._kill()
         code = self._server.poll() or 0
         kill_group(self._server)
         if code in (0, -signal.SIGTERM):  # killed by our signal before it had a handler
@@ -137,3 +142,8 @@ class Drain:
             return 0
         _log.info("tritonserver ended with code %d", exit_code(code))
         return exit_code(code)
+
+    def _kill(self) -> int:
+        _log.warning("stopping at once: second signal")
+        kill_group(self._server)
+        return 128 + signal.SIGKILL

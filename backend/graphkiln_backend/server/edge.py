@@ -296,7 +296,7 @@ class _Retired:
 
 
 def _sessions(statistics: str, kind: str) -> Counter[str]:
-    """Present sessions by name of the frontend (`FRONTEND`) or backend (`BACKEND`), from the output of `show stat`."""
+    """Current sessions by name of the frontend (`FRONTEND`) or backend (`BACKEND`), from the output of `show stat`."""
     rows = csv.DictReader(statistics.lstrip("# ").splitlines())
     return Counter({row["pxname"]: int(row["scur"]) for row in rows if row["svname"] == kind})
 
@@ -358,7 +358,7 @@ class Edge(Closeable):
         self._apply()
 
     def in_flight(self) -> dict[str, int]:
-        """Number of requests in flight, by backend of the configuration, including those of replaced HAProxys.
+        """Number of requests in flight, by backend of the configuration, including those of replaced HAProxy processes.
 
         Raises:
             OSError: HAProxy does not respond.
@@ -382,17 +382,20 @@ class Edge(Closeable):
 
     def close(self) -> None:
         """End HAProxy and its connections, after `leave`."""
-        if not self._closing.is_set():
-            self.leave()
-        with suppress(subprocess.TimeoutExpired):
-            self._child.wait(max(0.0, self._leave_until - time.monotonic()))
-        children = [self._child, *(retired.child for retired in self._retired)]
-        for child in children:
-            child.kill()
-        self._thread.join()
-        for child in (*children, self._child):  # the thread may have restarted HAProxy meanwhile
-            child.wait()
-        self._resources.close()
+        try:
+            if not self._closing.is_set():
+                self.leave()
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(max(0.0, self._leave_until - time.monotonic()))
+        finally:  # also if a signal ends the wait
+            self._closing.set()
+            children = [self._child, *(retired.child for retired in self._retired)]
+            for child in children:
+                child.kill()
+            self._thread.join()
+            for child in (*children, self._child):  # the thread may have restarted HAProxy meanwhile
+                child.wait()
+            self._resources.close()
 
     def _listen_for_control(self) -> socket.socket:
         """Bind by the descriptor of the folder, because paths of Unix sockets are limited to 107 bytes. See unix(7)."""
@@ -461,7 +464,7 @@ class Edge(Closeable):
         )
 
     def _apply(self) -> None:
-        """Send the present state to HAProxy; `_watch` retries if HAProxy is being restarted."""
+        """Send the current state to HAProxy; `_watch` retries if HAProxy is being restarted."""
         if self._closing.is_set():
             return
         backends = [backend for service in self._plan.services() for backend in _BACKENDS[service]]
@@ -520,7 +523,7 @@ class Edge(Closeable):
         try:
             self._child = self._start()
         except OSError as error:
-            _log.error("the edge (HAProxy) cannot be started, retrying: %s", error)
+            _log.error("the edge (HAProxy) failed to start, trying again: %s", error)
             return
         if self._closing.is_set():
             self._child.kill()
@@ -537,7 +540,7 @@ class Edge(Closeable):
             self._child.kill()
 
     def _release_retired(self) -> None:
-        """Let replaced HAProxys without connections exit."""
+        """Let replaced HAProxy processes without connections exit."""
         with self._lock:
             for retired in list(self._retired):
                 if not any(_sessions(retired.ask("show stat"), "FRONTEND").values()):

@@ -64,6 +64,12 @@ _ALL_MODELS = "*"
 # older version answers; not strict, it is "yes" even if a model has no version. So the server first starts not strict,
 # with --exit-on-error: it exits before it opens a port if anything cannot be loaded, so that every model has a version
 # when it is live. If it exits, it is restarted strict and serves the other models, not ready.
+#
+#     start          it exits with an error before it is live      any other end
+#     not strict     next start: strict, with a part               next start: not strict
+#     strict         a fault; for the first server, the end        next start: not strict
+#
+# Starts are strict, too, while a model is known to be bad. The user's own flags are never overridden.
 
 # Overrides `--exit-on-error=false` of `ControlMode.before_flags`: the last flag counts.
 _ALL_OR_NOTHING_FLAGS = ("--strict-readiness=false", "--exit-on-error=true")
@@ -97,7 +103,7 @@ class Readiness:
         """Arguments that precede the user's."""
         return _ALL_OR_NOTHING_FLAGS if self.whole else ()
 
-    def give_in(self) -> bool:
+    def fall_back(self) -> bool:
         """Return true if a server that exited before it was live may serve a part of its models after a restart."""
         self._failed = self.whole
         return self.whole

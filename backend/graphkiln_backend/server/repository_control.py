@@ -81,21 +81,14 @@ class RepositoryControl:
             status, body = self._post(path, _TIMEOUT_S)
             if status != HTTPStatus.OK:
                 raise ConnectionError(f"port {self.http.port} responded with status {status} to {path}")
-            rows = json.loads(body)
-        else:
-            with _errors_as_os_errors():
-                response = self._call("RepositoryIndex", _messages().RepositoryIndexRequest(), _TIMEOUT_S)
-            fields = ("name", "version", "state", "reason")
-            rows = [{name: text for name in fields if (text := getattr(row, name))} for row in response.models]
-        return [
-            VersionState(
-                model=row["name"],
-                version=row.get("version", ""),
-                state=row.get("state", "UNLOADED"),
-                reason=row.get("reason", ""),
-            )
-            for row in rows
-        ]
+            try:
+                return [_to_state(row) for row in json.loads(body)]
+            except (ValueError, KeyError, TypeError, AttributeError) as error:
+                raise ConnectionError(f"port {self.http.port} responded to {path} with no list of models") from error
+        with _errors_as_os_errors():
+            response = self._call("RepositoryIndex", _messages().RepositoryIndexRequest(), _TIMEOUT_S)
+        fields = ("name", "version", "state", "reason")
+        return [_to_state({name: text for name in fields if (text := getattr(row, name))}) for row in response.models]
 
     def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
         """Load a model from the repository, or an override; return the error, or an empty text."""
@@ -168,6 +161,15 @@ class RepositoryControl:
         with grpc.insecure_channel(target, options=[("grpc.enable_http_proxy", 0)]) as channel:
             stub = service_pb2_grpc.GRPCInferenceServiceStub(channel)
             return getattr(stub, method)(request, timeout=timeout_s, metadata=self.metadata)
+
+
+def _to_state(row: Mapping[str, str]) -> VersionState:
+    return VersionState(
+        model=row["name"],
+        version=row.get("version", ""),
+        state=row.get("state", "UNLOADED"),
+        reason=row.get("reason", ""),
+    )
 
 
 def _messages() -> Any:

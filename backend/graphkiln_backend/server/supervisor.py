@@ -24,7 +24,7 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -57,9 +57,13 @@ WATCH_S = 0.5  # between checks afterwards; the death of a known instance is not
 # Pause per processor time of a check: checks take at most 5% of a core, so that hundreds of processes start quickly.
 _REST = 19.0
 _LONGEST_REST_S = 1.0
-MAX_RESTARTS = 5  # give up after more restarts in a row
+MAX_RESTARTS = 5  # budget of restarts, which service refills
 SERVED_S = 5.0  # seconds of service that earn one restart
-_FIRST_DELAY_S = 0.25
+_FIRST_DELAY_S = 0.5  # before the second restart; the first one is immediate
+
+
+class ServePart:
+    """Outcome of a server that exited before it was live: start again at once, to serve a part of the models."""
 
 
 class Supervisor:
@@ -94,7 +98,7 @@ class Supervisor:
         self._budget = RestartBudget()
         self._reaper = Reaper()
         self._versions: VersionController | None = None
-        self._live_at: float | None = None  # when the present server became live
+        self._live_at: float | None = None  # when the current server became live
         self._was_live = False  # whether any server was live
         self.last_words = ""
 
@@ -107,7 +111,7 @@ class Supervisor:
             repeatedly.
 
         Raises:
-            ServerSetupError: The server cannot be started as requested. Later starts are retried.
+            ServerSetupError: The server cannot be started as requested. Once a server was live, starts are retried.
         """
         reported = ""
         delay_s: float | None
@@ -125,18 +129,18 @@ class Supervisor:
                     if isinstance(outcome, int):
                         return outcome
                     reported = ""
-                    if outcome is None:
+                    if isinstance(outcome, ServePart):
                         delay_s = 0.0
                     elif (delay_s := self._restart_delay_s(outcome)) is None:
                         return outcome.code
                 if not self._wait(delay_s, signals):
                     return 0
 
-    def _serve(self, signals: StopSignals) -> int | Fault | None:
+    def _serve(self, signals: StopSignals) -> int | Fault | ServePart:
         """Run one server from its start to its end.
 
         Returns:
-            Exit code of the supervisor; a fault that needs a restart; None to start again with a part of the models.
+            Exit code of the supervisor; a fault that needs a restart; `ServePart`.
 
         Raises:
             ServerSetupError, OSError: It cannot be started.
@@ -151,9 +155,14 @@ class Supervisor:
                 return 0
             self._budget.write(folder.instances)
             publish_address(folder.path, self._launch.flags)
-            with self._launch.start(folder, command) as server, Guard(server):
+            with self._launch.start(folder, command) as server, ExitStack() as guard:
                 try:
+                    guard.enter_context(Guard(server))
                     return self._supervise(server, folder, signals)
+                except OSError as error:  # for example too many open files
+                    if self._live_at is None:
+                        raise
+                    return Fault(cause=Cause.SERVER_DIED, what=f"tritonserver cannot be watched: {error}")
                 finally:
                     if self._edge:
                         self._edge.refuse()  # has no effect after a drain
@@ -163,7 +172,7 @@ class Supervisor:
 
     def _supervise(
         self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
-    ) -> int | Fault | None:
+    ) -> int | Fault | ServePart:
         """Watch a running server until it exits, has a fault, or a stop signal arrives."""
         instances = SnapshotReader(folder.instances)
         memory = MemoryLimit(server.pid, self._launch.memory_limit())
@@ -191,9 +200,9 @@ class Supervisor:
                 self._reaper.reap()
                 memory.follow(live=self._live_at is not None)
                 pace.wait(signals, [server.pid, *seen.ready], live=bool(self._live_at))
-        if code > 0 and self._live_at is None and self._launch.readiness.give_in():
+        if code > 0 and self._live_at is None and self._launch.readiness.fall_back():
             _log.warning("not every model can be loaded: starting again, to serve the others")
-            return None
+            return ServePart()
         fault = describe_exit(code)
         if code >= 0 and not self._was_live:
             self.last_words = fault.what if code else ""
@@ -240,14 +249,14 @@ class Supervisor:
         drain = Drain(server, folder, signals, self._limits.drain, self._edge, writes_traces=traces)
         code = drain.run(live=self._live_at is not None)
         if code:
-            killed = "tritonserver was killed before it was drained"
+            killed = "tritonserver was killed at the second signal"
             self.last_words = killed if signals.count > 1 else f"tritonserver ended with code {code}"
         return code
 
     def _restart_delay_s(self, fault: Fault) -> float | None:
         """Seconds to wait before a restart; None to give up."""
-        served_s = time.monotonic() - self._live_at if self._live_at else 0.0
-        delay_s = self._budget.spend(fault, served_s)
+        served_s = time.monotonic() - self._live_at - fault.lasted_s if self._live_at else 0.0
+        delay_s = self._budget.spend(fault, max(0.0, served_s))
         if delay_s is None:
             self.last_words = f"{fault.what}, {MAX_RESTARTS} restarts did not help: giving up"
             _log.error("%s", self.last_words)
@@ -292,7 +301,7 @@ class RestartBudget:
         if self._spent > MAX_RESTARTS:
             return None
         self.count(fault.cause)
-        return 0.0 if self._spent < 2 else _FIRST_DELAY_S * 2 ** int(self._spent - 1)
+        return 0.0 if self._spent < 2 else _FIRST_DELAY_S * 2 ** int(self._spent - 2)
 
     def count(self, cause: Cause, number: int = 1) -> None:
         """Count a cause without spending a restart."""
@@ -317,6 +326,6 @@ class Pace:
 
     def wait(self, signals: StopSignals, processes: list[int], *, live: bool) -> None:
         """Wait for the next check, a signal, or the end of one of the processes."""
-        looked_s = time.thread_time() - self._woke_at_s
-        signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * looked_s, _LONGEST_REST_S)))
+        checked_s = time.thread_time() - self._woke_at_s
+        signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * checked_s, _LONGEST_REST_S)))
         self._woke_at_s = time.thread_time()

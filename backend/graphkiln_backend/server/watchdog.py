@@ -46,6 +46,7 @@ _YOUNG_S = 10.0
 _UNASKED_S = 10.0
 _STUB_PROGRAM = "triton_python_backend_stub"
 _CONNECT_S = 0.5
+_CLOCK_TICK_S = 0.1  # more than the resolution of the start times of processes
 
 
 class Cause(StrEnum):
@@ -68,11 +69,13 @@ class Fault:
         cause: Kind of fault.
         what: Description, to begin a log message.
         code: Exit code of the supervisor if it gives up.
+        lasted_s: How long it had lasted when it was found: time without service.
     """
 
     cause: Cause
     what: str
     code: int = 1
+    lasted_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +140,7 @@ class Watchdog(Closeable):
         self._seen_ready: set[int] = set()
         self._stubs: dict[int, tuple[str, float]] = {}
         self._stubs_at = 0.0
-        self._stillborn_since: dict[int, float] = {}
+        self._died_early_since: dict[int, float] = {}
 
     def probe(self, flags: TritonFlags) -> None:
         """Begin to probe a live server, except over gRPC with the user's own TLS."""
@@ -154,7 +157,7 @@ class Watchdog(Closeable):
         """Return a fault, if there is any. Call at least once a second.
 
         Args:
-            instances: Present content of the status files.
+            instances: Current content of the status files.
         """
         now = time.monotonic()
         self._sample_stubs(now)
@@ -162,12 +165,12 @@ class Watchdog(Closeable):
             self._trust_from = now + SILENT_S / 2  # wait for a heartbeat of every instance
         states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
         return (
-            self._dead(instances, states)
-            or self._wrong(instances)
-            or self._stopped(instances, states, now)
-            or self._late(instances, now)
-            or self._stillborn(now)
-            or self._silent()
+            self._find_dead_instance(instances, states)
+            or self._find_wrong_outputs(instances)
+            or self._find_stopped_process(instances, states, now)
+            or self._find_hung_instance(instances, now)
+            or self._find_early_death(now)
+            or self._find_silent_server()
         )
 
     def end_endless_loading(self, instances: Snapshot) -> int:
@@ -176,7 +179,7 @@ class Watchdog(Closeable):
         Call it after `look`, which finds processes without a status file.
 
         Args:
-            instances: Present content of the status files.
+            instances: Current content of the status files.
 
         Returns:
             Number of killed processes.
@@ -185,7 +188,8 @@ class Watchdog(Closeable):
         ended = 0
         for process, (version, since) in self._follow_loading(instances).items():
             stopped = self._is_stopped(process, _state(process), now)
-            if stopped or version in self._endless or now - since > self._limits.load:
+            is_overdue = stopped or version in self._endless or now - since > self._limits.load
+            if is_overdue and _ran_at(process, since):
                 self._ended.add(process)
                 self._endless.add(version)
                 why = "was stopped" if stopped else f"did not finish within {self._limits.load:g} s (--load-deadline)"
@@ -206,8 +210,8 @@ class Watchdog(Closeable):
         living = [stub for stub in stubs if not stub.ended]
         self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in living}
         ended = {stub.pid: stub.age_s for stub in stubs if stub.ended}
-        young = [pid for pid, age_s in ended.items() if pid in self._stillborn_since or age_s < _YOUNG_S]
-        self._stillborn_since = {pid: self._stillborn_since.get(pid, now) for pid in young}
+        young = [pid for pid, age_s in ended.items() if pid in self._died_early_since or age_s < _YOUNG_S]
+        self._died_early_since = {pid: self._died_early_since.get(pid, now) for pid in young}
 
     def _follow_loading(self, instances: Snapshot) -> dict[int, tuple[str, float]]:
         """Record the ready processes; return the version and start time of each loading one."""
@@ -222,27 +226,29 @@ class Watchdog(Closeable):
             if process not in self._seen_ready and process not in self._ended
         }
 
-    def _dead(self, instances: Snapshot, states: Mapping[int, str]) -> Fault | None:
+    def _find_dead_instance(self, instances: Snapshot, states: Mapping[int, str]) -> Fault | None:
         for key, status in instances.statuses.items():
             if states[status.pid] == psutil.STATUS_ZOMBIE and is_ready(self._folder, key):  # not merely unloaded
                 return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died")
         return None
 
-    def _wrong(self, instances: Snapshot) -> Fault | None:
+    def _find_wrong_outputs(self, instances: Snapshot) -> Fault | None:
         for key, line in instances.faults.items():
             if status := instances.statuses.get(key):
                 return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} no longer serves ({line})")
         return None
 
-    def _stopped(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
+    def _find_stopped_process(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
         if self._is_stopped(self._server, _state(self._server), now):
-            return Fault(cause=Cause.SERVER_HUNG, what="tritonserver was stopped by a signal")
+            what = "tritonserver was stopped by a signal"
+            return Fault(cause=Cause.SERVER_HUNG, what=what, lasted_s=_STOPPED_S)
         for status in instances.statuses.values():
             if self._is_stopped(status.pid, states[status.pid], now):
-                return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} was stopped by a signal")
+                what = f"{_name(status)} was stopped by a signal"
+                return Fault(cause=Cause.INSTANCE_HUNG, what=what, lasted_s=_STOPPED_S)
         return None
 
-    def _late(self, instances: Snapshot, now: float) -> Fault | None:
+    def _find_hung_instance(self, instances: Snapshot, now: float) -> Fault | None:
         if now < self._trust_from:
             return None
         for key, progress in instances.progress.items():
@@ -250,21 +256,23 @@ class Watchdog(Closeable):
             if not status:
                 continue
             if now - progress.heartbeat > SILENT_S:
-                return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} has hung for {SILENT_S:g} s")
+                what = f"{_name(status)} has hung for {SILENT_S:g} s"
+                return Fault(cause=Cause.INSTANCE_HUNG, what=what, lasted_s=SILENT_S)
             if progress.computing and now - progress.begun_at > self._limits.compute:
                 what = f"{_name(status)} has computed one batch for {self._limits.compute:g} s (--compute-limit)"
-                return Fault(cause=Cause.COMPUTE_LIMIT, what=what)
+                return Fault(cause=Cause.COMPUTE_LIMIT, what=what, lasted_s=self._limits.compute)
         return None
 
-    def _stillborn(self, now: float) -> Fault | None:
+    def _find_early_death(self, now: float) -> Fault | None:
         """Detect a process that died before tritonserver knew of it, for which Triton before 25.08 waits forever."""
-        if not self._gives_up_stubs and any(now - since > _UNASKED_S for since in self._stillborn_since.values()):
+        if not self._gives_up_stubs and any(now - since > _UNASKED_S for since in self._died_early_since.values()):
             return Fault(cause=Cause.INSTANCE_DIED, what="an instance died at its start")
         return None
 
-    def _silent(self) -> Fault | None:
+    def _find_silent_server(self) -> Fault | None:
         if self._probe and self._probe.silent_s() > SILENT_S:
-            return Fault(cause=Cause.SERVER_HUNG, what=f"tritonserver has not responded for {SILENT_S:g} s")
+            what = f"tritonserver has not responded for {SILENT_S:g} s"
+            return Fault(cause=Cause.SERVER_HUNG, what=what, lasted_s=SILENT_S)
         return None
 
     def _is_stopped(self, process: int, state: str, now: float) -> bool:
@@ -285,6 +293,15 @@ def _state(process: int) -> str:
         return psutil.Process(process).status()
     except psutil.NoSuchProcess:
         return psutil.STATUS_ZOMBIE
+
+
+def _ran_at(process: int, at: float) -> bool:
+    """True if a process runs and did so at a time: after a crash, its status file stays, and its id may be reused."""
+    try:
+        started_at = time.monotonic() - process_age_s(process)
+    except OSError:
+        return False
+    return started_at < at + _CLOCK_TICK_S and _state(process) != psutil.STATUS_ZOMBIE
 
 
 # Stub processes, including those without a status file.

@@ -134,9 +134,11 @@ class StopSignals(Closeable):
 
     @contextmanager
     def interrupting(self) -> Iterator[None]:
-        """Raise `Interrupted` inside the block at the first signal."""
+        """Raise `Interrupted` inside the block at the first signal, or before it if there was one already."""
         self._interrupting = True
         try:
+            if self.count:
+                raise Interrupted
             yield
         finally:
             self._interrupting = False

@@ -37,6 +37,7 @@ from graphkiln_backend.server.edge import Edge, EdgePlan, behind_edge, find_hapr
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.tls import TlsFiles
 from graphkiln_backend.system.admin_key import GRPC_HEADER, HTTP_HEADER
+from graphkiln_backend.system.signals import ending_on_signals
 from graphkiln_backend.triton.features import TritonFeatures
 
 needs_haproxy = pytest.mark.skipif(find_haproxy() is None, reason="HAProxy is not installed")
@@ -662,6 +663,23 @@ class TestLife:
             wait_until(front.is_refused)
         closing.join(30)
         assert front.answers == [200]
+
+    @pytest.mark.alone
+    def test_a_signal_during_closing_ends_all_at_once(
+        self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_SOFT_STOP_S", 200.0)
+        front = open_front()
+        child = psutil.Process(front.edge.pid)
+        with socket.create_connection(("127.0.0.1", front.ports["http"]), timeout=30) as idle:
+            idle.sendall(b"GET /v2 HTTP/1.1\r\nHost: a\r\n\r\n")
+            assert idle.recv(1 << 16).startswith(b"HTTP/1.1 200")
+            begun = time.monotonic()
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(SystemExit), ending_on_signals():
+                front.edge.close()
+        assert time.monotonic() - begun < 60
+        assert not child.is_running()
 
     def test_closing_ends_idle_connections(self, open_front: OpenFront, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_SOFT_STOP_S", 0.1)

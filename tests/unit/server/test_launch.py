@@ -421,10 +421,10 @@ def test_a_server_that_may_serve_everything_serves_everything_or_nothing() -> No
 def test_one_that_did_not_serves_what_it_can_and_the_next_one_tries_again() -> None:
     readiness = Readiness()
     readiness.choose(parse(), loads=True)
-    assert readiness.give_in()
+    assert readiness.fall_back()
     readiness.choose(parse(), loads=True)
     assert readiness.arguments == ()
-    assert not readiness.give_in()
+    assert not readiness.fall_back()
     readiness.choose(parse(), loads=True)
     assert readiness.arguments == WHOLE
 
@@ -433,7 +433,7 @@ def test_one_that_has_nothing_to_load_or_something_bad_is_strict() -> None:
     readiness = Readiness()
     readiness.choose(parse(), loads=False)
     assert readiness.arguments == ()
-    assert not readiness.give_in()
+    assert not readiness.fall_back()
 
 
 @pytest.mark.parametrize("flag", ["--strict-readiness=true", "--strict-readiness=false", "--exit-on-error=false"])
@@ -447,7 +447,7 @@ def test_what_loads_without_end_is_known_for_one_start() -> None:
     readiness = Readiness()
     readiness.choose(parse(), loads=True)
     readiness.endless.add("m version 1")
-    readiness.give_in()
+    readiness.fall_back()
     readiness.choose(parse(), loads=True)
     assert readiness.endless == {"m version 1"}
     readiness.choose(parse(), loads=True)

@@ -74,7 +74,9 @@ def test_an_unload_that_fails_is_an_error() -> None:
         control(server.port).unload("a")
 
 
-@pytest.mark.parametrize("answer", [http(b"", "503 Service Unavailable"), hang_up])
+@pytest.mark.parametrize(
+    "answer", [http(b"", "503 Service Unavailable"), hang_up, http(b"{"), http(b"[{}]"), http(b'{"error": "no"}')]
+)
 def test_no_index_is_an_error(answer: object) -> None:
     with CannedHttp([answer]) as server, pytest.raises(OSError, match=r"port \d+|reset|closed"):  # type: ignore[list-item]
         control(server.port).index()

@@ -251,7 +251,7 @@ class TestExit:
     def test_restarts_wait_longer_and_longer_and_a_signal_ends_the_wait(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
     ) -> None:
-        monkeypatch.setattr(module, "_FIRST_DELAY_S", 30.0)
+        monkeypatch.setattr(module, "_FIRST_DELAY_S", 60.0)
         when(lambda: len(logged) == 2, stop)
         assert setup.run(kill=signal.SIGABRT) == 0
         assert logged == [
@@ -285,6 +285,24 @@ class TestExit:
         assert len(attempts) == 5
         errors = [line for line in logged if line.startswith("the server cannot be started again yet")]
         assert errors == [f"the server cannot be started again yet, trying every 0.05 s: {fault}"]
+
+    def test_an_error_while_it_serves_is_a_fault(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        def fail(_: object, *, live: bool) -> None:
+            if live:
+                stop_if(len(setup.starts) == 5)
+                raise OSError(24, "Too many open files")
+
+        monkeypatch.setattr(module.MemoryLimit, "follow", fail)
+        monkeypatch.setattr(module, "_RETRY_S", 0.05)
+        monkeypatch.setattr(module, "MAX_RESTARTS", 1)
+        monkeypatch.setattr(module, "SERVED_S", 120.0)
+        assert setup.run() == 1
+        assert logged == [
+            "tritonserver cannot be watched: [Errno 24] Too many open files: restarting the server",
+            "tritonserver cannot be watched: [Errno 24] Too many open files, 1 restarts did not help: giving up",
+        ]
 
     def test_a_signal_ends_the_wait_for_room(
         self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
@@ -382,13 +400,51 @@ class TestStop:
         code = setup.run(on_live=stop_twice, index=[READY], instances=[STATUS], busy_s=50, limits=limits)
         assert code == 128 + signal.SIGKILL
         assert logged[-1] == "stopping at once: second signal"
-        assert setup.last_words == "tritonserver was killed before it was drained"
+        assert setup.last_words == "tritonserver was killed at the second signal"
         assert setup.seconds < 20
+
+    def test_a_second_signal_ends_a_drained_server_at_once(
+        self, setup: Setup, logged: list[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(drain, "_EXIT_S", 60.0)
+
+        def stop_twice(_: int) -> None:
+            stop()
+            later(1.5, stop)
+
+        assert setup.run(on_live=stop_twice, instances=[STATUS]) == 128 + signal.SIGKILL
+        assert logged[-1] == "stopping at once: second signal"
+        assert setup.seconds < 30
+
+    @pytest.mark.parametrize("edge", ["off", pytest.param("on", marks=needs_haproxy)])
+    @pytest.mark.parametrize("busy", [False, True])
+    def test_no_time_for_requests_in_flight(self, setup: Setup, logged: list[str], edge: str, busy: bool) -> None:
+        options = {"busy_s": 50} if busy else {}
+        limits = TimeLimits(drain=0)
+        assert setup.run(on_live=stop, instances=[STATUS], on_sigterm=0, limits=limits, edge=edge, **options) == 0
+        warned = any("still in flight after 0 s (--drain)" in line for line in logged)
+        assert warned is (busy and edge == "off")  # the edge counts requests, and there is none
 
     def test_a_server_that_is_still_loading_is_ended(self, setup: Setup) -> None:
         setup.when_started(stop)
         assert setup.run(listen_after_s=50) == 0
         assert setup.live == []
+        assert setup.seconds < 20
+
+    def test_a_signal_before_the_preparation_ends_it(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        class Late(RunFolder):
+            def __init__(self) -> None:
+                stop()
+                super().__init__()
+
+        class Slow(Launch):
+            def prepare(self, folder: RunFolder) -> list[str]:
+                time.sleep(40)
+                return super().prepare(folder)
+
+        monkeypatch.setattr(module, "RunFolder", Late)
+        assert setup.run(launch=Slow) == 0
+        assert setup.starts == []
         assert setup.seconds < 20
 
     def test_a_signal_before_the_start_starts_nothing(self, setup: Setup, logged: list[str]) -> None:
@@ -539,6 +595,15 @@ class TestHanging:
         assert setup.run(on_live=lambda count: stop_if(count == 2), on_sigterm=0, **options) == 0
         assert "tritonserver has not responded for 1 s: restarting the server" in logged
 
+    def test_a_hang_is_no_service(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A server that hangs as soon as it is live is given up."""
+        monkeypatch.setattr("graphkiln_backend.server.watchdog.SILENT_S", 2.0)
+        monkeypatch.setattr(repository_control, "_TIMEOUT_S", 0.2)
+        monkeypatch.setattr(module, "SERVED_S", 2.0)
+        monkeypatch.setattr(module, "MAX_RESTARTS", 1)
+        assert setup.run(on_live=lambda count: stop_if(count == 4), deaf=True, on_sigterm=0) == 1
+        assert len(setup.starts) == 2
+
     def test_a_model_that_loads_without_end_is_ended_and_the_server_is_not(
         self, setup: Setup, logged: list[str]
     ) -> None:
@@ -619,6 +684,15 @@ def test_an_error_of_the_setup_leaves_nothing(setup: Setup) -> None:
     with pytest.raises(ServerSetupError, match="cannot start the server: no "):
         setup.run(launch=Broken)
     assert setup.starts == []
+
+
+def test_a_machine_without_room_for_another_process(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: object) -> None:
+        raise BlockingIOError(11, "Resource temporarily unavailable")
+
+    monkeypatch.setattr(module, "Guard", fail)
+    with pytest.raises(ServerSetupError, match="temporarily unavailable"):
+        setup.run()
 
 
 def test_an_error_of_the_listener_of_events_kills_the_server(setup: Setup) -> None:

@@ -29,6 +29,7 @@ from graphkiln_backend.server.watchdog import (
     TimeLimits,
     Watchdog,
     describe_exit,
+    process_age_s,
     read_stubs,
 )
 from graphkiln_backend.triton.features import TritonFeatures
@@ -168,6 +169,15 @@ def test_a_file_that_is_cut_short_hides_no_fault(tmp_path: Path, watchdog: Watch
 
 
 class TestLoading:
+    @pytest.fixture(autouse=True)
+    def _old(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The processes of these tests count as old."""
+        monkeypatch.setattr(module, "process_age_s", lambda _: 1000.0)
+
+    @pytest.fixture
+    def young(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "process_age_s", process_age_s)
+
     def load(self, folder: Path, process: int, since: float) -> None:
         text = f'{{"pid": {process}, "model": "m", "version": 2, "since": {since}}}'
         (folder / f"m_0.{process}.loading").write_text(text)
@@ -235,16 +245,39 @@ class TestLoading:
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1
         assert process.wait(10) == -signal.SIGKILL
 
+    @pytest.mark.parametrize("fate", ["waited for", "not waited for", "id reused"])
+    @pytest.mark.usefixtures("young")
+    def test_a_process_that_crashed_while_loading_is_not_ended(
+        self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes], logged: list[str], fate: str
+    ) -> None:
+        """Its status file stays."""
+        self.load(tmp_path, process.pid, time.monotonic() - 70)
+        if fate != "id reused":
+            process.kill()
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        if fate == "waited for":
+            process.wait()
+        assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 0
+        assert logged == []
+        assert fate != "id reused" or process.poll() is None
+
     @pytest.mark.parametrize("before", ["ready", "ended"])
     def test_a_process_with_the_number_of_one_that_is_gone(
-        self, tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes], before: str
+        self,
+        tmp_path: Path,
+        watchdog: Watchdog,
+        process: subprocess.Popen[bytes],
+        monkeypatch: pytest.MonkeyPatch,
+        before: str,
     ) -> None:
         since = time.monotonic() - 70
         if before == "ready":
             watchdog.end_endless_loading(Snapshot(ready=frozenset({process.pid})))
         else:
             loading = Loading(pid=process.pid, model="n", version=1, since=since)
-            watchdog.end_endless_loading(Snapshot(loading={"n_0.1": loading}))
+            with monkeypatch.context() as patch:
+                patch.setattr(module.os, "kill", lambda *_: None)
+                watchdog.end_endless_loading(Snapshot(loading={"n_0.1": loading}))
         watchdog.end_endless_loading(Snapshot())
         self.load(tmp_path, process.pid, since)
         assert watchdog.end_endless_loading(read_snapshot(tmp_path)) == 1

@@ -94,6 +94,12 @@ def test_signal_interrupts_an_interrupting_block(signals: StopSignals) -> None:
     assert signals.count == 1
 
 
+def test_signal_before_an_interrupting_block_interrupts_it(signals: StopSignals) -> None:
+    send()
+    with pytest.raises(Interrupted), signals.interrupting():
+        time.sleep(40)
+
+
 def test_only_the_first_signal_interrupts(signals: StopSignals, clock: list[float]) -> None:
     cleaned: list[str] = []
 
