@@ -444,11 +444,15 @@ class Edge(Closeable):
 
     def _wait_for_first_answer(self) -> None:
         """Detect a start that fails in spite of a valid configuration, for example for lack of open files."""
-        deadline = time.monotonic() + _START_S
+        admits, deadline = self._admits, time.monotonic() + _START_S
         while self._child.poll() is None and time.monotonic() < deadline:
             with suppress(OSError):
                 self._ask("show version")
                 return
+            if self._closing.is_set() or self._admits != admits:  # `_apply` or `leave` waits for a hand-over
+                self._child.kill()
+                self._child.wait()
+                raise InterruptedError("tritonserver is being started or stopped")
         self._child.kill()
         raise ServerSetupError(
             f"{self._plan.program} exited with code {self._child.wait()} at its start, or did not respond",

@@ -49,7 +49,6 @@ from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import ImageMetrics
 from graphkiln_backend.triton.responses import FAILURES, to_response
-from graphkiln_backend.triton.sent_models import note_sent
 from graphkiln_backend.triton.tensors import to_array
 
 _NICENESS = 5  # if decoding and computing share cores, computing goes first
@@ -71,7 +70,6 @@ class TritonPythonModel:
             TritonModelException: The published contract cannot be read.
         """
         lift_memory_limit()
-        note_sent(args["model_repository"])
         log_to_triton(args["model_name"])
         os.nice(_NICENESS)
         try:

@@ -576,6 +576,24 @@ class TestTls:
         assert front.edge.pid == first
         assert front.ask(context=trust(authority))[0] == 200, "the old one goes on"
 
+    def test_a_stop_does_not_wait_for_another_haproxy(
+        self, open_front: OpenFront, authority: trustme.CA, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(module, "_CHECK_S", 0.05)
+        front = open_front(tls=write(authority.issue_cert("127.0.0.1"), tmp_path))
+        first = front.edge.pid
+        monkeypatch.setattr(module, "_START_S", 100.0)
+        monkeypatch.setattr(module, "_ANSWER_S", 0.5)
+        with monkeypatch.context() as patch:
+            patch.setattr(Edge, "_command", lambda *_: ["sleep", "1000"])
+            write(authority.issue_cert("127.0.0.1"), tmp_path)
+            wait_until(lambda: front.edge.pid != first)
+            begun = time.monotonic()
+            front.edge.refuse()
+            assert time.monotonic() - begun < 30
+            assert front.edge.pid == first
+        assert front.ask(context=trust(authority))[0] == 503
+
     def test_a_full_disk_delays_a_renewal(
         self,
         open_front: OpenFront,
