@@ -326,6 +326,6 @@ class Pace:
 
     def wait(self, signals: StopSignals, processes: list[int], *, live: bool) -> None:
         """Wait for the next check, a signal, or the end of one of the processes."""
-        checked_s = time.thread_time() - self._woke_at_s
-        signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * checked_s, _LONGEST_REST_S)))
+        check_s = time.thread_time() - self._woke_at_s
+        signals.wait(processes, max(WATCH_S if live else POLL_S, min(_REST * check_s, _LONGEST_REST_S)))
         self._woke_at_s = time.thread_time()

@@ -69,7 +69,7 @@ class Fault:
         cause: Kind of fault.
         what: Description, to begin a log message.
         code: Exit code of the supervisor if it gives up.
-        lasted_s: How long it had lasted when it was found: time without service.
+        lasted_s: Seconds without service before it was found, if more than a few.
     """
 
     cause: Cause
@@ -240,12 +240,10 @@ class Watchdog(Closeable):
 
     def _find_stopped_process(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
         if self._is_stopped(self._server, _state(self._server), now):
-            what = "tritonserver was stopped by a signal"
-            return Fault(cause=Cause.SERVER_HUNG, what=what, lasted_s=_STOPPED_S)
+            return Fault(cause=Cause.SERVER_HUNG, what="tritonserver was stopped by a signal")
         for status in instances.statuses.values():
             if self._is_stopped(status.pid, states[status.pid], now):
-                what = f"{_name(status)} was stopped by a signal"
-                return Fault(cause=Cause.INSTANCE_HUNG, what=what, lasted_s=_STOPPED_S)
+                return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} was stopped by a signal")
         return None
 
     def _find_hung_instance(self, instances: Snapshot, now: float) -> Fault | None:
