@@ -117,8 +117,10 @@ class Mirror:
         """
         self._sent.mkdir(exist_ok=True)
         reason = "deliberately: this clears the failure of another version"
-        refusing = _refusing(reason, "note_sent(args)") + _NOTE.format(folder=str(self._sent))
-        files = dict.fromkeys(failed, _EMPTY) | dict.fromkeys(serving, refusing)
+        # In both kinds: `run_folder.remove_sent_models` finds the code of killed servers by this path.
+        note = _NOTE.format(folder=str(self._sent))
+        refusing = _refusing(reason, "note_sent(args)") + note
+        files = dict.fromkeys(failed, _EMPTY + note) | dict.fromkeys(serving, refusing)
         config = json_format.MessageToJson(text_format.Parse(_CONFIG.format(), ModelConfigProto()))
         return LoadOverride(config=config, files={f"{version}/model.py": text for version, text in files.items()})
 

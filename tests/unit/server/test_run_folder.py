@@ -331,11 +331,14 @@ def test_models_that_were_sent_go_with_their_run(tmp_path: Path, noting: str) ->
         assert Path(kept).is_dir()
 
 
-def test_a_placeholder_that_was_killed_before_it_noted_its_folder_goes_with_its_run(tmp_path: Path) -> None:
+@pytest.mark.parametrize("version", [1, 2], ids=["serving", "failed"])
+def test_a_placeholder_that_was_killed_before_it_noted_its_folder_goes_with_its_run(
+    tmp_path: Path, version: int
+) -> None:
     sent = Path(f"/tmp/folder{os.getpid() % 1_000_000:06d}")
     for run, left in ((tmp_path / "another", True), (tmp_path / "run", False)):
         (sent / "1").mkdir(parents=True, exist_ok=True)
-        code = Mirror(tmp_path / "run" / "overlay").forget([2], serving=[1]).files["1/model.py"]
+        code = Mirror(tmp_path / "run" / "overlay").forget([2], serving=[1]).files[f"{version}/model.py"]
         (sent / "1" / "model.py").write_text(code)
         remove_sent_models(run)
         assert sent.exists() == left
