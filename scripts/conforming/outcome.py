@@ -28,6 +28,10 @@ _KINDS = (
     (r"Exception during initialization", "ONNX Runtime does not initialize the operator: a layout, a locale"),
     (r"every synthetic request fails with the same error", "ONNX Runtime fails every request, for any values"),
     (r"OpenVINO computes FP64 in FP32", "OpenVINO computes FP64 in FP32"),
+    (
+        r"OpenVINO (?:computes integers in 32 bits|shifts signed integers|leaves out the window|computes? int)",
+        "OpenVINO computes the operator otherwise than ONNX",
+    ),
     (r"OpenVINO cannot load|OpenVINO cannot serve", "OpenVINO does not load the graph"),
     (r"not those of the saved graph: fp", "OpenVINO computed something else before it served"),
     (r"of the session differ from those of the", "OpenVINO sees outputs of another shape"),

@@ -8,7 +8,7 @@ computes in bf16 by default, so the precision is always set, and read back from 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import pairwise
@@ -46,6 +46,7 @@ _LEVELS_OF_7_BITS = 128
 _NARROW = np.iinfo(np.int32)
 _SHORT_TYPES = (openvino.Type.i8, openvino.Type.i16)
 _WINDOW = b"_window_size"  # suffix of the names of both attributes of `Attention`
+_OF_ATTENTION = {"ScaledDotProductAttention", "Softmax"}
 # Operations whose outputs change if a constant input is truncated.
 _COMPUTED_WITH = frozenset(
     (
@@ -100,11 +101,12 @@ def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
         LoweringError: The graph computes with a constant of more than 32 bits, or deviates from ONNX.
     """
     model = core.read_model(str(path))
-    for operation in model.get_ordered_ops():
+    operations = model.get_ordered_ops()
+    _check_window(operations, path)
+    for operation in operations:
         _check_constant(operation)
         _check_integer_products(operation)
         _check_shift(operation)
-        _check_window(operation, path)
         if operation.get_type_name() == _SUPPRESSION and len(operation.inputs()) > _OVERLAP:
             _raise_limit(operation.input(_OVERLAP))
     return model
@@ -159,20 +161,20 @@ def _check_shift(operation: openvino.Node) -> None:
         )
 
 
-def _check_window(operation: openvino.Node, path: Path) -> None:
-    """Refuse windowed attention: OpenVINO drops the window, and its graph does not show it.
+def _check_window(operations: Iterable[openvino.Node], path: Path) -> None:
+    """Refuse windowed attention: OpenVINO (2026.4) drops the window, and its graph does not show it.
+
+    OpenVINO translates attention into one operation, or, with `nonpad_kv_seqlen`, into products and a softmax.
 
     Raises:
-        LoweringError: The operation is attention, and the file has a window attribute.
+        LoweringError: An operation may be attention, and the file has a window attribute.
     """
-    if operation.get_type_name() != "ScaledDotProductAttention":
+    if not _OF_ATTENTION & {operation.get_type_name() for operation in operations}:
         return
     with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
         if content.find(_WINDOW) >= 0:
             raise LoweringError(
-                "OpenVINO leaves out the window of Attention",
-                attempts=(operation.get_friendly_name(),),
-                hint="set engine: onnxruntime",
+                "OpenVINO leaves out the window of Attention", attempts=(), hint="set engine: onnxruntime"
             )
 
 

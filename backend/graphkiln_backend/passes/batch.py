@@ -22,6 +22,7 @@ from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.node_axes import relate
 
 _MOST_TRIES = 500  # assignments of the batch axis before giving up
+_WITH_SETTINGS = ("Expand", "Reshape", "Resize", "Slice", "Squeeze")  # all inputs but the first are shapes, axes, ...
 _NOT_BROADCASTING = ("Concat", "Einsum", "GatherElements", "GatherND", "GridSample", "GRU", "LSTM", "RNN")
 _END = (1 << 63) - 1  # the end of an open slice
 
@@ -199,6 +200,8 @@ class BatchAnalysis:
 
     def _follow_node(self, node: onnx_ir.Node) -> None:
         special = _SPECIAL.get(node.op_type) if node.domain in ("", "ai.onnx") else None
+        if special and node.op_type in _WITH_SETTINGS and any(value in self.axes for value in node.inputs[1:]):
+            raise self._error(node, "its settings are computed from the batch")
         if special and node.inputs[0] in self.axes and (found := special(self, node)):
             self.axes[node.outputs[0]] = found
             return

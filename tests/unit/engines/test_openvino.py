@@ -290,10 +290,15 @@ class TestRefusals:
         with pytest.raises(LoweringError, match="shifts signed integers of 8 and 16 bits"):
             build(tmp_path, model)
 
+    @pytest.mark.parametrize("padded", [False, True])
     @pytest.mark.parametrize("window", [{}, {"left_window_size": 2}, {"right_window_size": 1}])
-    def test_attention_with_a_window(self, tmp_path: Path, window: dict[str, int]) -> None:
+    def test_attention_with_a_window(self, tmp_path: Path, window: dict[str, int], padded: bool) -> None:
         inputs = [zoo.value(name, (1, 2, 4, 8)) for name in ("q", "k", "v")]
-        node = helper.make_node("Attention", ["q", "k", "v"], ["y"], is_causal=1, **window)
+        names = ["q", "k", "v"]
+        if padded:  # OpenVINO has no single operation for it
+            inputs.append(zoo.value("used", (1,), TensorProto.INT64))
+            names += ["", "", "", "used"]
+        node = helper.make_node("Attention", names, ["y"], is_causal=1, **window)
         graph = helper.make_graph([node], "attention", inputs, [zoo.value("y", (1, 2, 4, 8))])
         model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 25)], ir_version=10)
         if not window:

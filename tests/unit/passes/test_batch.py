@@ -203,6 +203,19 @@ class TestMixing:
         with pytest.raises(ConversionError, match=f"saved batch of 4 .*.*{why}"):
             run_passes(model, (VaryBatch(),))
 
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "(float[2,3,4] x, int64[2] shape) => (float[2,12] y) { y = Reshape(x, shape) }",
+            "(float[2,1] x, int64[2] shape) => (float[2,3] y) { y = Expand(x, shape) }",
+            "(float[2,3] x, int64[2] ends) => (float[2,3] y) { y = Slice(x, zeros, ends) }",
+        ],
+    )
+    def test_settings_that_are_inputs(self, text: str) -> None:
+        """They must not be replaced by the saved ones."""
+        with pytest.raises(ConversionError, match="settings are computed from the batch"):
+            run_passes(graph(text, **({"zeros": np.array([0, 0])} if "zeros" in text else {})), [VaryBatch()])
+
     def test_inputs_without_a_common_batch(self) -> None:
         model = fixed_graph("(float[2,3] x, float[4,3] y) => (float[2,3] z) { z = Identity(x) }")
         with pytest.raises(ConversionError, match=r"no common first dimension .* x \[2, 3\], y \[4, 3\]"):
