@@ -106,7 +106,7 @@ class _Collector(logging.Handler):
 
 @pytest.fixture
 def logged() -> Iterator[list[str]]:
-    """What graphkiln's packages log while a test runs, as it comes, also from other threads.
+    """Log lines of graphkiln's packages during a test, including those of other threads.
 
     But for proofs of lowered graphs: one is made at every load, and tests ask what is built.
     """

@@ -1,4 +1,4 @@
-"""What was never run on a GPU says so, until it was: `docs/benchmarks/gpu.json` is what shows it."""
+"""Features that were never run on a GPU say so, until `docs/benchmarks/gpu.json` shows it."""
 
 from __future__ import annotations
 

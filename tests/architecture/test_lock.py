@@ -101,7 +101,7 @@ def test_the_image_that_scores_keeps_the_ray_that_it_is_made_of() -> None:
 
 @pytest.mark.parametrize("dockerfile", ["Dockerfile", "deploy/score/Dockerfile"])
 def test_nothing_is_installed_that_is_not_locked(dockerfile: str) -> None:
-    """What pip installs is named by a lock file with hashes, or is our own wheel, which asks for nothing."""
+    """Everything that pip installs is in a lock file with hashes, or is our own wheel without dependencies."""
     text = (REPOSITORY / dockerfile).read_text().replace("\\\n", " ")
     installs = [each for line in text.splitlines() for each in re.findall(r"pip install ([^&|;]*)", line)]
     assert installs

@@ -59,7 +59,7 @@ def test_an_import_that_is_not_drawn_is_seen(draw_rooms: ModuleType, repository:
 
 
 def test_an_editor_finds_every_package_of_ours(repository: Path) -> None:
-    """What pyrightconfig.json says is enough to resolve the imports of a fresh checkout, without any installation."""
+    """pyrightconfig.json suffices to resolve the imports of a fresh checkout without any installation."""
     paths = json.loads((repository / "pyrightconfig.json").read_text())["extraPaths"]
     program = (
         "import sys, importlib.machinery as m; names, paths = sys.argv[1].split(), sys.argv[2:]; "

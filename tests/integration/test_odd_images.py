@@ -104,7 +104,7 @@ def test_damaged_images_fail_alone_over_every_transport(server: Server, model: s
 
 @pytest.mark.parametrize("model", MODELS)
 def test_three_hundred_images_in_one_call(server: Server, model: str) -> None:
-    """Of many sizes, some without a light pixel: in order, and equal to single requests but for rounding."""
+    """Many sizes, some without a light pixel: in order, and equal to single requests but for rounding."""
     images = [drawn(20 + number % 37, 16 + number % 23) for number in range(290)]
     images += [Image.new("RGB", (20 + number, 30)) for number in range(10)]
     files = [saved(image, "PNG") for image in images]

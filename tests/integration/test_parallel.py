@@ -74,7 +74,7 @@ def images(count: int) -> AnyArray:
 
 @pytest.mark.parametrize("name", ["staged", "copies", "shared", "chosen"])
 def test_outputs_equal_the_whole_model(spread: Server, name: str) -> None:
-    """Of one row the same bits, also if a pipeline computes a batch row by row."""
+    """The same bits for one row, also if a pipeline computes a batch row by row."""
     with Client(spread.url) as client:
         x = images(4)
         alone = [client.model("whole").infer({"INPUT_0": x[row : row + 1]})["OUTPUT_0"] for row in range(4)]

@@ -43,7 +43,7 @@ def ask(client: Client) -> str:
 def test_changed_weights_in_memory_are_detected(
     start_server: StartServer, digits: Path, tmp_path: Path, config: str
 ) -> None:
-    """Of the whole graph, and of one that is cut into stages."""
+    """The whole graph, and one that is cut into stages."""
     store = tmp_path / "store"
     shutil.copytree(digits.parent, store)
     with (store / "digits" / "config.pbtxt").open("a") as file:

@@ -1,4 +1,4 @@
-"""What a user of tritonclient already has: digits over HTTP or gRPC, labels by the classification extension.
+"""An existing user of tritonclient: digits over HTTP or gRPC, labels by the classification extension.
 
 Usage: plain_tritonclient.py http|grpc HOST:PORT
 """

@@ -48,7 +48,7 @@ class TestWrappers:
 
     @pytest.mark.parametrize("prefix", ["model.", "module._orig_mod."])
     def test_prefixes_are_removed(self, trained: dict[str, torch.Tensor], path: Path, prefix: str) -> None:
-        """Of Lightning, and of torch.compile inside DataParallel."""
+        """Prefixes of Lightning, and of torch.compile inside DataParallel."""
         assert same(self.loaded({f"{prefix}{key}": value for key, value in trained.items()}, path), trained)
 
     def test_a_prefix_of_the_module_stays(self, path: Path) -> None:

@@ -42,7 +42,7 @@ def test_missing_engine_names_its_extra() -> None:
 
 
 def test_invalid_arguments_exit_with_2() -> None:
-    """What Triton calls INVALID_ARG the command line ends with 2: the user must change something."""
+    """INVALID_ARG in Triton is exit code 2 of a command: the user must change something."""
     for error in all_errors():
         if error.triton_code == "INVALID_ARG":
             assert error.exit_code == 2, error

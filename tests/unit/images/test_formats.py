@@ -43,7 +43,7 @@ def test_all_suffixes_can_be_decoded() -> None:
 
 
 def test_unreadable_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of two folders the images of one were taken for all."""
+    """The images of one of two folders were taken for all."""
     closed, scandir = fill(tmp_path, "a/1.png", "b/2.png") / "b", os.scandir
 
     def guarded(place: str) -> Any:

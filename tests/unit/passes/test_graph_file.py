@@ -83,7 +83,7 @@ class TestLargeWeights:
 
 
 def test_initializers_of_old_graphs_are_not_inputs(tmp_path: Path) -> None:
-    """Of IR version 3; a pass that folds constants would leave one that is no input, which is not valid there."""
+    """IR version 3, in which every initializer must be an input; folding constants would break that."""
     value = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [2]) for name in ("x", "w", "y")]
     weights = [numpy_helper.from_array(np.ones(2, np.float32), "w")]
     graph = helper.make_graph([helper.make_node("Add", ["x", "w"], ["y"])], "old", value[:2], value[2:], weights)

@@ -300,7 +300,7 @@ def test_nodes_that_are_not_copied() -> None:
 
 
 class TestStages:
-    """Of an int8 graph, whose quantizer writes what dequantizes its weights in front."""
+    """An int8 graph, whose quantizer dequantizes the weights first."""
 
     def test_dequantized_weights_stay_in_their_stage(self, tmp_path: Path) -> None:
         path = split_graphs.save(split_graphs.quantized(), tmp_path / "whole")

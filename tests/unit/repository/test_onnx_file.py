@@ -284,7 +284,7 @@ def graph(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def read(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
-    """How often each file is read."""
+    """Number of reads of each file."""
     counts: Counter[str] = Counter()
     plain = onnx_reading.read_bytes
 

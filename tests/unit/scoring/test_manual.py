@@ -18,6 +18,7 @@ from graphkiln.cli.main import app
 from graphkiln.scoring.metrics import COUNTERS, GAUGES, UNIT_SECONDS
 from graphkiln.scoring.run_state import Progress, WorkerProgress
 
+# Of `RayJobSpec` and below it, as KubeRay's API reference (ray.io/v1) lists them.
 RAY_JOB_KEYS = {
     "backoffLimit",
     "entrypoint",
@@ -26,7 +27,6 @@ RAY_JOB_KEYS = {
     "submitterPodTemplate",
     "ttlSecondsAfterFinished",
 }
-"""Of `RayJobSpec` and below it, as KubeRay's API reference (ray.io/v1) lists them."""
 CLUSTER_KEYS = {"rayVersion", "headGroupSpec", "workerGroupSpecs"}
 GROUP_KEYS = {"groupName", "replicas", "minReplicas", "maxReplicas", "rayStartParams", "template"}
 

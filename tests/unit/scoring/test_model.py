@@ -192,7 +192,7 @@ def model(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fetched(model: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was asked of the remote store, which has the same model."""
+    """Requests to the remote store, which has the same model."""
     asked: list[str] = []
 
     def fetch(address: RemoteAddress, _: Path) -> Path:

@@ -1,4 +1,4 @@
-"""How tritonserver is started: its command line, its environment, its stores, its process."""
+"""The start of tritonserver: command line, environment, stores, process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What dead runs left is removed, and nothing else."""
+"""Leftovers of dead runs are removed, and nothing else."""
 
 from __future__ import annotations
 

@@ -39,7 +39,7 @@ def test_pools_of_many_are_small(instances: int, threads: int) -> None:
 
 @pytest.fixture
 def allowed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, str]]:
-    """What groups allow: nothing is limited until a test says so."""
+    """Limits of control groups: none until a test sets one."""
     found: list[tuple[int, str]] = []
     monkeypatch.setattr(module, "_allowed_by_groups", lambda: found)
     monkeypatch.setattr(module, "_allowed_to_user", lambda: ())
@@ -144,6 +144,7 @@ def test_a_container_has_less_than_its_machine(monkeypatch: pytest.MonkeyPatch) 
     assert default_limit() == 2 << 30, "too little to start with would be no protection"
 
 
+# Runs the lines of its standard input.
 PROGRAM = """
 import resource, sys, threading
 resource.setrlimit(resource.RLIMIT_DATA, (int(sys.argv[1]), -1))
@@ -156,7 +157,6 @@ for line in sys.stdin:
     else:
         print("done", flush=True)
 """
-"""Runs the lines of its standard input."""
 
 
 class Other:
@@ -229,7 +229,7 @@ class TestMemoryLimit:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
-    """What was asked of the other limits."""
+    """Requests to the other limits."""
     found: list[tuple[str, int]] = []
     monkeypatch.setattr(module, "check_threads", lambda count: found.append(("threads", count)))
     monkeypatch.setattr(module, "check_files", lambda count: found.append(("files", count)))

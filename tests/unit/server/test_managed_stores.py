@@ -1,4 +1,4 @@
-"""What of the stores is shown to Triton, at the first start and at later ones."""
+"""Versions that are shown to Triton at the first start and at later ones."""
 
 from __future__ import annotations
 

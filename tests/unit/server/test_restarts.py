@@ -1,4 +1,4 @@
-"""How often a server is started again, and what the instances learn of it."""
+"""Number of restarts of a server, and their metric."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def test_a_temporary_folder_that_is_missing_is_an_error_with_the_fix(
 
 
 class TestPlaces:
-    """Where TMPDIR is full or cannot be used, the next folder is used, with a warning."""
+    """If TMPDIR is full or unusable, the next folder is used, with a warning."""
 
     @pytest.fixture
     def places(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:

@@ -54,7 +54,7 @@ class TestFiles:
 
 @pytest.fixture(scope="module")
 def pem() -> bytes:
-    """Of a server, then of its authority, which is valid for longer."""
+    """The server's certificate, then its authority's, which is valid for longer."""
     authority = trustme.CA()
     pair = authority.issue_cert("models.example.org", not_before=BEGIN, not_after=END)
     return b"".join(each.bytes() for each in (*pair.cert_chain_pems, authority.cert_pem))

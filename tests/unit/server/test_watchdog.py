@@ -1,4 +1,4 @@
-"""What the watchdog finds in the files and the processes of instances."""
+"""Faults that the watchdog finds in status files and processes of instances."""
 
 from __future__ import annotations
 

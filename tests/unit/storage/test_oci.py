@@ -143,7 +143,7 @@ def test_credentials_of_docker(variable: str, store: Path, tmp_path: Path, monke
 
 
 class TestFaults:
-    """What a registry does wrong is one line that names it, and passes where it may."""
+    """Faults of a registry are one line that names them, and transient where they may be."""
 
     @pytest.fixture
     def faulty(self, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultyRegistry]:

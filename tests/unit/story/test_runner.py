@@ -69,7 +69,7 @@ class FakeRunning:
 
 @dataclass
 class Stage:
-    """What happens to a story.
+    """Events of a story.
 
     Attributes:
         failing: Errors of predictions, by key of the variant.

@@ -98,11 +98,11 @@ def z85(content: bytes) -> str:
     return "".join(DIGITS[word // 85**place % 85] for word in words for place in (4, 3, 2, 1, 0))
 
 
+# Rows 3 and 4. Source: "RoaringFormatSpec", one container of numbers.
 BITMAP = struct.pack("<IIHHI2H", 12346, 1, 0, 1, 16, 3, 4)
-"""Rows 3 and 4. Source: "RoaringFormatSpec", one container of numbers."""
 INLINE = struct.pack("<IQI", 1681511377, 1, 0) + BITMAP
+# Source: the Delta transaction protocol, "Deletion Vectors".
 MARKS = {"storageType": "i", "pathOrInlineDv": z85(INLINE), "sizeInBytes": len(INLINE), "cardinality": 2}
-"""Source: the Delta transaction protocol, "Deletion Vectors"."""
 
 
 def write_log(

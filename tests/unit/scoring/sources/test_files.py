@@ -1,4 +1,4 @@
-"""What a text means: a folder, a pattern, a file, and of which kind."""
+"""Interpretation of a source: a folder, a pattern, a file, and its kind."""
 
 from __future__ import annotations
 

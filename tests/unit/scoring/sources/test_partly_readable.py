@@ -52,7 +52,7 @@ def check(rows: dict[str, Answerable]) -> None:
 
 @pytest.mark.usefixtures("_closed")
 def test_unreadable_image_of_a_folder_is_an_error(folder: Path) -> None:
-    """What is gone is a change of the input: the unit is planned anew without it, `test_images`."""
+    """A removed image changes the input: the unit is planned again without it, see `test_images`."""
     source = files_source(folder)
     rows = {row.id: row for unit in plan(source, 10**9) for row in read_unit(source, unit)}
     assert {name for name, row in rows.items() if row.error} == {CLOSED}
