@@ -214,10 +214,14 @@ class Schedule:
         return list(self._nodes)
 
     def hang_timeout_s(self, worker: str) -> float:
-        """Return the seconds without progress after which a worker hangs."""
-        if worker in self._fresh:
+        """Return the seconds without progress after which a worker hangs.
+
+        The search for a row that hangs ends a worker with every second probe: it cannot wait as long as a first batch.
+        """
+        searches = any(self._running[number].alone for number in self._busy.get(worker, ()))
+        if not self._seconds or (worker in self._fresh and not searches):
             return FIRST_HANG_TIMEOUT_S
-        return max(MIN_HANG_TIMEOUT_S, _HANG_TIMEOUT_FACTOR * max(self._seconds, default=0.0))
+        return max(MIN_HANG_TIMEOUT_S, _HANG_TIMEOUT_FACTOR * max(self._seconds))
 
     def take(self, worker: str, now: float) -> Attempt | None:
         """Start an attempt on a worker; None if the worker has to wait."""

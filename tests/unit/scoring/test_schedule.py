@@ -228,6 +228,15 @@ def test_first_hang_timeout_of_each_worker_is_long() -> None:
     assert schedule.hang_timeout_s("a") == FIRST_HANG_TIMEOUT_S
 
 
+def test_search_for_a_row_that_hangs_does_not_wait_as_for_a_first_batch() -> None:
+    schedule = schedule_of([unit(number) for number in range(9)], "a")
+    finish(schedule, start(schedule, "a"))
+    start(schedule, "a")
+    replace_worker(schedule, Blame.ROWS)
+    start(schedule, "a")
+    assert schedule.hang_timeout_s("a") == MIN_HANG_TIMEOUT_S
+
+
 def test_units_that_fail_in_a_row_end_the_run() -> None:
     schedule = schedule_of([unit(number) for number in range(9)], "a")
     for _ in range(MAX_FAILED_UNITS - 1):
