@@ -59,7 +59,7 @@ STUB = """
 import json, sys
 import fake_triton
 sys.modules["triton_python_backend_utils"] = fake_triton
-from graphkiln_backend.triton.model import TritonPythonModel
+from graphkiln_backend.triton.instance import TritonPythonModel
 model = TritonPythonModel()
 model.initialize(json.load(open(sys.argv[1])))
 print(json.dumps(sorted(sys.modules)))

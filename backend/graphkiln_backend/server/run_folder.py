@@ -5,7 +5,7 @@ Contents of `/tmp/graphkiln-XXXX/`:
 - `owner.json`: owner of the folder (graphkiln_backend.system.owned_folder)
 - `address.json`: address of the server (graphkiln_backend.server.ports)
 - `backends/python/`: Triton's Python backend with the stub of the running Python
-- `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.model
+- `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.instance
 - `backends/onnxruntime/`: the same, if no C++ backend of that name is installed
 - `backends/oneflow/`: the same, for repositories of oneflow-serving
 - `stores/0`, `1`, ...: links to model stores whose paths Triton does not accept
@@ -71,7 +71,7 @@ import sys
 
 gc.disable()  # garbage collection during imports took 5% of their time
 sys.path.sort(key=lambda folder: not folder)  # the stub puts the working folder ('') first
-from graphkiln_backend.triton.model import TritonPythonModel
+from graphkiln_backend.triton.instance import TritonPythonModel
 
 gc.freeze()
 gc.enable()

@@ -238,7 +238,7 @@ class TestBackends:
                 statements = [node for node in ast.parse(source).body if isinstance(node, ast.ImportFrom)]
                 imported = [(node.module, [alias.name for alias in node.names]) for node in statements]
                 assert imported == [
-                    ("graphkiln_backend.triton.model", ["TritonPythonModel"]),
+                    ("graphkiln_backend.triton.instance", ["TritonPythonModel"]),
                 ]
                 assert all(find_spec(module) for module, _ in imported if module)
 

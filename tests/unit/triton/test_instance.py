@@ -30,12 +30,12 @@ from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.repository.version import ModelVersion
-from graphkiln_backend.triton import model as module
+from graphkiln_backend.triton import instance as module
 from graphkiln_backend.triton import replayer
 from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.executor import Executor
+from graphkiln_backend.triton.instance import TritonPythonModel, instance_number
 from graphkiln_backend.triton.instance_status import StatusFile
-from graphkiln_backend.triton.model import TritonPythonModel, instance_number
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.sequences import SequenceExecutor
 from graphkiln_backend.triton.snapshot import read_snapshot
