@@ -7,8 +7,6 @@ import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from urllib.request import Request, urlopen
@@ -36,19 +34,14 @@ _NEEDS = {
 }
 
 
-@dataclass
-class Watched:
-    server: Server
-    collector: Collector
-
-    def text(self) -> str:
-        with urlopen(f"http://127.0.0.1:{self.server.metrics_port}/metrics") as answer:
-            return answer.read().decode()  # type: ignore[no-any-return]
+def _text(server: Server) -> str:
+    with urlopen(f"http://127.0.0.1:{server.metrics_port}/metrics") as answer:
+        return answer.read().decode()  # type: ignore[no-any-return]
 
 
 @pytest.fixture(scope="module")
-def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Watched]:
-    """A server with metrics and traces as in docs/deploying.md; models with a response cache, and with images."""
+def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[Server]:
+    """A server with metrics as in docs/deploying.md; models with a response cache, and with images."""
     store = tmp_path_factory.mktemp("store")
     for name in ("digits", "cached"):
         shutil.copytree(digits, store / name)
@@ -57,23 +50,11 @@ def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[
     configuration.write_text(text + "\nresponse_cache { enable: true }\n")
     with (store / "digits" / "config.pbtxt").open("a") as config:
         config.write(ACCEPT_IMAGES_LINE)
-    with ExitStack() as stack:
-        collector = stack.enter_context(Collector())
-        arguments = (
-            "--metrics-config=summary_latencies=true",
-            "--cache-config=local,size=1048576",
-            "--trace-config=mode=opentelemetry",
-            f"--trace-config=opentelemetry,url={collector.url}",
-            "--trace-config=opentelemetry,resource=service.name=graphkiln",
-            "--trace-config=opentelemetry,bsp_schedule_delay=200",
-            "--trace-config=level=TIMESTAMPS",
-            "--trace-config=rate=1",
-        )
-        serving = Serving(tmp_path_factory.mktemp("serve"), "--model-store", store, *arguments)
-        server = stack.enter_context(serving)
+    arguments = ("--metrics-config=summary_latencies=true", "--cache-config=local,size=1048576")
+    with Serving(tmp_path_factory.mktemp("serve"), "--model-store", store, *arguments) as server:
         server.wait_ready()
         server.wait_until(lambda: bool(server.metrics()))  # this port opens last
-        yield Watched(server, collector)
+        yield server
 
 
 def _ask(server: Server, seed: int, rows: int = 2) -> None:
@@ -90,23 +71,23 @@ def _families(text: str) -> set[str]:
     return {re.sub(r"_(bucket|sum|count)$", "", n) if re.search(r"_summary_|batch_size_", n) else n for n in names}
 
 
-def test_the_table_has_the_servers_metrics(watched: Watched, repository: Path) -> None:
-    _ask(watched.server, 1)
+def test_the_table_has_the_servers_metrics(watched: Server, repository: Path) -> None:
+    _ask(watched, 1)
     section = (repository / "docs" / "metrics.md").read_text()
     documented = set(re.findall(r"^\| `([a-z_0-9]+)`", section, re.MULTILINE))
     needed = {name for name in documented if not any(name.startswith(each) for each in _NEEDS)}
-    watched.server.wait_until(lambda: needed <= _families(watched.text()), _DEADLINE_S)
-    assert sorted(_families(watched.text()) - documented) == [], "in no table"
+    watched.wait_until(lambda: needed <= _families(_text(watched)), _DEADLINE_S)
+    assert sorted(_families(_text(watched)) - documented) == [], "in no table"
 
 
 @needs_prometheus
-def test_all_queries_of_the_dashboard_have_results(watched: Watched, repository: Path, tmp_path: Path) -> None:
+def test_all_queries_of_the_dashboard_have_results(watched: Server, repository: Path, tmp_path: Path) -> None:
     dashboard = json.loads((repository / "deploy" / "grafana" / "dashboard.json").read_text())
     asked = [(panel["title"], each) for panel in dashboard["panels"] for each in panel["targets"]]
     queries = {title if each["refId"] == "A" else f"{title} {each['refId']}": each["expr"] for title, each in asked}
     assert len(queries) == len(asked)
     configuration = repository / "deploy" / "prometheus" / "prometheus.yml"
-    target = f"127.0.0.1:{watched.server.metrics_port}"
+    target = f"127.0.0.1:{watched.metrics_port}"
     with PrometheusServer(configuration, target, tmp_path) as prometheus:
         left, answers = dict(queries), {}
         end = time.monotonic() + _DEADLINE_S
@@ -114,8 +95,8 @@ def test_all_queries_of_the_dashboard_have_results(watched: Watched, repository:
         while left:
             assert time.monotonic() < end, f"no figures for {left}"
             seed += 1
-            _ask(watched.server, seed)  # rates need new requests, and a cached one
-            _ask(watched.server, 2)
+            _ask(watched, seed)  # rates need new requests, and a cached one
+            _ask(watched, 2)
             for title, query in list(left.items()):
                 values = _values(prometheus.get("query", query=_filled(query)))
                 if values and not np.isnan(values).any():
@@ -143,21 +124,32 @@ def _values(answer: dict[str, Any]) -> list[float]:
     return [float(each["value"][1]) for each in answer["result"]]
 
 
-def test_a_trace_continues_that_of_the_caller(watched: Watched) -> None:
+def test_a_trace_continues_that_of_the_caller(digits: Path, tmp_path: Path) -> None:
+    """On a server with traces as in docs/deploying.md."""
     body = {"inputs": [{"name": "INPUT_0", "shape": [1, 1, 32, 32], "datatype": "FP32", "data": [0.5] * 1024}]}
-    request = Request(
-        f"{watched.server.url}/v2/models/digits/infer",
-        json.dumps({"id": "from-the-caller", **body}).encode(),
-        {"Content-Type": "application/json", "traceparent": f"00-{_TRACE}-{_PARENT}-01"},
-    )
-    with urlopen(request) as answer:
-        assert json.load(answer)["id"] == "from-the-caller"
+    content = json.dumps({"id": "from-the-caller", **body}).encode()
+    headers = {"Content-Type": "application/json", "traceparent": f"00-{_TRACE}-{_PARENT}-01"}
+    with Collector() as collector:
+        arguments = (
+            "--trace-config=mode=opentelemetry",
+            f"--trace-config=opentelemetry,url={collector.url}",
+            "--trace-config=opentelemetry,resource=service.name=graphkiln",
+            "--trace-config=opentelemetry,bsp_schedule_delay=200",
+            "--trace-config=level=TIMESTAMPS",
+            "--trace-config=rate=1",
+        )
 
-    def ours() -> dict[str, dict[str, Any]]:
-        return {span["name"]: span for span in watched.collector.spans if span["traceId"].lower() == _TRACE}
+        def ours() -> dict[str, dict[str, Any]]:
+            return {span["name"]: span for span in collector.spans if span["traceId"].lower() == _TRACE}
 
-    watched.server.wait_until(lambda: {"InferRequest", "digits", "compute"} <= ours().keys(), _DEADLINE_S)
-    spans = ours()
+        with Serving(
+            tmp_path, "--model-store", digits.parent, "--load-model=digits", "--model-control-mode=explicit", *arguments
+        ) as server:
+            server.wait_ready()
+            with urlopen(Request(f"{server.url}/v2/models/digits/infer", content, headers)) as answer:
+                assert json.load(answer)["id"] == "from-the-caller"
+            server.wait_until(lambda: {"InferRequest", "digits", "compute"} <= ours().keys(), _DEADLINE_S)
+        spans = ours()
     assert spans["InferRequest"]["parentSpanId"].lower() == _PARENT
     assert spans["InferRequest"]["resource"]["service.name"] == "graphkiln"
     assert spans["digits"]["parentSpanId"] == spans["InferRequest"]["spanId"]

@@ -166,7 +166,7 @@ class ServerMeter:
         except ClientError:  # the client's measurement is still valid
             return UNKNOWN
         cpu_s = self._processes.cpu_s() - self._begin_cpu_s if self._processes else -1.0
-        return replace(found, cores=cpu_s / seconds) if found is not UNKNOWN and cpu_s >= 0 else found
+        return replace(found, cores=cpu_s / seconds) if found is not UNKNOWN and cpu_s > 0 else found
 
 
 def breakdown(before: Mapping[str, Any], after: Mapping[str, Any]) -> ServerSide:
