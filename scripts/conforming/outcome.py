@@ -35,7 +35,10 @@ _KINDS = (
     (r"OpenVINO cannot load|OpenVINO cannot serve", "OpenVINO does not load the graph"),
     (r"not those of the saved graph: fp", "OpenVINO computed something else before it served"),
     (r"of the session differ from those of the", "OpenVINO sees outputs of another shape"),
-    (r"session fails where the saved graph does not|OpenVINO failed: ", "OpenVINO fails on what the saved graph computes"),
+    (
+        r"session fails where the saved graph does not|OpenVINO failed: ",
+        "OpenVINO fails on what the saved graph computes",
+    ),
     (
         r"ONNX Runtime cannot load it for a comparison",
         "nothing to compare with: ONNX Runtime does not load the graph",
