@@ -5,7 +5,7 @@
 1. Read what the server publishes about the model version: `published.ServedVersion`, cached.
 2. Prepare the images: keep them encoded, or decode them to tensors: `preparing`.
 3. Send one request for each tensor shape: `remote_model`, `connection`, `transports`. The URL of the client decided
-   between HTTP and gRPC (`transports.open_blocking`, `open_async`).
+   between HTTP and gRPC (`client.open_blocking`, `async_client.open_async`).
 4. Read the outputs of each image: `tasks`.
 
 Failures are handled at three levels:
@@ -127,11 +127,11 @@ class ImageRequests:
         """Answer a task for each image, with one request per tensor shape. Errors of single images are returned.
 
         Args:
-            images: At most `max_batch_size` images.
+            images: At most `max_batch_size` images; the error of more is returned for each of them.
             task: The task.
 
         Raises:
-            InvalidInput: The model takes no images, fewer images at once, or has another task.
+            InvalidInput: The model takes no images, or has another task.
             ModelNotReady: The server keeps rejecting the contract that it publishes.
         """
         for attempt in range(_MAX_ATTEMPTS):
@@ -153,10 +153,11 @@ class ImageRequests:
     ) -> list[T | ClientError]:
         _check(served, task)
         if len(images) > served.max_batch_size:
-            raise InvalidInput(
+            too_many = InvalidInput(
                 f"'{self._remote.name}' takes {served.max_batch_size} images at once, got {len(images)}",
                 hint="classify_many, detect_many, ... split images into requests",
             )
+            return [too_many] * len(images)
         answers: dict[int, T | ClientError] = {}
         prepared = await self._prepare(served, images, dict(enumerate(images)), self._accepted_form(served))
         if encoded := {index: image for index, image in prepared.items() if isinstance(image, bytes)}:

@@ -304,6 +304,14 @@ class Versions(Pixels):
         return response
 
 
+def test_more_images_than_a_request_takes_are_errors() -> None:
+    transport = Pixels((-1, -1, 3), max_batch_size=0)
+    for answer in classify(transport, image(9), image(0, 9)):
+        assert isinstance(answer, InvalidInput)
+        assert "takes 1 images at once, got 2" in answer.message
+    assert not transport.inferred()
+
+
 class Upgraded(Pixels):
     """A server without contracts, whose version 8 has the labels in reverse order."""
 
