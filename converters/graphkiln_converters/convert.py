@@ -128,8 +128,7 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
         return proven
 
     _log.info("lowering to %s", recipe.precision)
-    calibration = sampler.calibration(recipe) if recipe.precision is Precision.INT8 else {}
-    return lower_and_prove(proven, recipe, samples, calibration, batch_sizes)
+    return lower_and_prove(proven, recipe, samples, sampler.calibration(recipe), batch_sizes)
 
 
 def _prove_export(

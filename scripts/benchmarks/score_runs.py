@@ -1,4 +1,4 @@
-"""Programs of `scripts/benchmark score`, each run in a process of its own, so that its time and memory are its own.
+"""Programs of `scripts/benchmark score`: separate processes, so that time and memory are measured for each alone.
 
     python score_runs.py NAME ARGUMENTS    arguments as a JSON object; prints its result as JSON in its last line
 

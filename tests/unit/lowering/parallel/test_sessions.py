@@ -74,7 +74,7 @@ def test_rows_keep_their_order(stages: list[FakeSession], micro_batches: int, ro
         assert list(found) == ["y", "early"]
         assert list(session.run(given, ["early"])) == ["early"]
     assert [stage.rows[: len(parts)] for stage in stages] == [parts] * 3
-    assert len({thread for stage in stages for thread in stage.threads}) == 3, "each stage has a thread of its own"
+    assert len({thread for stage in stages for thread in stage.threads}) == 3, "one thread per stage"
 
 
 def test_stages_run_in_parallel(stages: list[FakeSession]) -> None:
