@@ -218,9 +218,8 @@ class Worker(Closeable):
         outages: list[SourceUnavailable] = []  # of rows that were given up
         scored = self._scorer.answer(self._rows(attempt, outages), quarantined)
         rows = attempt.unit.rows
-        if len(outages) > min(
-            rows - 1, max(1, rows // 10)
-        ):  # more than a tenth of the unit, or all: the source is down
+        # More than a tenth of the unit, or all of it: the source is down.
+        if len(outages) > min(rows - 1, max(1, rows // 10)):
             raise outages[0]
         return scored
 
