@@ -124,6 +124,21 @@ class Conversion:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Adoption:
+    """Golden samples that were added by `graphkiln adopt` to a graph of another tool.
+
+    Attributes:
+        reference: Description of the model or file whose outputs are expected.
+        precision: Precision that the graph is meant to compute in: selects the limits.
+        recorded: The outputs were recorded from the graph itself, because there was no reference.
+    """
+
+    reference: str
+    precision: Precision
+    recorded: bool = False
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Manifest:
     """Description of a saved static graph.
 
@@ -141,6 +156,7 @@ class Manifest:
         weights: SHA-256 of each weight file beside the graph, by file name.
         ranking: Outputs of an embedded top-k, or None.
         task: Image task; None for classification, or models without a task.
+        adoption: Origin of the golden samples of a graph that another tool wrote, or None.
         digest: SHA-256 of all other values in the file, hexadecimal; empty in format 1, and before it is written.
     """
 
@@ -157,6 +173,7 @@ class Manifest:
     weights: dict[str, str] = field(default_factory=dict)
     ranking: Ranking | None = None
     task: Task | None = field(default=None, metadata=OMIT_DEFAULT)
+    adoption: Adoption | None = field(default=None, metadata=OMIT_DEFAULT)
     digest: str = field(default="", compare=False)
 
     def __post_init__(self) -> None:

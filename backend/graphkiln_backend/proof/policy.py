@@ -133,6 +133,16 @@ def export_limits(precision: Precision, depth: int) -> Limits:
     return replace(row, name=f"export {precision}", relative_l2=min(row.relative_l2, error), worst_element=worst)
 
 
+def beside_reference(precision: Precision) -> Limits:
+    """Return the row for outputs of another engine or tool beside those of a reference model.
+
+    Args:
+        precision: Precision that the graph is meant to compute in.
+    """
+    row = OTHER_ENGINE if precision is Precision.FP32 else BY_PRECISION[precision]
+    return replace(row, name=f"adopted {precision}")
+
+
 def limits_beside_fp64(limits: Limits, source_error: float) -> Limits | None:
     """Return the row of an export compared with its source in fp64, or None if fp64 cannot help.
 

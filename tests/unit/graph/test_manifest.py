@@ -14,6 +14,7 @@ from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
+    Adoption,
     Conversion,
     Golden,
     Labels,
@@ -100,6 +101,14 @@ def test_older_manifests_without_later_keys(tmp_path: Path, key: str) -> None:
     del document[key]
     path.write_text(json.dumps(document))
     assert not getattr(Manifest.read(path), key)
+
+
+def test_adoption(tmp_path: Path) -> None:
+    adopted = replace(MANIFEST, adoption=Adoption(reference="timm:x", precision=Precision.INT8))
+    adopted.write(tmp_path / "manifest.json")
+    assert Manifest.read(tmp_path / "manifest.json") == adopted
+    MANIFEST.write(tmp_path / "manifest.json")  # older readers compute the digest of what they know
+    assert "adoption" not in json.loads((tmp_path / "manifest.json").read_bytes())
 
 
 def test_older_manifests_without_optional_inputs(tmp_path: Path) -> None:

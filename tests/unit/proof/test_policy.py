@@ -14,6 +14,7 @@ from graphkiln_backend.proof.policy import (
     FP16,
     REPLAY,
     Limits,
+    beside_reference,
     export_limits,
     fp64_can_decide,
     gradient_limits,
@@ -47,6 +48,16 @@ def test_rows_suit_the_rounding_of_the_type(precision: Precision, significant_bi
 def test_replay_rows_are_at_most_as_loose() -> None:
     for precision in (Precision.FP16, Precision.BF16, Precision.INT8):
         assert REPLAY[precision].relative_l2 <= BY_PRECISION[precision].relative_l2
+
+
+def test_rows_beside_a_reference() -> None:
+    """Another engine at fp32 rounds in another order; a lower precision has the same row whoever lowered the graph."""
+    assert beside_reference(Precision.FP32).relative_l2 == REPLAY[Precision.FP32].relative_l2
+    for precision in SAVED:
+        row = beside_reference(precision)
+        assert row.name == f"adopted {precision}"
+        assert row.relative_l2 >= BY_PRECISION[precision].relative_l2
+    assert beside_reference(Precision.INT8).metric_drop == BY_PRECISION[Precision.INT8].metric_drop
 
 
 @pytest.mark.parametrize("limits", ROWS)
