@@ -13,9 +13,10 @@ Failures are handled at three levels:
 - `Connection` retries connection failures, overload and "not ready" errors.
 - `_send_encoded`: if the server rejects encoded images, they are decoded here and sent as tensors. If the caller
   requires encoded images, they are sent again one by one.
-- `answer`: each request carries the digest of the version's contract. The server rejects it if the version was replaced
-  in the meantime, and the images are prepared again for the new contract. For servers without contracts, a change of
-  the version number in the response triggers the same.
+- `answer`: each request carries the digest of the version's contract. If the version was replaced in the meantime,
+  graphkiln's instances reject the request. Triton's other backends answer it: the response names another version, whose
+  published contract is compared here. In both cases the images are prepared again for the new contract. For servers
+  without contracts, a change of the version number in the response triggers the same.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ class ImageRequests:
 
         Raises:
             InvalidInput: The model takes no images, or has another task.
-            ModelNotReady: The server keeps rejecting the contract that it publishes.
+            ModelNotReady: The server keeps rejecting the contract that it publishes, or answering with another.
         """
         for attempt in range(_MAX_ATTEMPTS):
             served = await self._served_version()
@@ -144,7 +145,8 @@ class ImageRequests:
                     self._served, self._image_model = None, None
                 await self._transport.sleep(attempt * _RETRY_DELAY_S)
         raise ModelNotReady(
-            f"'{self._remote.name}' rejected {_MAX_ATTEMPTS} requests in a row for the contract that it publishes",
+            f"'{self._remote.name}' rejected {_MAX_ATTEMPTS} requests in a row for the contract that it publishes, or "
+            "answered them with versions of other contracts",
             hint="request a loaded version with model(name, version), and check that the URL leads to a single server",
         )
 
@@ -310,6 +312,8 @@ class ImageRequests:
             served.responding.add(response.version)
             if len(served.responding) > 1:
                 raise _StaleVersionError
+        if not served.fits(response.version):
+            raise _StaleVersionError
         return response
 
     async def _has_changed(self, served: ServedVersion, error: InvalidInput) -> bool:

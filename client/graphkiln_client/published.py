@@ -126,8 +126,8 @@ class ServedVersion:
         """
         version = pinned or newest_version(metadata)
         contracts = published_contracts(model, config)
-        # A version that is missing in the contracts was loaded later: it rejects the digest of `Contract()`, and the
-        # client reads the metadata again.
+        # A version that is missing in the contracts was loaded later: graphkiln's instance rejects the digest of
+        # `Contract()`, and the client reads the metadata again.
         contract = (contracts.find(version) or Contract()) if contracts and version else None
         return cls(
             model=model,
@@ -141,8 +141,22 @@ class ServedVersion:
 
     @property
     def digest(self) -> str:
-        """Digest of the contract, sent with each request; the server rejects requests for another contract."""
+        """Digest of the contract, sent with each request; graphkiln's instances reject another contract."""
         return self.contract.digest if self.contract else ""
+
+    def fits(self, version: str) -> bool:
+        """Check that a response of a version has the contract that the request was prepared for.
+
+        The server need not have compared contracts: only graphkiln's own instances do, Triton's other backends ignore
+        the digest.
+        """
+        if self.contract is None or version == self.version:
+            return True
+        return self._contracts is not None and self._contracts.find(version) == self.contract
+
+    @cached_property
+    def _contracts(self) -> Contracts | None:
+        return published_contracts(self.model, self.config)
 
     @cached_property
     def preprocess(self) -> Preprocess:

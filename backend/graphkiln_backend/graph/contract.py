@@ -2,8 +2,9 @@
 
 Each version has its own contract, because the next one may have other classes or another preprocessing. Triton
 publishes one configuration per model, which contains the contracts of all versions. A request names its contract, and
-the server refuses it if the version has another one: a client never combines the scores of one version with the labels
-of another.
+graphkiln's instances refuse it if the version has another one. Behind Triton's other backends, the client compares the
+contract of the version that the response names. So it never combines the scores of one version with the labels of
+another.
 """
 
 from __future__ import annotations

@@ -304,6 +304,15 @@ class Versions(Pixels):
         return response
 
 
+class OtherBackend(Versions):
+    """A server whose backend ignores the contract of a request, as Triton's own backends do."""
+
+    def infer(self, request: InferRequest, timeout_s: float) -> InferResponse:
+        response = Pixels.infer(self, request, timeout_s)
+        response.version = request.version or self.live[-1]
+        return response
+
+
 def test_more_images_than_a_request_takes_are_errors() -> None:
     transport = Pixels((-1, -1, 3), max_batch_size=0)
     for answer in classify(transport, image(9), image(0, 9)):
@@ -406,3 +415,42 @@ class TestVersions:
         with pytest.raises(InvalidInput, match=r"expected \[8,8,3\]"):
             classified(model(transport), 9)
         assert len(transport.inferred()) == 1
+
+
+class TestBackendThatIgnoresContracts:
+    def test_answer_of_another_contract_is_discarded(self) -> None:
+        transport = OtherBackend("1", "2")
+        read = transport.responses["model_metadata"]
+        transport.responses["model_metadata"] = [{**read, "versions": ["1"]}, read]  # 2 replaces 1 after the reading
+        assert classified(model(transport), 9, 1, 2) == ("2", "Katze")
+        assert len(transport.inferred()) == 2
+
+    def test_answer_of_an_unpublished_version_is_discarded(self) -> None:
+        transport = OtherBackend("1")
+        one = model(transport)
+        assert classified(one, 9, 1, 2) == ("1", "ant")
+        transport.deploy("1", "2")
+        assert classified(one, 9, 1, 2) == ("2", "Katze")
+        transport.deploy("1")  # rolled back: the client knows the contracts of both
+        assert classified(one, 9, 1, 2) == ("1", "ant")
+        assert len(transport.inferred()) == 5
+
+    def test_answer_of_an_equal_contract_is_good(self) -> None:
+        transport = OtherBackend("1")
+        transport.contracts["2"] = CONTRACTS["1"]
+        transport.deploy("1", "2")
+        transport.responses["model_metadata"]["versions"] = ["1"]
+        assert classified(model(transport), 9, 1, 2) == ("2", "ant")
+        assert len(transport.inferred()) == 1
+
+    def test_pinned_version(self) -> None:
+        transport = OtherBackend("1", "2")
+        assert classified(AsyncModel(Connection(transport, 10.0, 0), "m", "1"), 9, 1, 2) == ("1", "ant")
+        assert len(transport.inferred()) == 1
+
+    def test_version_that_is_never_published(self) -> None:
+        transport = OtherBackend("1")
+        transport.live = ("2",)
+        with pytest.raises(ModelNotReady, match="versions of other contracts"):
+            classified(model(transport), 9)
+        assert len(transport.inferred()) == 5

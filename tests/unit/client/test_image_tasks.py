@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import replace
 from typing import Any, get_args
 
 import numpy as np
@@ -246,6 +247,40 @@ def test_encoded_images_give_equal_results(kind: str, verb: str) -> None:
             models == {"tensor": {"m"}, "encoded": {"m.images"}, "auto": {"m", "m.images"}}[form]
         )  # the TIFF is large
     assert answers["encoded"] == answers["tensor"] == answers["auto"]
+
+
+async def _ask(asked: AsyncModel, verb: str) -> Any:
+    return await getattr(asked, verb)(FILES[0])
+
+
+@pytest.mark.parametrize(
+    "ask",
+    [lambda asked, verb: getattr(Model(asked), verb)(FILES[0]), lambda asked, verb: asyncio.run(_ask(asked, verb))],
+    ids=["blocking", "async"],
+)
+@pytest.mark.parametrize("form", ["tensor", "encoded"])
+@pytest.mark.parametrize(
+    ("kind", "verb"), [("detection", "detect"), ("segmentation", "segment"), ("embedding", "embed")]
+)
+def test_version_of_a_backend_that_ignores_contracts(kind: str, verb: str, form: Form, ask: Any) -> None:
+    """The first answer is of version 2, which has other labels and another preprocessing than the version read."""
+    _, server = model(TASKS[kind], encoded=True)
+    old, good = server.responses["model_config"], server.infer
+    contracts = Contracts.from_json(old["parameters"]["contracts"]["string_value"])
+    newer = Contract(preprocess=replace(SPEC, color="BGR"), labels=("nothing", "bright"), task=TASKS[kind])
+    both = Contracts.of({"1": contracts.find("1") or newer, "2": newer})
+    parameters = {**old["parameters"], "contracts": {"string_value": both.to_json()}}
+    server.responses["model_config"] = [old, {**old, "parameters": parameters}]
+    server.responses["model_metadata"] = [
+        {**server.responses["model_metadata"], "versions": versions} for versions in (["1"], ["1", "2"])
+    ]
+    server.responses["infer"] = lambda *given: replace(good(*given), version="2")
+    answer = ask(AsyncModel(Connection(server, 5.0, 0), "m", "", images=form), verb)
+    assert [request.contract for request in server.inferred()] == [both.versions["1"], both.versions["2"]]
+    if verb == "detect":
+        assert answer[0].label == "bright"
+    elif verb == "segment":
+        assert answer.labels == ("nothing", "bright")
 
 
 @pytest.mark.parametrize("form", ["encoded", "auto"])
