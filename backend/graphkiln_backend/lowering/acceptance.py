@@ -11,12 +11,12 @@ from graphkiln_backend.engines.base import PLAIN_RUNS, Placement, Session, Sessi
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, joined, repeated
-from graphkiln_backend.graph.manifest import Verification
+from graphkiln_backend.graph.manifest import Adoption, Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.proof.comparison import prove
-from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits
+from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits, adopted_limits
 from graphkiln_backend.repository.onnx_file import read_signature
 from graphkiln_backend.repository.version import ModelVersion
 
@@ -114,12 +114,17 @@ def check_placement(config: SessionConfig, placement: Placement | None, saved: P
     return ()
 
 
-def limits_of(saved: Precision, config: SessionConfig) -> Limits:
-    """Select the policy row for comparing a session with the saved graph's own outputs.
+def limits_of(saved: Precision, config: SessionConfig, adoption: Adoption | None = None) -> Limits:
+    """Select the policy row for comparing a session with the golden outputs.
 
     A session that runs the graph as saved gets the tight replay row; a lowered one gets the row of its precision.
+
+    Args:
+        saved: Precision of the saved graph.
+        config: Configuration of the session.
+        adoption: Origin of golden outputs that are not the saved graph's own, or None.
     """
-    limits = REPLAY[saved]
+    limits = REPLAY[saved] if adoption is None else adopted_limits(adoption)
     if config.precision in BY_PRECISION and config.precision != saved:
         limits = BY_PRECISION[config.precision]
     return replace(limits, name=f"{config.precision or saved} on {config.engine}")

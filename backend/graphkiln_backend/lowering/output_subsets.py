@@ -137,7 +137,7 @@ def build_subset(
         check_signature(version, session.signature, outputs)
         golden = version.golden and version.golden.only(outputs)
         if golden and requirements.self_test:
-            limits = limits_of(artifacts.saved, config)
+            limits = limits_of(artifacts.saved, config, version.adoption)
             check_golden(session, golden, limits, requirements.largest_batch, version.reading)
         samples = golden or synthetic
         everything = config.device.is_gpu

@@ -193,7 +193,7 @@ class _Proof:
         _log.info("proving %s", self.config)
         version, measure = self.artifacts.version, self.phases.measure
         golden = version.golden
-        limits = limits_of(self.artifacts.saved, self.config)
+        limits = limits_of(self.artifacts.saved, self.config, version.adoption)
         with measure("signature"):
             check_signature(version, self.session.signature)
         with (

@@ -9,6 +9,7 @@ import math
 from dataclasses import dataclass, replace
 
 from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.manifest import Adoption
 from graphkiln_backend.graph.precision import Precision
 
 # Two correctly rounded computations of a value can differ by one rounding. Every row allows at least this many unit
@@ -107,6 +108,14 @@ REPLAY: dict[Precision, Limits] = {
     Precision.BF16: replace(BF16, name="replay-bf16", relative_l2=5e-2),
     Precision.INT8: replace(INT8, name="replay-int8", relative_l2=5e-2),
 }
+
+
+def adopted_limits(adoption: Adoption) -> Limits:
+    """Return the row for the golden samples of a graph that another tool wrote.
+
+    Outputs that were recorded from the graph itself get the tight replay row.
+    """
+    return REPLAY[adoption.precision] if adoption.recorded else beside_reference(adoption.precision)
 
 
 def rounding_of(dtype: DType) -> float:

@@ -10,7 +10,7 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT, read_bytes
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.manifest import MANIFEST_FILE, Labels, Manifest, sha256_of
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Adoption, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Ranking, Reading, check_task, is_classification, read_labels
 from graphkiln_backend.graph.text import did_you_mean
@@ -51,6 +51,11 @@ class ModelVersion:
         """Ranking or task of the manifest, or None."""
         return self.manifest.ranking or self.manifest.task if self.manifest else None
 
+    @property
+    def adoption(self) -> Adoption | None:
+        """Origin of the golden samples of a graph that another tool wrote, or None."""
+        return self.manifest.adoption if self.manifest else None
+
     def stamp(self) -> tuple[int, int]:
         """Size (bytes) and modification time (ns) of the graph file, to detect changes."""
         status = self.graph_path.stat()
@@ -73,6 +78,42 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
     if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
         raise RepositoryError(f"default_model_filename '{default_filename}' is outside the version folder")
     return _check_exists(path)
+
+
+# Files of a backend in a version folder, by its name and that of its platform, in the order of preference. Source: the
+# model repository page of Triton's user guide.
+_GRAPH_FILES = {
+    **dict.fromkeys(("graphkiln", "onnxruntime", "onnxruntime_onnx"), (GRAPH_FILE,)),
+    **dict.fromkeys(("tensorrt", "tensorrt_plan"), ("model.plan",)),
+    **dict.fromkeys(("pytorch", "pytorch_libtorch"), ("model.pt", "model.pt2")),
+    "openvino": ("model.xml",),
+    "python": ("model.py",),
+}
+
+
+def find_served_graph(folder: Path, *, backend: str, platform: str, default_filename: str) -> Path:
+    """Find the file of a version that its backend loads, for any backend of Triton.
+
+    Args:
+        folder: The version folder.
+        backend: `backend` of the configuration; may be empty.
+        platform: `platform` of the configuration; may be empty.
+        default_filename: As for `find_graph`.
+
+    Raises:
+        RepositoryError: There is no such file, several could be meant, or the path is outside the version folder.
+    """
+    if default_filename:
+        return find_graph(folder, default_filename)
+    names = _GRAPH_FILES.get(backend) or _GRAPH_FILES.get(platform)
+    known = dict.fromkeys(names or (name for files in _GRAPH_FILES.values() for name in files))
+    found = [folder / name for name in known if (folder / name).is_file()]
+    if names and len(found) != 1:  # of one backend: its preference, or the error about its first file
+        return find_graph(folder, found[0].name if found else names[0])
+    if len(found) != 1:
+        which = f"{' and '.join(path.name for path in found)} are" if found else f"none of {', '.join(known)} is"
+        raise RepositoryError(f"{which} in {folder}", hint="name the graph: default_model_filename in config.pbtxt")
+    return found[0]
 
 
 def has_own_graph(folder: Path) -> bool:
@@ -176,7 +217,9 @@ def read_version(folder: Path, default_filename: str = "") -> ModelVersion:
                 hint="copy the whole version folder; a graph without a manifest has no other files",
             )
         return ModelVersion(graph_path=graph_path, manifest=None, golden=None)
-    graph_path = _check_hash(folder / manifest.graph_file, manifest.sha256, GRAPH_LIMIT)
+    # Plans and scripts of other backends contain their weights, and may be larger.
+    limit_bytes = GRAPH_LIMIT if manifest.graph_file.endswith(".onnx") else None
+    graph_path = _check_hash(folder / manifest.graph_file, manifest.sha256, limit_bytes)
     for name, sha256 in manifest.weights.items():
         _check_hash(folder / name, sha256)
     return ModelVersion(

@@ -18,7 +18,7 @@ from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import SignatureError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
-from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.manifest import Adoption, Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Ranking
@@ -31,7 +31,7 @@ from graphkiln_backend.lowering.acceptance import (
 )
 from graphkiln_backend.lowering.output_subsets import SubsetSession
 from graphkiln_backend.lowering.trial import SyntheticInputs
-from graphkiln_backend.proof.policy import BF16, FP16, OTHER_ENGINE, REPLAY
+from graphkiln_backend.proof.policy import BF16, FP16, INT8, OTHER_ENGINE, REPLAY
 from graphkiln_backend.repository.version import ModelVersion
 
 CONFIG = SessionConfig(engine="engine", device=CPU, threads=1, spin=False, reason="test")
@@ -101,6 +101,22 @@ class TestLimits:
         self, saved: Precision, requested: Precision | None, relative_l2: float
     ) -> None:
         assert limits_of(saved, replace(CONFIG, precision=requested)).relative_l2 == relative_l2
+
+    @pytest.mark.parametrize(
+        ("recorded", "requested", "relative_l2"),
+        [
+            (False, None, INT8.relative_l2),
+            (True, None, 0.05),
+            (False, Precision.BF16, BF16.relative_l2),
+        ],
+    )
+    def test_golden_outputs_of_another_model(
+        self, recorded: bool, requested: Precision | None, relative_l2: float
+    ) -> None:
+        """An adopted int8 graph is as far from its reference as int8 may be, not as two engines are from each other."""
+        adoption = Adoption(reference="", precision=Precision.INT8, recorded=recorded)
+        config = replace(CONFIG, precision=requested)
+        assert limits_of(Precision.INT8, config, adoption).relative_l2 == relative_l2
 
 
 LIMITS = limits_of(Precision.FP32, CONFIG)

@@ -15,6 +15,7 @@ from graphkiln_backend.graph.manifest import Labels, Manifest, sha256_of
 from graphkiln_backend.repository.version import (
     contract_of,
     find_graph,
+    find_served_graph,
     newest_version,
     read_manifest,
     read_version,
@@ -139,6 +140,47 @@ class TestFindGraph:
             zoo.add(tmp_path, "m", zoo.scale(("batch", 3)), version=int(version))
         with pytest.raises(RepositoryError, match="outside the version folder"):
             find_graph(tmp_path / "m" / "1", name)
+
+
+class TestServedGraph:
+    """The file that any backend of Triton loads."""
+
+    def found(self, folder: Path, *files: str, backend: str = "", platform: str = "", name: str = "") -> str:
+        for file in files:
+            (folder / file).write_bytes(b"")
+        return find_served_graph(folder, backend=backend, platform=platform, default_filename=name).name
+
+    @pytest.mark.parametrize(
+        ("backend", "platform", "file"),
+        [
+            ("onnxruntime", "", "model.onnx"),
+            ("", "onnxruntime_onnx", "model.onnx"),
+            ("", "tensorrt_plan", "model.plan"),
+            ("pytorch", "", "model.pt"),
+            ("pytorch", "", "model.pt2"),
+            ("openvino", "", "model.xml"),
+            ("python", "", "model.py"),
+            ("", "", "model.xml"),
+            ("somebodys", "", "model.plan"),
+        ],
+    )
+    def test_usual_file_of_a_backend(self, tmp_path: Path, backend: str, platform: str, file: str) -> None:
+        assert self.found(tmp_path, file, "model.bin", backend=backend, platform=platform) == file
+
+    def test_backend_decides_between_files(self, tmp_path: Path) -> None:
+        files = ("model.onnx", "model.plan", "model.pt", "model.pt2", "net.plan")
+        assert self.found(tmp_path, *files, backend="tensorrt") == "model.plan"
+        assert self.found(tmp_path, *files, backend="pytorch") == "model.pt"
+        assert self.found(tmp_path, *files, backend="tensorrt", name="net.plan") == "net.plan"
+        with pytest.raises(RepositoryError, match=r"model\.onnx and model\.plan .* default_model_filename"):
+            self.found(tmp_path)
+
+    def test_missing_file(self, tmp_path: Path) -> None:
+        with pytest.raises(RepositoryError, match=r"there is no model\.plan"):
+            self.found(tmp_path, "model.onnx", backend="tensorrt")
+        (tmp_path / "model.onnx").unlink()
+        with pytest.raises(RepositoryError, match=r"none of model\.onnx, model\.plan"):
+            self.found(tmp_path)
 
 
 class TestNewestVersion:
