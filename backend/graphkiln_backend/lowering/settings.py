@@ -32,12 +32,16 @@ T = TypeVar("T")
 
 AUTO = "auto"  # as an engine: try all, choose the fastest
 LAYOUTS = ("nchw", "nhwc")
+SEATS = ("auto", "native", "python")  # who computes, see `lowering.seat`
 CONV_SEARCHES = ("exhaustive", "heuristic", "default")
 # `optimization.graph.level` -> how far ONNX Runtime rewrites the graph.
 GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: "off"}
 
 # Keys of `parameters`.
-OWN_KEYS = ("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback", "parallel")
+OWN_KEYS = (
+    *("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback", "parallel"),
+    "seat",
+)
 SESSION_KEYS = (
     "execution_mode",
     "intra_op_thread_count",
@@ -125,6 +129,7 @@ class Settings:
         rejected: One line per value without effect, with the reason.
         op_libraries: Libraries of custom operators.
         parallel: Spread of the model over devices, or None.
+        seat: Who computes: Triton's C++ `onnxruntime` backend (`native`), a Python instance, or the first if it can.
     """
 
     engine: str = ""
@@ -141,6 +146,7 @@ class Settings:
     rejected: tuple[str, ...] = ()
     op_libraries: tuple[str, ...] = ()
     parallel: Parallelism | None = None
+    seat: str = SEATS[0]
 
     @classmethod
     def from_config(cls, config: ModelConfig, device: Device, overrides: Sequence[Override] = ()) -> Settings:
@@ -176,6 +182,7 @@ class Settings:
             self_test=requests.parse("self_test", parse_switch, default=True),
             fallback=requests.parse("fallback", parse_choices, ()),
             parallel=requests.parse("parallel", parse_parallel, None),
+            seat=requests.parse("seat", parse_seat, SEATS[0]),
             tuning=_tuning(requests, config.graph_level),
             options={engine: given for engine, given in options.items() if given},
             origins={key: origin for key, (_, origin) in requests.values.items() if key in OWN_KEYS},
@@ -390,6 +397,13 @@ def parse_precision(origin: str, text: str) -> Precision | None:
         return Precision(text) if text else None
     except ValueError:
         raise _invalid(origin, text, _PRECISIONS) from None
+
+
+def parse_seat(origin: str, text: str) -> str:
+    """Read who computes; empty for `auto`."""
+    if text and text not in SEATS:
+        raise RepositoryError(f"{origin} must be {', '.join(SEATS)}, got '{text}'", hint=did_you_mean(text, SEATS))
+    return text or SEATS[0]
 
 
 def parse_choices(origin: str, text: str) -> tuple[Choice, ...]:

@@ -1,0 +1,388 @@
+"""Choose who computes a version: a Python instance of graphkiln or Triton's C++ `onnxruntime` backend.
+
+The C++ backend answers small models sooner and starts faster, because no process and no copy through shared memory lies
+between Triton and ONNX Runtime. It takes a version whose answers would be the same; the reason against it is a sentence
+for `explain`. The graph is read by `repository.onnx_outline`, since this runs in the server's supervisor.
+
+Source: Triton ONNX Runtime backend, `src/onnxruntime.cc` (r24.10): the keys of a configuration that it reads.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from graphkiln_backend.engines.hardware import gpus, saturates_products_of_bytes
+from graphkiln_backend.graph.dtypes import DType
+from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.lowering.settings import (
+    ACCELERATOR_ORIGIN,
+    CUDA_OPTIONS,
+    PUBLISHED_KEYS,
+    SEATS,
+    Override,
+    Settings,
+)
+from graphkiln_backend.lowering.settings import AUTO as ANY_ENGINE
+from graphkiln_backend.repository.config import DROP_IN_BACKEND, ModelConfigProto, pb
+from graphkiln_backend.repository.model_config import ModelConfig
+from graphkiln_backend.repository.onnx_outline import GraphOutline, read_outline
+from graphkiln_backend.repository.version import read_manifest
+from graphkiln_backend.system.resources import usable_cores
+
+AUTO, NATIVE, PYTHON = SEATS
+
+_LIBRARY = f"libtriton_{DROP_IN_BACKEND}.so"
+_RUNTIME = "libonnxruntime.so"
+_VERSION = re.compile(r"(\d+\.\d+\.\d+)$")
+_SYMBOL_VERSION = re.compile(rb"VERS_(\d+\.\d+\.\d+)\x00")
+# Newest opset and IR version by the first release of ONNX Runtime that loads them; each release up to 1.32 was tried
+# with a graph of one node. Source of the relation: ONNX Runtime, "Compatibility", and ONNX, docs/Versioning.md.
+_LIMITS = {
+    (1, 15): (19, 9),
+    (1, 17): (20, 9),
+    (1, 18): (21, 10),
+    (1, 21): (22, 10),
+    (1, 23): (23, 11),
+    (1, 24): (25, 13),
+    (1, 25): (26, 13),
+    (1, 32): (28, 14),
+}
+_INSTALL = "leave seat out, or install it: NVIDIA's image of Triton has it, and --backend-directory names another one"
+_IMAGE_DIMS = 3
+# Session entries that do not change answers; the others of `session.*` are not read by the C++ backend (r24.10).
+_HARMLESS_ENTRY = "session.use_device_allocator_for_initializers"
+_ENVIRONMENT_KEY = "EXECUTION_ENV_PATH"
+# Setting `conv_search` -> `cudnn_conv_algo_search` of the C++ backend.
+_CONV_SEARCHES = {"exhaustive": "0", "heuristic": "1", "default": "2"}
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NativeBackend:
+    """Triton's C++ `onnxruntime` backend.
+
+    Attributes:
+        library: Its library.
+        version: Version of the ONNX Runtime that it loads, such as `1.32.0`; empty if unknown.
+    """
+
+    library: Path
+    version: str = ""
+
+    @property
+    def title(self) -> str:
+        """Name and version for people."""
+        return f"Triton's C++ onnxruntime backend, ONNX Runtime {self.version or 'of an unknown version'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Seat:
+    """Who computes a version.
+
+    Attributes:
+        native: True for the C++ backend.
+        reason: Name of that backend, or why a Python instance of graphkiln computes.
+    """
+
+    native: bool
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{NATIVE} ({self.reason})" if self.native else f"{PYTHON}: {self.reason}"
+
+
+def find_native_backend(folders: Sequence[Path]) -> NativeBackend | None:
+    """Find the C++ backend as Triton would: the first folder that holds a backend of its name decides.
+
+    Args:
+        folders: Backend directories, in order of precedence.
+    """
+    found = next((folder / DROP_IN_BACKEND for folder in folders if (folder / DROP_IN_BACKEND).is_dir()), None)
+    if found is None or not (found / _LIBRARY).is_file():
+        return None
+    return NativeBackend(library=found / _LIBRARY, version=_runtime_version(found / _LIBRARY))
+
+
+def _runtime_version(library: Path) -> str:
+    """Version of the ONNX Runtime beside a library: in a file name, else that of its symbols; empty if unknown."""
+    folders = dict.fromkeys((library.parent, library.resolve().parent))
+    runtimes = [path for folder in folders for path in sorted(folder.glob(f"{_RUNTIME}*"))]
+    for path in runtimes:
+        for name in (path.name, path.resolve().name):
+            if found := _VERSION.search(name):
+                return found[1]
+    for path in (*runtimes, library):  # the library names the symbols that it needs
+        if symbol := _search(path, _SYMBOL_VERSION):
+            return symbol.decode()
+    return ""
+
+
+def _search(path: Path, pattern: re.Pattern[bytes]) -> bytes:
+    """Return the first group of a pattern in a file, or empty."""
+    with (
+        suppress(OSError, ValueError),  # mmap refuses an empty file by a ValueError
+        path.open("rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
+    ):
+        found = pattern.search(content)
+        return found[1] if found else b""
+    return b""
+
+
+def choose_seat(
+    config: ModelConfigProto, versions: Sequence[Path], overrides: Sequence[Override], backend: NativeBackend | None
+) -> Seat:
+    """Choose who computes the versions of a model.
+
+    Args:
+        config: Completed configuration, before `guard_batch`.
+        versions: Folders of the versions to serve.
+        overrides: Settings of the command line.
+        backend: The C++ backend, or None.
+
+    Returns:
+        The seat. A Python instance is also chosen if the settings are invalid or a file is damaged: it reports the
+        error.
+
+    Raises:
+        RepositoryError: `seat: native` is requested, and only graphkiln can serve the model.
+    """
+    model = ModelConfig.from_protobuf(config, has_gpu=bool(gpus()))
+    try:
+        settings = Settings.from_config(model, model.device, overrides)
+    except RepositoryError as error:
+        return Seat(native=False, reason=f"the settings are not valid: {error.message}")
+    asked, origin = settings.seat, settings.origins.get("seat", "")
+    if asked == PYTHON:
+        return Seat(native=False, reason=f"requested by {origin}")
+    if backend is None:
+        reason, hint = "Triton's C++ onnxruntime backend is not installed", _INSTALL
+    else:
+        reasons = _reasons(config, model, settings, backend, versions, by_request=asked == NATIVE)
+        reason, hint = next(reasons, ""), "leave seat out: graphkiln then computes it"
+        if not reason:
+            return Seat(native=True, reason=backend.title)
+    if asked == NATIVE:
+        raise RepositoryError(f"{origin} of '{config.name}' is {NATIVE}, but {reason}", hint=hint)
+    return Seat(native=False, reason=reason)
+
+
+def _reasons(
+    config: ModelConfigProto,
+    model: ModelConfig,
+    settings: Settings,
+    backend: NativeBackend,
+    versions: Sequence[Path],
+    *,
+    by_request: bool,
+) -> Iterator[str]:
+    """Yield the reasons against the C++ backend, the cheap ones first."""
+    if model.device.is_gpu and not by_request:
+        yield f"not yet run on a GPU: seat: {NATIVE} asks for it"
+    yield from _reasons_of_settings(settings, model, by_request=by_request)
+    yield from _reasons_of_config(config)
+    if not versions:
+        yield "there is no version"
+    files = set()
+    for version in versions:
+        try:
+            manifest = read_manifest(version)
+            if manifest is None or manifest.golden is None:
+                yield f"no golden samples: version {version.name} cannot be proven"
+                continue
+            files.add(manifest.graph_file)
+            if not manifest.graph_file.endswith(".onnx"):
+                yield f"{manifest.graph_file} of version {version.name} is not an ONNX graph"
+                continue
+            yield from _reasons_of_signature(config, manifest)
+            outline = read_outline(version / manifest.graph_file)
+        except GraphkilnError as error:
+            yield f"version {version.name} cannot be read: {error.message}"
+            continue
+        saved = manifest.conversion.precision if manifest.conversion else outline.precision
+        yield from _reasons_of_graph(outline, saved, settings, model, backend, by_request=by_request)
+    if len(files) > 1:
+        yield f"the graph files of the versions have different names: {', '.join(sorted(files))}"
+
+
+def _reasons_of_settings(settings: Settings, model: ModelConfig, *, by_request: bool) -> Iterator[str]:
+    engine, given = settings.engine, settings.origins.get("engine", "").startswith(ACCELERATOR_ORIGIN)
+    # On a GPU the C++ backend has the accelerator `tensorrt` itself.
+    accelerated = engine == "tensorrt" and given and model.device.is_gpu
+    if engine == ANY_ENGINE and not by_request:
+        yield "engine: auto measures the engines, which only graphkiln does"
+    elif engine not in ("", ANY_ENGINE, DROP_IN_BACKEND) and not accelerated:
+        yield f"the engine {engine} is graphkiln's"
+    only_ours = {
+        "streams": settings.streams > 1,
+        "parallel": settings.parallel is not None,
+        "fallback": bool(settings.fallback),
+        "op_library_filename": bool(model.op_libraries),
+        _ENVIRONMENT_KEY: _ENVIRONMENT_KEY in model.parameters,
+    }
+    for name in (name for name, is_set in only_ours.items() if is_set):
+        yield f"{name} is set, which only graphkiln uses"
+    if not settings.self_test:
+        yield "self_test is off, and the C++ backend computes only what was proven"
+    for key in settings.tuning.config_entries:
+        if key != _HARMLESS_ENTRY:
+            yield f"the C++ backend does not read {key}"
+
+
+def _reasons_of_config(config: ModelConfigProto) -> Iterator[str]:
+    if config.model_transaction_policy.decoupled:
+        yield "the configuration is decoupled, which a graph does not support"
+    if config.HasField("sequence_batching"):
+        yield "sequence_batching: graphkiln keeps the states of sequences"
+    if config.batch_input or config.batch_output:
+        yield "batch_input and batch_output are computed by graphkiln"
+    for tensor in config.input:
+        dtype = DType.from_config(tensor.data_type)
+        if tensor.allow_ragged_batch:
+            yield f"input '{tensor.name}' is ragged, and graphkiln joins ragged batches"
+        if tensor.optional:
+            yield f"input '{tensor.name}' is optional, and graphkiln splits batches by the inputs of a request"
+        is_image = dtype is DType.UINT8 and len(tensor.dims) >= _IMAGE_DIMS
+        if config.max_batch_size > 1 and not (dtype.is_float or is_image):
+            yield (
+                f"a bad value of input '{tensor.name}' ({dtype}) would fail its neighbors in a batch: "
+                "graphkiln computes them again alone"
+            )
+
+
+def _reasons_of_signature(config: ModelConfigProto, manifest: Manifest) -> Iterator[str]:
+    if config.max_batch_size < 1:
+        for spec in (*manifest.signature.inputs, *manifest.signature.outputs):
+            if not spec.shape:
+                yield f"'{spec.name}' is a scalar, which Triton passes as [1] and graphkiln as []"
+
+
+def _reasons_of_graph(
+    outline: GraphOutline,
+    saved: Precision,
+    settings: Settings,
+    model: ModelConfig,
+    backend: NativeBackend,
+    *,
+    by_request: bool,
+) -> Iterator[str]:
+    on_cpu = not model.device.is_gpu
+    by_accelerator = settings.origins.get("precision", "").startswith(ACCELERATOR_ORIGIN)
+    if settings.precision and settings.precision is not saved and not (by_accelerator and not on_cpu):
+        yield f"graphkiln lowers the graph from {saved} to {settings.precision}"
+    if on_cpu and saved is Precision.BF16:
+        yield "ONNX Runtime has no bf16 kernels for CPUs"
+    if outline.other_outputs:
+        yield "an output is a sequence or a map, which graphkiln replaces by tensors"
+    if on_cpu and outline.quantized and saturates_products_of_bytes():
+        yield "this CPU saturates sums of int8 products, which graphkiln avoids"
+    if outline.blockwise:
+        yield "weights of 4 bits are multiplied exactly by graphkiln only"
+    yield from _reasons_of_version(outline, backend.version, by_request=by_request)
+
+
+def _reasons_of_version(outline: GraphOutline, version: str, *, by_request: bool) -> Iterator[str]:
+    release = tuple(map(int, version.split(".")[:2]))
+    if release < min(_LIMITS):  # also of an unknown version
+        if not by_request:
+            yield f"ONNX Runtime {version or 'of an unknown version'} may be older than the graph"
+        return
+    opset, ir_version = _LIMITS[max(known for known in _LIMITS if known <= release)]
+    if outline.opset > opset:
+        yield f"the graph's opset {outline.opset} is newer than ONNX Runtime {version}, which reads up to {opset}"
+    if outline.ir_version > ir_version:
+        yield (
+            f"the graph's IR version {outline.ir_version} is newer than ONNX Runtime {version}, "
+            f"which reads up to {ir_version}"
+        )
+
+
+def native_config(
+    config: ModelConfigProto, versions: Sequence[Path], overrides: Sequence[Override], *, cores: int | None = None
+) -> ModelConfigProto:
+    """Make the configuration for the C++ backend, with the settings and instances that graphkiln would have.
+
+    Do not apply `guard_batch` to it: its additional dimension is removed by graphkiln only.
+
+    Args:
+        config: Completed configuration, before `guard_batch`; not changed.
+        versions: Folders of the versions to serve; `choose_seat` chose the native seat for them.
+        overrides: Settings of the command line.
+        cores: Cores for all instances; None for all usable cores.
+
+    Raises:
+        GraphkilnError: The settings or the manifest are not valid.
+    """
+    model = ModelConfig.from_protobuf(config, has_gpu=bool(gpus()))
+    settings = Settings.from_config(model, model.device, overrides)
+    manifest = read_manifest(versions[-1])
+    native = pb.ModelConfig()
+    native.CopyFrom(config)
+    native.backend, native.platform, native.runtime = DROP_IN_BACKEND, "", ""
+    native.default_model_filename = manifest.graph_file if manifest else config.default_model_filename
+    _set_instances(native, model)
+    _set_accelerators(native, settings, model)
+    _set_parameters(native, settings, model, cores or usable_cores())
+    return native
+
+
+def _set_instances(native: ModelConfigProto, model: ModelConfig) -> None:
+    """Write the defaults of graphkiln: the C++ backend starts two instances on a CPU."""
+    if not native.instance_group:
+        native.instance_group.add()
+    for group, counted in zip(native.instance_group, model.instance_groups, strict=True):
+        on_gpu = counted.device is not None and counted.device.is_gpu
+        group.kind = pb.ModelInstanceGroup.KIND_GPU if on_gpu else pb.ModelInstanceGroup.KIND_CPU
+        group.count = counted.count
+
+
+def _set_accelerators(native: ModelConfigProto, settings: Settings, model: ModelConfig) -> None:
+    """Keep the accelerator in use; those for CPUs are another engine, which was not requested."""
+    if not model.device.is_gpu:
+        if model.cpu_accelerators:
+            native.optimization.ClearField("execution_accelerators")
+        return
+    accelerators = native.optimization.execution_accelerators
+    del accelerators.cpu_execution_accelerator[:]
+    del accelerators.gpu_execution_accelerator[1:]
+    first = next(iter(accelerators.gpu_execution_accelerator), None)
+    if first is not None and (first.name == "cuda" or settings.engine != first.name):
+        del accelerators.gpu_execution_accelerator[:]
+    options = {key: value for key, value in settings.options.get("onnxruntime", {}).items() if key not in CUDA_OPTIONS}
+    cuda = accelerators.gpu_execution_accelerator.add(name="cuda")
+    cuda.parameters["use_tf32"] = str(int(settings.precision is Precision.TF32))
+    if settings.layout == "nhwc":
+        cuda.parameters["prefer_nhwc"] = "1"
+    for key, value in options.items():
+        cuda.parameters[key] = value
+
+
+def _set_parameters(native: ModelConfigProto, settings: Settings, model: ModelConfig, cores: int) -> None:
+    """Keep what clients read, and write the session options that graphkiln would set."""
+    tuning, on_gpu = settings.tuning, model.device.is_gpu
+    threads = settings.threads or max(1, cores // model.processes)
+    values = {
+        "execution_mode": str(int(tuning.parallel)),
+        "intra_op_thread_count": str(threads),
+        "inter_op_thread_count": str(tuning.inter_threads or (threads if tuning.parallel else 1)),
+        "enable_mem_arena": str(int(tuning.memory_arena)),
+        "enable_mem_pattern": str(int(tuning.memory_pattern)),
+    }
+    if tuning.arena_shrinkage:
+        values["memory.enable_memory_arena_shrinkage"] = tuning.arena_shrinkage
+    values |= {key: value for key, value in tuning.config_entries.items() if key == _HARMLESS_ENTRY}
+    if on_gpu:
+        given = settings.options.get("onnxruntime", {})
+        values |= {key: given[key] for key in CUDA_OPTIONS if key in given}
+        if settings.conv_search:
+            values["cudnn_conv_algo_search"] = _CONV_SEARCHES[settings.conv_search]
+    for key in [key for key in native.parameters if key not in PUBLISHED_KEYS]:
+        del native.parameters[key]
+    for key, value in values.items():
+        native.parameters[key].string_value = value
