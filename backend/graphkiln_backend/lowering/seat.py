@@ -9,7 +9,6 @@ Source: Triton ONNX Runtime backend, `src/onnxruntime.cc` (r24.10): the keys of 
 
 from __future__ import annotations
 
-import mmap
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from pathlib import Path
 from graphkiln_backend.engines.hardware import gpus, saturates_products_of_bytes
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
+from graphkiln_backend.graph.files import read_bytes
 from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import (
@@ -40,19 +40,21 @@ AUTO, NATIVE, PYTHON = SEATS
 
 _LIBRARY = f"libtriton_{DROP_IN_BACKEND}.so"
 _RUNTIME = "libonnxruntime.so"
+_MOST_LIBRARY_BYTES = 1 << 26  # of the backend, which is 1 MB
 _VERSION = re.compile(r"(\d+\.\d+\.\d+)$")
-_SYMBOL_VERSION = re.compile(rb"VERS_(\d+\.\d+\.\d+)\x00")
-# Newest opset and IR version by the first release of ONNX Runtime that loads them; each release up to 1.32 was tried
-# with a graph of one node. Source of the relation: ONNX Runtime, "Compatibility", and ONNX, docs/Versioning.md.
+_SYMBOL_VERSION = re.compile(rb"VERS_(\d+\.\d+\.\d+)\0")
+# Newest opset, opset of ai.onnx.ml and IR version that ONNX Runtime loads, by the first release with these limits; the
+# releases from 1.15 to 1.32 were tried with graphs of one node. Source: ONNX Runtime, "Compatibility"; ONNX,
+# docs/Versioning.md.
 _LIMITS = {
-    (1, 15): (19, 9),
-    (1, 17): (20, 9),
-    (1, 18): (21, 10),
-    (1, 21): (22, 10),
-    (1, 23): (23, 11),
-    (1, 24): (25, 13),
-    (1, 25): (26, 13),
-    (1, 32): (28, 14),
+    (1, 15): (19, 3, 9),
+    (1, 17): (20, 4, 9),
+    (1, 18): (21, 5, 10),
+    (1, 21): (22, 5, 10),
+    (1, 23): (23, 5, 11),
+    (1, 24): (25, 5, 13),
+    (1, 25): (26, 5, 13),
+    (1, 32): (28, 5, 14),
 }
 _INSTALL = "leave seat out, or install it: NVIDIA's image of Triton has it, and --backend-directory names another one"
 _IMAGE_DIMS = 3
@@ -110,29 +112,16 @@ def find_native_backend(folders: Sequence[Path]) -> NativeBackend | None:
 
 
 def _runtime_version(library: Path) -> str:
-    """Version of the ONNX Runtime beside a library: in a file name, else that of its symbols; empty if unknown."""
-    folders = dict.fromkeys((library.parent, library.resolve().parent))
-    runtimes = [path for folder in folders for path in sorted(folder.glob(f"{_RUNTIME}*"))]
-    for path in runtimes:
-        for name in (path.name, path.resolve().name):
-            if found := _VERSION.search(name):
-                return found[1]
-    for path in (*runtimes, library):  # the library names the symbols that it needs
-        if symbol := _search(path, _SYMBOL_VERSION):
-            return symbol.decode()
+    """Return the version of ONNX Runtime by the name of the file beside a library, else by the symbols it needs."""
+    for folder in dict.fromkeys((library.parent, library.resolve().parent)):
+        for path in sorted(folder.glob(f"{_RUNTIME}*")):
+            for name in (path.name, path.resolve().name):
+                if found := _VERSION.search(name):
+                    return found[1]
+    with suppress(OSError):
+        if symbol := _SYMBOL_VERSION.search(read_bytes(library, _MOST_LIBRARY_BYTES)):
+            return symbol[1].decode()
     return ""
-
-
-def _search(path: Path, pattern: re.Pattern[bytes]) -> bytes:
-    """Return the first group of a pattern in a file, or empty."""
-    with (
-        suppress(OSError, ValueError),  # mmap refuses an empty file by a ValueError
-        path.open("rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
-    ):
-        found = pattern.search(content)
-        return found[1] if found else b""
-    return b""
 
 
 def choose_seat(
@@ -164,8 +153,8 @@ def choose_seat(
     if backend is None:
         reason, hint = "Triton's C++ onnxruntime backend is not installed", _INSTALL
     else:
-        reasons = _reasons(config, model, settings, backend, versions, by_request=asked == NATIVE)
-        reason, hint = next(reasons, ""), "leave seat out: graphkiln then computes it"
+        case = _Case(config=config, model=model, settings=settings, backend=backend, requested=asked == NATIVE)
+        reason, hint = next(case.reasons(versions), ""), "leave seat out: graphkiln then computes it"
         if not reason:
             return Seat(native=True, reason=backend.title)
     if asked == NATIVE:
@@ -173,134 +162,126 @@ def choose_seat(
     return Seat(native=False, reason=reason)
 
 
-def _reasons(
-    config: ModelConfigProto,
-    model: ModelConfig,
-    settings: Settings,
-    backend: NativeBackend,
-    versions: Sequence[Path],
-    *,
-    by_request: bool,
-) -> Iterator[str]:
-    """Yield the reasons against the C++ backend, the cheap ones first."""
-    if model.device.is_gpu and not by_request:
-        yield f"not yet run on a GPU: seat: {NATIVE} asks for it"
-    yield from _reasons_of_settings(settings, model, by_request=by_request)
-    yield from _reasons_of_config(config)
-    if not versions:
-        yield "there is no version"
-    files = set()
-    for version in versions:
-        try:
-            manifest = read_manifest(version)
-            if manifest is None or manifest.golden is None:
-                yield f"no golden samples: version {version.name} cannot be proven"
-                continue
-            files.add(manifest.graph_file)
-            if not manifest.graph_file.endswith(".onnx"):
-                yield f"{manifest.graph_file} of version {version.name} is not an ONNX graph"
-                continue
-            yield from _reasons_of_signature(config, manifest)
-            outline = read_outline(version / manifest.graph_file)
-        except GraphkilnError as error:
-            yield f"version {version.name} cannot be read: {error.message}"
-            continue
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Case:
+    """A model and the C++ backend; its methods yield the reasons against computing the one with the other.
+
+    Attributes:
+        config: Completed configuration.
+        model: The same configuration, read.
+        settings: Settings of the model.
+        backend: The C++ backend.
+        requested: Whether `seat: native` is set: what changes no answer is no reason then.
+    """
+
+    config: ModelConfigProto
+    model: ModelConfig
+    settings: Settings
+    backend: NativeBackend
+    requested: bool
+
+    def reasons(self, versions: Sequence[Path]) -> Iterator[str]:
+        """Yield all reasons, the cheap ones first."""
+        if self.model.device.is_gpu and not self.requested:
+            yield f"not yet run on a GPU: seat: {NATIVE} asks for it"
+        yield from self._of_settings()
+        yield from self._of_config()
+        if not versions:
+            yield "there is no version"
+        graph_files = set()
+        for version in versions:
+            try:
+                manifest = read_manifest(version)
+                graph_files.add(manifest.graph_file if manifest else "")
+                yield from self._of_version(version, manifest)
+            except (GraphkilnError, OSError) as error:
+                yield f"version {version.name} cannot be read: {error}"
+        if len(graph_files) > 1:
+            yield f"the graph files of the versions have different names: {', '.join(sorted(graph_files))}"
+
+    def _of_settings(self) -> Iterator[str]:
+        settings, engine = self.settings, self.settings.engine
+        # On a GPU the C++ backend has the accelerator `tensorrt`, too.
+        accelerated = self.model.device.is_gpu and settings.origins.get("engine", "").startswith(ACCELERATOR_ORIGIN)
+        if engine == ANY_ENGINE and not self.requested:
+            yield "engine: auto measures the engines, which only graphkiln does"
+        if engine not in ("", ANY_ENGINE, DROP_IN_BACKEND) and not accelerated:
+            yield f"the engine {engine} is graphkiln's"
+        only_ours = {
+            "streams": settings.streams > 1,
+            "parallel": settings.parallel is not None,
+            "fallback": bool(settings.fallback),
+            "op_library_filename": bool(self.model.op_libraries),
+            _ENVIRONMENT_KEY: _ENVIRONMENT_KEY in self.model.parameters,
+        }
+        yield from (f"{name} is set, which only graphkiln uses" for name, is_set in only_ours.items() if is_set)
+        if not settings.self_test:
+            yield "self_test is off, but the C++ backend computes only what was proven"
+        unread = settings.tuning.config_entries.keys() - {_HARMLESS_ENTRY}
+        yield from (f"the C++ backend does not read {key}" for key in sorted(unread))
+
+    def _of_config(self) -> Iterator[str]:
+        config = self.config
+        only_ours = {
+            "decoupled": config.model_transaction_policy.decoupled,
+            "sequence_batching": config.HasField("sequence_batching"),
+            "batch_input": config.batch_input,
+            "batch_output": config.batch_output,
+            "allow_ragged_batch": any(tensor.allow_ragged_batch for tensor in config.input),
+        }
+        yield from (f"{name} is set, which only graphkiln handles" for name, is_set in only_ours.items() if is_set)
+        for tensor in config.input:
+            dtype = DType.from_config(tensor.data_type)
+            if tensor.optional:
+                yield f"input '{tensor.name}' is optional: only graphkiln batches requests by the inputs they have"
+            is_image = dtype is DType.UINT8 and len(tensor.dims) >= _IMAGE_DIMS
+            if config.max_batch_size > 1 and not (dtype.is_float or is_image):
+                yield (
+                    f"a bad value of input '{tensor.name}' ({dtype}) would fail its neighbors in a batch: "
+                    "graphkiln computes them again alone"
+                )
+
+    def _of_version(self, version: Path, manifest: Manifest | None) -> Iterator[str]:
+        if manifest is None or manifest.golden is None:
+            yield f"no golden samples: version {version.name} cannot be proven"
+            return
+        if not manifest.graph_file.endswith(".onnx"):
+            yield f"{manifest.graph_file} of version {version.name} is not an ONNX graph"
+            return
+        tensors = (*manifest.signature.inputs, *manifest.signature.outputs)
+        for spec in (spec for spec in tensors if not spec.shape and self.config.max_batch_size < 1):
+            yield f"'{spec.name}' is a scalar, [1] in requests and [] in the graph: only graphkiln reshapes it"
+        outline = read_outline(version / manifest.graph_file)
         saved = manifest.conversion.precision if manifest.conversion else outline.precision
-        yield from _reasons_of_graph(outline, saved, settings, model, backend, by_request=by_request)
-    if len(files) > 1:
-        yield f"the graph files of the versions have different names: {', '.join(sorted(files))}"
+        yield from self._of_precision(outline, saved)
+        if outline.other_outputs:
+            yield "an output is a sequence or a map, which graphkiln replaces by tensors"
+        yield from self._of_age(outline)
 
+    def _of_precision(self, outline: GraphOutline, saved: Precision) -> Iterator[str]:
+        on_gpu, requested = self.model.device.is_gpu, self.settings.precision
+        accelerated = on_gpu and self.settings.origins.get("precision", "").startswith(ACCELERATOR_ORIGIN)
+        if requested and saved not in (requested, requested.kernels if on_gpu else None) and not accelerated:
+            yield f"graphkiln lowers the graph from {saved} to {requested}"
+        if saved is Precision.BF16 and not on_gpu:
+            yield "ONNX Runtime has no bf16 kernels for CPUs"
+        if outline.quantized and not on_gpu and saturates_products_of_bytes():
+            yield "this CPU saturates sums of int8 products: only graphkiln computes them exactly"
+        if outline.blockwise:
+            yield "only graphkiln multiplies weights of 4 bits exactly"
 
-def _reasons_of_settings(settings: Settings, model: ModelConfig, *, by_request: bool) -> Iterator[str]:
-    engine, given = settings.engine, settings.origins.get("engine", "").startswith(ACCELERATOR_ORIGIN)
-    # On a GPU the C++ backend has the accelerator `tensorrt` itself.
-    accelerated = engine == "tensorrt" and given and model.device.is_gpu
-    if engine == ANY_ENGINE and not by_request:
-        yield "engine: auto measures the engines, which only graphkiln does"
-    elif engine not in ("", ANY_ENGINE, DROP_IN_BACKEND) and not accelerated:
-        yield f"the engine {engine} is graphkiln's"
-    only_ours = {
-        "streams": settings.streams > 1,
-        "parallel": settings.parallel is not None,
-        "fallback": bool(settings.fallback),
-        "op_library_filename": bool(model.op_libraries),
-        _ENVIRONMENT_KEY: _ENVIRONMENT_KEY in model.parameters,
-    }
-    for name in (name for name, is_set in only_ours.items() if is_set):
-        yield f"{name} is set, which only graphkiln uses"
-    if not settings.self_test:
-        yield "self_test is off, and the C++ backend computes only what was proven"
-    for key in settings.tuning.config_entries:
-        if key != _HARMLESS_ENTRY:
-            yield f"the C++ backend does not read {key}"
-
-
-def _reasons_of_config(config: ModelConfigProto) -> Iterator[str]:
-    if config.model_transaction_policy.decoupled:
-        yield "the configuration is decoupled, which a graph does not support"
-    if config.HasField("sequence_batching"):
-        yield "sequence_batching: graphkiln keeps the states of sequences"
-    if config.batch_input or config.batch_output:
-        yield "batch_input and batch_output are computed by graphkiln"
-    for tensor in config.input:
-        dtype = DType.from_config(tensor.data_type)
-        if tensor.allow_ragged_batch:
-            yield f"input '{tensor.name}' is ragged, and graphkiln joins ragged batches"
-        if tensor.optional:
-            yield f"input '{tensor.name}' is optional, and graphkiln splits batches by the inputs of a request"
-        is_image = dtype is DType.UINT8 and len(tensor.dims) >= _IMAGE_DIMS
-        if config.max_batch_size > 1 and not (dtype.is_float or is_image):
-            yield (
-                f"a bad value of input '{tensor.name}' ({dtype}) would fail its neighbors in a batch: "
-                "graphkiln computes them again alone"
-            )
-
-
-def _reasons_of_signature(config: ModelConfigProto, manifest: Manifest) -> Iterator[str]:
-    if config.max_batch_size < 1:
-        for spec in (*manifest.signature.inputs, *manifest.signature.outputs):
-            if not spec.shape:
-                yield f"'{spec.name}' is a scalar, which Triton passes as [1] and graphkiln as []"
-
-
-def _reasons_of_graph(
-    outline: GraphOutline,
-    saved: Precision,
-    settings: Settings,
-    model: ModelConfig,
-    backend: NativeBackend,
-    *,
-    by_request: bool,
-) -> Iterator[str]:
-    on_cpu = not model.device.is_gpu
-    by_accelerator = settings.origins.get("precision", "").startswith(ACCELERATOR_ORIGIN)
-    if settings.precision and settings.precision is not saved and not (by_accelerator and not on_cpu):
-        yield f"graphkiln lowers the graph from {saved} to {settings.precision}"
-    if on_cpu and saved is Precision.BF16:
-        yield "ONNX Runtime has no bf16 kernels for CPUs"
-    if outline.other_outputs:
-        yield "an output is a sequence or a map, which graphkiln replaces by tensors"
-    if on_cpu and outline.quantized and saturates_products_of_bytes():
-        yield "this CPU saturates sums of int8 products, which graphkiln avoids"
-    if outline.blockwise:
-        yield "weights of 4 bits are multiplied exactly by graphkiln only"
-    yield from _reasons_of_version(outline, backend.version, by_request=by_request)
-
-
-def _reasons_of_version(outline: GraphOutline, version: str, *, by_request: bool) -> Iterator[str]:
-    release = tuple(map(int, version.split(".")[:2]))
-    if release < min(_LIMITS):  # also of an unknown version
-        if not by_request:
-            yield f"ONNX Runtime {version or 'of an unknown version'} may be older than the graph"
-        return
-    opset, ir_version = _LIMITS[max(known for known in _LIMITS if known <= release)]
-    if outline.opset > opset:
-        yield f"the graph's opset {outline.opset} is newer than ONNX Runtime {version}, which reads up to {opset}"
-    if outline.ir_version > ir_version:
-        yield (
-            f"the graph's IR version {outline.ir_version} is newer than ONNX Runtime {version}, "
-            f"which reads up to {ir_version}"
-        )
+    def _of_age(self, outline: GraphOutline) -> Iterator[str]:
+        version = self.backend.version
+        release = tuple(map(int, version.split(".")[:2])) if version else ()
+        if release < min(_LIMITS):
+            if not self.requested:
+                yield f"ONNX Runtime {version or 'of an unknown version'} may be too old for the graph"
+            return
+        limits = _LIMITS[max(known for known in _LIMITS if known <= release)]
+        found = {"opset": outline.opset, "opset of ai.onnx.ml": outline.ml_opset, "IR version": outline.ir_version}
+        for (name, needed), newest in zip(found.items(), limits, strict=True):
+            if needed > newest:
+                yield f"the graph's {name} {needed} is newer than ONNX Runtime {version}, which reads up to {newest}"
 
 
 def native_config(

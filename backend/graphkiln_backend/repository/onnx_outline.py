@@ -1,8 +1,8 @@
 """Outline of an ONNX file: versions, precision and operators that decide who can compute it, read without onnx.
 
-The server decides before every start and after every change of a model, in a process that imports neither onnx nor a
-runtime. The fields of the protobuf message are skipped by their lengths, so that the weights are not read: about a
-microsecond for a node or a tensor.
+The server decides before each start and after each change of a model, in a process that imports neither onnx nor a
+runtime. Fields of the protobuf message are skipped by their lengths, so that weights are not read: a few microseconds
+for each node and tensor. The file is not mapped into memory: a user who overwrites it would end the server by SIGBUS.
 
 Source: onnx/onnx.proto (numbers of the fields), "Protocol Buffers: Encoding".
 """
@@ -10,37 +10,42 @@ Source: onnx/onnx.proto (numbers of the fields), "Protocol Buffers: Encoding".
 from __future__ import annotations
 
 import math
-import mmap
+import os
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import BinaryIO
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.files import stamp_of
+from graphkiln_backend.graph.files import open_regular, stamp_of
 from graphkiln_backend.graph.precision import Precision
 
 _Span = tuple[int, int]  # where the content of a field begins and ends
 
 _MOST_FILES = 256
+_MOST_NODE_BYTES = 1 << 16  # larger nodes hold subgraphs or weights
 # Numbers of fields.
 _IR_VERSION, _GRAPH, _OPSET_IMPORT, _FUNCTIONS = 1, 7, 8, 25  # ModelProto
 _DOMAIN, _VERSION = 1, 2  # OperatorSetIdProto
+_FUNCTION_NODE = 7  # FunctionProto
 _NODE, _INITIALIZER, _OUTPUT = 1, 5, 12  # GraphProto
+_ATTRIBUTE = 5  # NodeProto
+_SUBGRAPHS = (6, 11)  # AttributeProto
 _DIMS, _DATA_TYPE = 1, 2  # TensorProto
 _TYPE, _TENSOR_TYPE = 2, 1  # ValueInfoProto, TypeProto
 # Encoding of fields.
 _VARINT, _BYTES = 0, 2
 _FIXED = {1: 8, 5: 4}  # wire type -> bytes
 _MORE = 0x80
-_VARINT_BITS = 70
+_VARINT_BYTES = 10
 # `TensorProto.DataType` of weights.
 _PRECISIONS = {1: Precision.FP32, 10: Precision.FP16, 16: Precision.BF16}
 _FEW_BITS = frozenset({21, 22, 25, 26})  # UINT4, INT4, UINT2, INT2
-# Names in a node. `DequantizeLinear` alone computes with floats; with `block_size`, ONNX Runtime fuses it and a product
-# into `MatMulNBits`.
+# Words in a node. `DequantizeLinear` alone computes with floats, but with `block_size` ONNX Runtime fuses it and a
+# product into `MatMulNBits`.
 _INTEGER_PRODUCTS = re.compile(rb"QuantizeLinear|QLinear|MatMulInteger|ConvInteger|DynamicQuantize|QGemm|QAttention")
 _BLOCKS = re.compile(rb"MatMulNBits|block_size")
 
@@ -51,14 +56,16 @@ class GraphOutline:
 
     Attributes:
         opset: Version of the domain ai.onnx; 0 if the graph declares none.
+        ml_opset: Version of the domain ai.onnx.ml; 0 if the graph declares none.
         ir_version: Version of the file format.
         precision: As `onnx_file.read_precision`.
         quantized: Whether a node, or a name in one, reads like a product of integers.
-        blockwise: Whether weights have fewer than 8 bits or scales for blocks of them.
+        blockwise: Whether weights have fewer than 8 bits, or scales for blocks of them.
         other_outputs: Whether an output is a sequence, a map, or another value than a tensor.
     """
 
     opset: int = 0
+    ml_opset: int = 0
     ir_version: int = 0
     precision: Precision = Precision.FP32
     quantized: bool = False
@@ -78,88 +85,107 @@ def read_outline(path: Path) -> GraphOutline:
 @lru_cache(maxsize=_MOST_FILES)
 def _read(path: Path, _: tuple[int, ...]) -> GraphOutline:
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
-            return _outline(content)
-    except (OSError, ValueError, IndexError) as error:  # mmap refuses an empty file by a ValueError
+        with open_regular(path) as file:
+            return _outline(file)
+    except (OSError, ValueError, IndexError, RecursionError) as error:
         raise RepositoryError(
             f"{path} is not an ONNX graph: {error}", hint="the file is damaged or cut short: copy it again"
         ) from error
 
 
-def _outline(content: mmap.mmap) -> GraphOutline:
-    model = _grouped(content, (0, len(content)))
+def _outline(file: BinaryIO) -> GraphOutline:
+    model = _grouped(file, (0, os.fstat(file.fileno()).st_size))
     if not model[_GRAPH]:
         raise ValueError("it holds no graph")
-    graph = _grouped(content, model[_GRAPH][-1][1])
-    nodes = [span for _, span in (*graph[_NODE], *model[_FUNCTIONS])]
-    data_types = set[int]()
-    elements = Counter[Precision]()
-    for data_type, size in (_tensor(content, span) for _, span in graph[_INITIALIZER]):
-        data_types.add(data_type)
-        if precision := _PRECISIONS.get(data_type):
-            elements[precision] += size
-    quantized = _contain(content, nodes, _INTEGER_PRODUCTS)
-    saved = elements.most_common(1)[0][0] if elements else Precision.FP32
+    graph = _grouped(file, model[_GRAPH][-1][1])
+    nodes = [span for _, span in graph[_NODE]]
+    nodes += [span for _, function in model[_FUNCTIONS] for _, span in _grouped(file, function)[_FUNCTION_NODE]]
+    quantized = blockwise = False
+    for text in (text for span in nodes for text in _texts(file, span)):
+        quantized = quantized or _INTEGER_PRODUCTS.search(text) is not None
+        blockwise = blockwise or _BLOCKS.search(text) is not None
+    elements = Counter[int]()
+    for data_type, size in (_tensor(file, span) for _, span in graph[_INITIALIZER]):
+        elements[data_type] += size
+    opsets = dict(_opset(file, span) for _, span in model[_OPSET_IMPORT])
+    saved = max(_PRECISIONS, key=elements.__getitem__)
     return GraphOutline(
-        opset=max((_opset(content, span) for _, span in model[_OPSET_IMPORT]), default=0),
+        opset=max(opsets.get(b"", 0), opsets.get(b"ai.onnx", 0)),
+        ml_opset=opsets.get(b"ai.onnx.ml", 0),
         ir_version=model[_IR_VERSION][-1][0] if model[_IR_VERSION] else 0,
-        precision=Precision.INT8 if quantized else saved,
+        precision=Precision.INT8 if quantized else _PRECISIONS[saved],
         quantized=quantized,
-        blockwise=not data_types.isdisjoint(_FEW_BITS) or _contain(content, nodes, _BLOCKS),
-        other_outputs=not all(_is_tensor(content, span) for _, span in graph[_OUTPUT]),
+        blockwise=blockwise or not _FEW_BITS.isdisjoint(elements),
+        other_outputs=not all(_is_tensor(file, span) for _, span in graph[_OUTPUT]),
     )
 
 
-def _contain(content: mmap.mmap, spans: Iterable[_Span], names: re.Pattern[bytes]) -> bool:
-    return any(names.search(content, *span) for span in spans)
+def _texts(file: BinaryIO, node: _Span) -> Iterator[bytes]:
+    """Yield the bytes of a node; of a large one those of the nodes in its subgraphs and of its own small fields."""
+    start, end = node
+    if end - start <= _MOST_NODE_BYTES:
+        file.seek(start)
+        yield file.read(end - start)
+        return
+    for number, _, (first, last) in _fields(file, node):
+        if last - first <= _MOST_NODE_BYTES:
+            file.seek(first)
+            yield file.read(last - first)
+        elif number == _ATTRIBUTE:
+            subgraphs = [inner for inner_number, _, inner in _fields(file, (first, last)) if inner_number in _SUBGRAPHS]
+            for _, span in (field for subgraph in subgraphs for field in _grouped(file, subgraph)[_NODE]):
+                yield from _texts(file, span)
 
 
-def _opset(content: mmap.mmap, span: _Span) -> int:
-    """Return the version of the domain ai.onnx, 0 for another domain."""
+def _opset(file: BinaryIO, span: _Span) -> tuple[bytes, int]:
+    """Return a domain and its version."""
     domain, version = b"", 0
-    for number, value, (start, end) in _fields(content, span):
+    for number, value, (start, end) in _fields(file, span):
         if number == _DOMAIN:
-            domain = content[start:end]
+            file.seek(start)
+            domain = file.read(end - start)
         elif number == _VERSION:
             version = value
-    return version if domain in (b"", b"ai.onnx") else 0
+    return domain, version
 
 
-def _tensor(content: mmap.mmap, span: _Span) -> tuple[int, int]:
+def _tensor(file: BinaryIO, span: _Span) -> tuple[int, int]:
     """Return the data type and the number of elements of a tensor."""
     data_type, size = 0, 1
-    for number, value, (at, end) in _fields(content, span):
+    for number, value, (start, end) in _fields(file, span):
         if number == _DATA_TYPE:
             data_type = value
-        elif number == _DIMS and at == end:
+        elif number == _DIMS and start == end:
             size *= value
         elif number == _DIMS:
-            size *= math.prod(_packed(content, at, end))
+            file.seek(start)
+            size *= math.prod(_packed(file.read(end - start)))
     return data_type, size
 
 
-def _packed(content: mmap.mmap, at: int, end: int) -> Iterator[int]:
-    while at < end:
+def _packed(content: bytes) -> Iterator[int]:
+    at = 0
+    while at < len(content):
         value, at = _varint(content, at)
         yield value
 
 
-def _is_tensor(content: mmap.mmap, span: _Span) -> bool:
+def _is_tensor(file: BinaryIO, span: _Span) -> bool:
     """Return true for an output that is a tensor, or whose type is not given."""
-    types = [inner for number, _, inner in _fields(content, span) if number == _TYPE]
-    kinds = {number for inner in types for number, *_ in _fields(content, inner)}
+    types = [inner for number, _, inner in _fields(file, span) if number == _TYPE]
+    kinds = {number for inner in types for number, *_ in _fields(file, inner)}
     return not kinds or _TENSOR_TYPE in kinds
 
 
-def _grouped(content: mmap.mmap, span: _Span) -> defaultdict[int, list[tuple[int, _Span]]]:
+def _grouped(file: BinaryIO, span: _Span) -> defaultdict[int, list[tuple[int, _Span]]]:
     """Return values and spans of all fields of a message by number, see `_fields`."""
     grouped = defaultdict[int, list[tuple[int, _Span]]](list)
-    for number, value, inner in _fields(content, span):
+    for number, value, inner in _fields(file, span):
         grouped[number].append((value, inner))
     return grouped
 
 
-def _fields(content: mmap.mmap, span: _Span) -> Iterator[tuple[int, int, _Span]]:
+def _fields(file: BinaryIO, span: _Span) -> Iterator[tuple[int, int, _Span]]:
     """Yield the number of each field of a message, its value if it is a number, and the span of its content otherwise.
 
     Raises:
@@ -168,31 +194,32 @@ def _fields(content: mmap.mmap, span: _Span) -> Iterator[tuple[int, int, _Span]]
     """
     at, end = span
     while at < end:
-        tag, at = _varint(content, at)
+        file.seek(at)
+        head = file.read(2 * _VARINT_BYTES)
+        tag, used = _varint(head, 0)
         wire = tag & 7
         value = length = 0
         if wire == _VARINT:
-            value, at = _varint(content, at)
+            value, used = _varint(head, used)
         elif wire == _BYTES:
-            length, at = _varint(content, at)
+            length, used = _varint(head, used)
         elif wire in _FIXED:
             length = _FIXED[wire]
         else:
             raise ValueError("it is not a protobuf message")
+        at += used
         if at + length > end:
             raise ValueError("it ends too early")
         yield tag >> 3, value, (at, at + length)
         at += length
 
 
-def _varint(content: mmap.mmap, at: int) -> tuple[int, int]:
+def _varint(content: bytes, at: int) -> tuple[int, int]:
     """Return the number at a position, and the position after it."""
-    value = shift = 0
-    while shift < _VARINT_BITS:
-        byte = content[at]
-        at += 1
-        value |= (byte & 0x7F) << shift
+    value = 0
+    for index in range(_VARINT_BYTES):
+        byte = content[at + index]
+        value |= (byte & ~_MORE) << 7 * index
         if not byte & _MORE:
-            return value, at
-        shift += 7
+            return value, at + index + 1
     raise ValueError("it is not a protobuf message")
