@@ -179,11 +179,23 @@ def check_given_files(recipe: Recipe) -> None:
     Raises:
         ConversionError: A file is missing, or the store is not a writable folder.
     """
+    check_files_exist(recipe)
+    _check_store(recipe.model_store)
+
+
+def check_files_exist(recipe: Recipe) -> None:
+    """Check that the files that a recipe names exist.
+
+    Raises:
+        ConversionError: A file is missing.
+    """
     for option, expected in _EXPECTED_FILES.items():
         path: Path | None = getattr(recipe, option)
         if path is not None and not (option in _MAY_BE_FOLDERS and path.is_dir()):
             check_file(path, what=option, expected=expected)
-    store = recipe.model_store
+
+
+def _check_store(store: Path) -> None:
     if is_remote(str(store)) or ":/" in str(store):  # a path has lost one of the slashes
         raise ConversionError(
             f"--model-store {store}: versions are written into folders",
@@ -302,8 +314,17 @@ def with_dynamic_axes(
 def _labels(recipe: Recipe, source: SourceModel) -> tuple[str, ...]:
     if recipe.labels is None:
         return () if recipe.features_only else source.labels
+    return read_given_labels(recipe.labels)
+
+
+def read_given_labels(path: Path) -> tuple[str, ...]:
+    """Read a user's labels, without empty lines at the end.
+
+    Raises:
+        ConversionError: The file cannot be read, or is no labels file.
+    """
     try:
-        labels = read_labels(recipe.labels)
+        labels = read_labels(path)
     except ManifestError as error:
         raise ConversionError(error.message) from error
     while labels and not labels[-1].strip():

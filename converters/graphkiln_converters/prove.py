@@ -34,7 +34,7 @@ from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches
 _PROOF_BATCH_SIZES = (1, 3)
 # For a graph whose fixed batch was made dynamic.
 _FREED_BATCH_SIZES = (1, 3, 5)
-_GOLDEN_SAMPLES = 4
+GOLDEN_SAMPLES = 4
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -138,30 +138,46 @@ def prove_graph(
         VerificationError: An output exceeds its limits, or the graph does not run.
         UndecidedError: The samples cannot distinguish a correct graph from a wrong one.
     """
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        return prove_session(session, samples, limits, noise, batch_sizes)
+
+
+def prove_session(
+    session: Session,
+    samples: Sequence[ReferenceSamples],
+    limits: Limits,
+    noise: float | None = None,
+    batch_sizes: tuple[int, ...] = _PROOF_BATCH_SIZES,
+) -> Proof:
+    """Prove an open session like `prove_graph`.
+
+    Raises:
+        VerificationError: An output exceeds its limits, or the graph does not run.
+        UndecidedError: The samples cannot distinguish a correct graph from a wrong one.
+    """
     empty = [_why_empty(group, limits) for group in samples]
     if empty and all(empty):  # otherwise any graph that detects nothing would pass
         raise _undecided(empty[0])
     verdicts: list[Verification] = []
     errors: dict[str, float] = {}
     largest = 0.0
-    with OnnxRuntimeEngine().build_reference(graph) as session:
-        for group in samples:
-            sizes = () if group.whole else batch_sizes
-            for outputs in (_run(session, group.feeds, size) for size in sizes or (0,)):
-                verdicts += _verdicts(group, outputs, limits, noise, sizes)
-                aligned = judge(group.task, group.outputs, outputs, limits).outputs
-                largest = max([largest, *(_difference(array, aligned[name]) for name, array in group.outputs.items())])
-                for error in compare(group.outputs, aligned):
-                    errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
-        # Of several verdicts on one step, the last in this order remains: the worst.
-        worst = {verdict.step: verdict for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2)}
-        return Proof(
-            verification=tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts)),
-            errors=errors,
-            largest_difference=largest,
-            signature=session.signature,
-            golden=_golden(session, samples[0]),
-        )
+    for group in samples:
+        sizes = () if group.whole else batch_sizes
+        for outputs in (_run(session, group.feeds, size) for size in sizes or (0,)):
+            verdicts += _verdicts(group, outputs, limits, noise, sizes)
+            aligned = judge(group.task, group.outputs, outputs, limits).outputs
+            largest = max([largest, *(_difference(array, aligned[name]) for name, array in group.outputs.items())])
+            for error in compare(group.outputs, aligned):
+                errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+    # Of several verdicts on one step, the last in this order remains: the worst.
+    worst = {verdict.step: verdict for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2)}
+    return Proof(
+        verification=tuple(worst[step] for step in dict.fromkeys(verdict.step for verdict in verdicts)),
+        errors=errors,
+        largest_difference=largest,
+        signature=session.signature,
+        golden=_golden(session, samples[0]),
+    )
 
 
 def _why_empty(group: ReferenceSamples, limits: Limits) -> str:
@@ -230,10 +246,10 @@ def _golden(session: Session, group: ReferenceSamples) -> GoldenSamples:
     if group.whole:
         outputs = session.run(group.feeds)
         return GoldenSamples(inputs=group.feeds, source_outputs=group.outputs, graph_outputs=outputs, whole=True)
-    feeds = {name: array[:_GOLDEN_SAMPLES] for name, array in group.feeds.items()}
+    feeds = {name: array[:GOLDEN_SAMPLES] for name, array in group.feeds.items()}
     return GoldenSamples(
         inputs=feeds,
-        source_outputs={name: array[:_GOLDEN_SAMPLES] for name, array in group.outputs.items()},
+        source_outputs={name: array[:GOLDEN_SAMPLES] for name, array in group.outputs.items()},
         graph_outputs=session.run(feeds),
     )
 

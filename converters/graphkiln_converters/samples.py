@@ -36,8 +36,8 @@ _log = logging.getLogger("graphkiln.converters")
 Targets = npt.NDArray[np.int64]
 # Input -> axis of the sample -> size, for dynamic axes.
 Sizes = Mapping[str, Mapping[int, int]]
-_SYNTHETIC_SAMPLES = 6
-_MOST_READ = 256
+SYNTHETIC_SAMPLES = 6
+MOST_READ = 256
 _REFERENCE_BATCH = 4
 _WHOLE_SAMPLES = 3
 _MOST_WHOLE = 16
@@ -122,7 +122,7 @@ class Sampler:
         return precise, max(errors)
 
     def _read(self, path: Path) -> Arrays:
-        return self._as_feeds(read_samples(path, self.inputs, self.preprocess, _MOST_READ))
+        return self._as_feeds(read_samples(path, self.inputs, self.preprocess, MOST_READ))
 
     def _as_feeds(self, feeds: Arrays) -> Arrays:
         """Convert a user's samples to inputs of the graph; samples with the source's names are inputs of the source."""
@@ -132,21 +132,21 @@ class Sampler:
         """Ground truth of a folder of images for the task, or None."""
         task, labels = self.model.task, self.model.labels
         if not is_judged(task):
-            return read_targets(path, labels, _MOST_READ)
+            return read_targets(path, labels, MOST_READ)
         if self.preprocess is None or not path.is_dir():
             return None
-        return read_task_targets(path, _chosen(path, _MOST_READ), task, labels, self.preprocess)
+        return read_task_targets(path, _chosen(path, MOST_READ), task, labels, self.preprocess)
 
     def _usual_feeds(self) -> Arrays:
         (first, *others) = self.model.inputs
         if self.preprocess is None or others or len(first.shape) != 3:
             return self._synthetic({}, SEED)
         channels, height, width = first.shape
-        images = synthetic_images((height, width, channels), _SYNTHETIC_SAMPLES)
+        images = synthetic_images((height, width, channels), SYNTHETIC_SAMPLES)
         return {self.edge.input_name(first.name): np.stack([self.preprocess.normalize(image) for image in images])}
 
     def _synthetic(self, sizes: Sizes, seed: int) -> Arrays:
-        return self.edge.to_graph_feeds(synthetic_samples(self.model.inputs, _SYNTHETIC_SAMPLES, sizes, seed=seed))
+        return self.edge.to_graph_feeds(synthetic_samples(self.model.inputs, SYNTHETIC_SAMPLES, sizes, seed=seed))
 
     def _referenced(self, feeds: Arrays, targets: TaskTargets | None = None) -> ReferenceSamples:
         """Inputs of the graph with the expected outputs, computed by the source."""
@@ -254,7 +254,7 @@ def read_samples(
     count = min(len(arrays[name]) for name in specs)
     if not count:
         raise ConversionError(f"{path} has no sample")
-    samples = {name: np.ascontiguousarray(arrays[name][_spread(count, most)]) for name in specs}
+    samples = {name: np.ascontiguousarray(arrays[name][spread(count, most)]) for name in specs}
     for name, spec in specs.items():  # numpy has no bf16, and recordings are rarely fp16
         if spec.dtype.is_float and samples[name].dtype.kind == "f":
             samples[name] = samples[name].astype(spec.dtype.numpy)
@@ -358,7 +358,7 @@ def _images(
         raise ConversionError(error.message, hint=error.hint) from error
     if left_out:
         _log.warning("%s", left_out)
-    files = [known[index] for index in _spread(len(known), most)]
+    files = [known[index] for index in spread(len(known), most)]
     samples = [load_sample(file, preprocess) for file in files]
     for file, sample in zip(files, samples, strict=True):
         if sample.shape != samples[0].shape:
@@ -372,10 +372,11 @@ def _images(
 def _chosen(folder: Path, most: int) -> list[Path]:
     """The images selected by `read_samples`."""
     files = image_files(folder)
-    return [files[index] for index in _spread(len(files), most)]
+    return [files[index] for index in spread(len(files), most)]
 
 
-def _spread(count: int, most: int) -> list[int]:
+def spread(count: int, most: int) -> list[int]:
+    """Positions of evenly spread samples, `most` at most."""
     return sorted({round(position) for position in np.linspace(0, count - 1, min(count, most))})
 
 

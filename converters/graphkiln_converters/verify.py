@@ -18,7 +18,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.proof.comparison import prove
-from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT, OTHER_ENGINE, REPLAY, Limits
+from graphkiln_backend.proof.policy import EXPORT, REPLAY, Limits, adopted_limits, beside_reference
 from graphkiln_backend.repository.config import complete, read_config
 from graphkiln_backend.repository.publication import check_published, publish
 from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion
@@ -26,6 +26,8 @@ from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_converters.samples import each_sample, read_samples
 from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, run_in_batches
 
+# Suffixes of graphs that an engine here can run.
+READABLE = (".onnx", ".xml")
 _BATCH_SIZES = (1, 2, 5)
 _MOST_READ = 256
 
@@ -78,6 +80,12 @@ def verify(
         ConversionError: The samples cannot be read.
     """
     check_publication(version)
+    if version.graph_path.suffix not in READABLE:
+        raise VerificationError(
+            f"{version.graph_path} cannot be verified here",
+            report="no engine of graphkiln reads it",
+            hint="graphkiln serve proves it by its own backend before it answers",
+        )
     config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
     loaded = load_engine(engine)
     support = loaded.probe(CPU)
@@ -95,7 +103,8 @@ def verify_session(
     """Compare the outputs of a session with the references of a version.
 
     Golden samples are compared with the outputs of the source model (row of the precision) and of the saved graph
-    (replay). A user's samples are compared with the reference engine without optimizations.
+    (replay), those of an adopted version with its reference. A user's samples are compared with the reference engine
+    without optimizations.
 
     Args:
         version: The version.
@@ -111,16 +120,19 @@ def verify_session(
         VerificationError: The outputs changed, or there is no reference.
         ConversionError: The samples cannot be read.
     """
-    conversion = version.manifest.conversion if version.manifest else None
-    row = precision or (conversion.precision if conversion else Precision.FP32)
+    made = version.manifest and (version.manifest.conversion or version.adoption)
+    row = precision or (made.precision if made else Precision.FP32)
     verdicts: list[Verification] = []
     if golden := version.golden:
         # Another engine than that of the golden outputs rounds differently, also in fp32.
-        from_source = OTHER_ENGINE if row is Precision.FP32 else BY_PRECISION[row]
-        for reference, trusted, limits in (
-            ("source model", golden.source_outputs, from_source),
+        references = [
+            ("source model", golden.source_outputs, beside_reference(row)),
             ("saved graph", golden.graph_outputs, REPLAY[row]),
-        ):
+        ]
+        if version.adoption:
+            limits = adopted_limits(replace(version.adoption, precision=row))
+            references = [(version.adoption.reference, golden.graph_outputs, limits)]
+        for reference, trusted, limits in references:
             named = replace(limits, name=f"{row} on {name}, {reference}")
             verdicts.append(_replay(session, golden, trusted, named, version.reading))
     if samples:

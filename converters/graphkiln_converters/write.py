@@ -20,6 +20,7 @@ from graphkiln_backend.graph.image_model import accepts_images as accepts
 from graphkiln_backend.graph.manifest import (
     FORMAT_VERSION,
     MANIFEST_FILE,
+    Adoption,
     Conversion,
     Golden,
     Labels,
@@ -210,10 +211,64 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
         shutil.copyfile(path, folder / path.name)
     version.golden.write(folder / GOLDEN_FILE)
     labels = _write_labels(folder / LABELS_FILE, version)
-    manifest = Manifest(
+    hashes = {name: sha256_of(folder / name) for name in (GRAPH_FILE, *(path.name for path in beside))}
+    manifest = _manifest(folder, version, labels, hashes)
+    manifest.write(folder / MANIFEST_FILE)  # detects a full disk before config.pbtxt is written
+    return manifest
+
+
+def write_beside_graph(folder: Path, version: NewVersion, hashes: Mapping[str, str], adoption: Adoption) -> Manifest:
+    """Write golden samples, labels and a manifest into the folder of an existing graph.
+
+    The files are complete when they get their names, the manifest last: a server may look at any time.
+
+    Args:
+        folder: The version folder.
+        version: The new content.
+        hashes: SHA-256 of the graph and the files that belong to it, by name.
+        adoption: Origin of the golden samples.
+
+    Raises:
+        ConversionError: The labels do not fit, there are others, or the files cannot be written.
+    """
+    if version.source.labels and (folder / LABELS_FILE).exists():
+        raise ConversionError(f"{folder / LABELS_FILE} already exists", hint="remove it, or leave --labels out")
+    try:
+        with tempfile.TemporaryDirectory(prefix=".graphkiln-", dir=folder) as temporary:
+            scratch = Path(temporary)
+            version.golden.write(scratch / GOLDEN_FILE)
+            labels = _write_labels(scratch / LABELS_FILE, version)
+            manifest = _manifest(scratch, version, labels, hashes, adoption)
+            manifest.write(scratch / MANIFEST_FILE)
+            for name in (LABELS_FILE, GOLDEN_FILE, MANIFEST_FILE):
+                if (scratch / name).exists():
+                    (scratch / name).rename(folder / name)
+    except OSError as error:
+        raise ConversionError(f"cannot write into {folder}: {error.strerror or error}", hint="make room") from error
+    return Manifest.read(folder / MANIFEST_FILE)
+
+
+def _manifest(
+    folder: Path,
+    version: NewVersion,
+    labels: Labels | None,
+    hashes: Mapping[str, str],
+    adoption: Adoption | None = None,
+) -> Manifest:
+    """Describe a version whose golden samples are in a folder.
+
+    Args:
+        folder: The folder.
+        version: The version.
+        labels: Its labels file, or None.
+        hashes: SHA-256 of the graph and the files of its weights, by name.
+        adoption: Origin of the golden samples of a graph with a name of its own, or None.
+    """
+    graph_file = version.graph.name if adoption else GRAPH_FILE
+    return Manifest(
         format_version=FORMAT_VERSION,
-        graph_file=GRAPH_FILE,
-        sha256=sha256_of(folder / GRAPH_FILE),
+        graph_file=graph_file,
+        sha256=hashes[graph_file],
         signature=version.signature,
         preprocess=version.source.preprocess,
         labels=labels,
@@ -225,12 +280,11 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
             samples=version.golden.count,
         ),
         conversion=version.conversion,
-        weights={path.name: sha256_of(folder / path.name) for path in beside},
+        weights={name: sha256 for name, sha256 in hashes.items() if name != graph_file},
         ranking=version.source.ranking,
         task=version.source.task,
+        adoption=adoption,
     )
-    manifest.write(folder / MANIFEST_FILE)  # detects a full disk before config.pbtxt is written
-    return manifest
 
 
 def _write_labels(path: Path, version: NewVersion) -> Labels | None:

@@ -113,7 +113,7 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
     try:
         signature = read_signature(path)  # rejects pipes and weights outside the folder before a runtime opens them
         replaced = read_replaced_outputs(path)
-        session = _open_reference(path, Path(temporary.name))
+        session = open_reference(path, Path(temporary.name))
         model = OnnxModel(
             description=location,
             libraries=("onnx", "onnxruntime"),
@@ -181,7 +181,7 @@ def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> Onn
     return replace(model, inputs=_with_words(_specs(signature, recipe, 0), model.path, model.session), whole=reason)
 
 
-def _open_reference(path: Path, folder: Path) -> Session:
+def open_reference(path: Path, folder: Path) -> Session:
     """Open a reference session, on a copy that emulates 16-bit types where ONNX Runtime lacks kernels.
 
     If fp64 kernels are missing, ONNX's reference implementation runs the graph, because fp32 is too coarse.

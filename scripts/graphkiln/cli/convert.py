@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from types import NoneType
-from typing import TYPE_CHECKING, Annotated, Any, get_args
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, get_args
 
 import typer
 from typer.core import TyperCommand
@@ -143,12 +143,17 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
 
 
 class RecipeCommand(TyperCommand):
-    """Command with an option for each field of the recipe, besides the options of its function.
+    """Command with an option for each field of the recipe, or some of them, besides the options of its function.
 
     The function reads the given values from `ctx.obj`, by field. The options are created at the first access, so that
     `graphkiln --help` imports neither pydantic nor YAML. click's own types are `Any` here, because releases of typer
     differ in whether they are click's or typer's.
+
+    Attributes:
+        fields: Names of the fields; empty for all.
     """
+
+    fields: ClassVar[tuple[str, ...]] = ()
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the arguments, the fields of the recipe, and the function's own options."""
@@ -166,7 +171,8 @@ class RecipeCommand(TyperCommand):
     def _recipe_params(self) -> list[Any]:
         from graphkiln_converters.recipe import Recipe
 
-        return _params(Recipe.model_fields)
+        known = Recipe.model_fields
+        return _params({name: known[name] for name in self.fields or known})
 
 
 def parse_options(options: Mapping[str, Any]) -> dict[str, Any]:

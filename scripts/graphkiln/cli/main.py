@@ -24,6 +24,7 @@ from graphkiln_backend.graph.modules import version_of
 VERBS = {
     "serve": "serve",
     "convert": "convert",
+    "adopt": "adopt",
     "verify": "verify",
     "inspect": "inspect",
     "sign": "sign",
@@ -50,6 +51,8 @@ VERBS = {
 }
 # Unknown options are flags of tritonserver, which are checked against its list.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
+# Verbs whose options are fields of a recipe: the class of their command, in the verb's module.
+_COMMANDS = {"convert": "RecipeCommand", "adopt": "AdoptCommand"}
 _SETTINGS: dict[str, Any] = {"serve": {"context_settings": _PASSED_ON}, "doctor": {"context_settings": _PASSED_ON}}
 
 
@@ -95,10 +98,8 @@ def application(verbs: Iterable[str]) -> typer.Typer:
 def _add(made: typer.Typer, verb: str, module: Any) -> None:
     if verb == "cache":
         made.add_typer(module.app, name=verb)
-    elif verb == "convert":
-        from graphkiln.cli.convert import RecipeCommand
-
-        made.command(cls=RecipeCommand)(module.convert)
+    elif verb in _COMMANDS:
+        made.command(cls=getattr(module, _COMMANDS[verb]))(getattr(module, verb))
     else:
         made.command(**_SETTINGS.get(verb, {}))(getattr(module, verb))
 

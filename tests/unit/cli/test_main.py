@@ -18,9 +18,9 @@ from graphkiln.cli import main as command
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerError
 
 VERBS = (
-    "serve", "convert", "verify", "inspect", "sign", "keygen", "push", "pull", "explain", "lower", "classify", "detect",
-    "segment", "embed", "infer", "models", "load", "unload", "health", "doctor", "bench", "score", "story",
-    "tune", "cache",
+    "serve", "convert", "adopt", "verify", "inspect", "sign", "keygen", "push", "pull", "explain", "lower",
+    "classify", "detect", "segment", "embed", "infer", "models", "load", "unload", "health", "doctor", "bench",
+    "score", "story", "tune", "cache",
 )  # fmt: skip
 
 
