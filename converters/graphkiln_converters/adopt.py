@@ -14,7 +14,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 import numpy as np
 
@@ -37,13 +36,13 @@ from graphkiln_backend.graph.golden import GoldenSamples, repeated
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Adoption, Manifest, Verification, sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.signature import BATCH, Signature, TensorSpec, free_dim
+from graphkiln_backend.graph.signature import BATCH, Signature, TensorSpec
 from graphkiln_backend.graph.task import Task, is_classification
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.policy import NOISE_FACTOR, Limits, adopted_limits
 from graphkiln_backend.repository.attestation import ATTESTATION_FILE
-from graphkiln_backend.repository.config import ModelConfigProto, complete, read_config
+from graphkiln_backend.repository.config import ModelConfigProto, complete, configured_signature, read_config
 from graphkiln_backend.repository.onnx_file import external_files, read_precision, read_signature
 from graphkiln_backend.repository.version import (
     CONFIG_FILE,
@@ -223,13 +222,8 @@ def _read_tensors(path: Path, config: ModelConfigProto) -> Signature:
     """Return the signature of an ONNX file, or that in config.pbtxt, or else that of the engine for the file."""
     if path.suffix == ".onnx":
         return read_signature(path)
-    tensors = (*config.input, *config.output)
-    if config.input and config.output and all(tensor.data_type and tensor.dims for tensor in tensors):
-        return Signature(
-            inputs=tuple(_spec(tensor, config) for tensor in config.input if not tensor.optional),
-            outputs=tuple(_spec(tensor, config) for tensor in config.output),
-            optional_inputs=tuple(_spec(tensor, config) for tensor in config.input if tensor.optional),
-        )
+    if configured := configured_signature(config):
+        return configured
     if path.suffix == ".xml":
         with ExitStack() as opened:
             return _open(path, opened).signature
@@ -237,14 +231,6 @@ def _read_tensors(path: Path, config: ModelConfigProto) -> Signature:
         f"the tensors of {path} are not known: graphkiln cannot read them, and config.pbtxt does not name them",
         hint="write `input` and `output` with name, data_type and dims into config.pbtxt",
     )
-
-
-def _spec(tensor: Any, config: ModelConfigProto) -> TensorSpec:
-    """Tensor of a graph, from config.pbtxt."""
-    dims = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
-    first = (BATCH,) if config.max_batch_size else ()
-    shape = (*first, *(dim if dim >= 0 else free_dim(tensor.name, axis) for axis, dim in enumerate(dims, len(first))))
-    return TensorSpec(name=tensor.name, dtype=DType.from_config(tensor.data_type), shape=shape)
 
 
 def _files_beside(path: Path) -> list[str]:

@@ -16,10 +16,11 @@ from google.protobuf import json_format, text_format
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
+from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.preprocess import PREPROCESS
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import BATCH, Signature, TensorSpec, free_dim
 from graphkiln_backend.graph.task import RANKING, TASK
 from graphkiln_backend.repository.batch_tensors import (
     SequenceTensors,
@@ -155,6 +156,32 @@ def config_text(
         if value:
             config.parameters[key].string_value = encode_json(value)
     return text_format.MessageToString(config)
+
+
+def configured_signature(config: ModelConfigProto) -> Signature | None:
+    """Return the signature of a graph as config.pbtxt states it, for graphs that only their backend reads.
+
+    None if the configuration leaves tensors, types or dims to the backend.
+
+    Raises:
+        ManifestError: A data type is not known.
+    """
+    tensors = (*config.input, *config.output)
+    if not (config.input and config.output and all(tensor.data_type and tensor.dims for tensor in tensors)):
+        return None
+    batched = config.max_batch_size > 0
+    return Signature(
+        inputs=tuple(_configured_spec(tensor, batched=batched) for tensor in config.input if not tensor.optional),
+        outputs=tuple(_configured_spec(tensor, batched=batched) for tensor in config.output),
+        optional_inputs=tuple(_configured_spec(tensor, batched=batched) for tensor in config.input if tensor.optional),
+    )
+
+
+def _configured_spec(tensor: Any, *, batched: bool) -> TensorSpec:
+    sizes = tensor.reshape.shape if tensor.HasField("reshape") else tensor.dims
+    first = (BATCH,) if batched else ()
+    dims = (size if size >= 0 else free_dim(tensor.name, axis) for axis, size in enumerate(sizes, len(first)))
+    return TensorSpec(name=tensor.name, dtype=DType.from_config(tensor.data_type), shape=(*first, *dims))
 
 
 def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str | None) -> None:

@@ -1,4 +1,4 @@
-"""`graphkiln inspect`: signature, operators, arithmetic and proof of a version."""
+"""`graphkiln inspect`: signature, operators, arithmetic and proof of a version, for any backend of Triton."""
 
 from __future__ import annotations
 
@@ -11,13 +11,19 @@ import typer
 from graphkiln.cli.console import print_json, print_table
 from graphkiln.cli.options import AsJson, local_path, version_folder
 from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, describe_signers
+from graphkiln_backend.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
+    from graphkiln_backend.graph.manifest import Manifest
     from graphkiln_backend.graph.signature import Signature
     from graphkiln_backend.passes.node_costs import Census
     from graphkiln_backend.repository.version import ModelVersion
 
 _OPERATORS_SHOWN = 8
+_UNPROVEN = (
+    "unproven: this graph has no manifest with golden samples (graphkiln adopt STORE/NAME --reference ... adds them; "
+    "graphkiln convert FILE.onnx creates a proven version)"
+)
 
 
 def inspect(
@@ -33,17 +39,43 @@ def inspect(
     Signature, operators, arithmetic, parameters, precision, preprocessing, verdicts and signatures.
     """
     from graphkiln_backend.passes.node_costs import census
-    from graphkiln_backend.repository.version import read_version
 
     with local_path(path) as folder:
         bare = _bare_graph(folder)
-        version = bare or read_version(version_folder(folder))
+        version = bare or _read(version_folder(folder))
         signed = NOT_SIGNED if bare else describe_signers(version_folder(folder), trusted_keys)
-        found = census(version.graph_path)
+        signature = _signature(version)
+        found = census(version.graph_path) if version.graph_path.suffix == ".onnx" else None
         if as_json:
-            print_json({**_document(version, found), "signed": signed})
+            print_json({**_document(version, signature, found), "signed": signed})
         else:
-            print_table((), [*_rows(version, found), ("signed", signed)])
+            print_table((), [*_rows(version, signature, found), ("signed", signed)])
+
+
+def _read(folder: Path) -> ModelVersion:
+    """Read a version folder; without a manifest, its graph may be for any backend.
+
+    Raises:
+        RepositoryError: There is no graph, or its files differ from the manifest.
+        ManifestError: The manifest or the golden samples cannot be read.
+    """
+    from graphkiln_backend.graph.manifest import MANIFEST_FILE
+    from graphkiln_backend.repository.config import read_config
+    from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion, find_served_graph, read_version
+
+    if (folder / MANIFEST_FILE).exists():
+        return read_version(folder)
+    config = read_config(folder.parent / CONFIG_FILE)
+    name = config.default_model_filename
+    try:
+        graph = find_served_graph(folder, backend=config.backend, platform=config.platform, default_filename=name)
+    except RepositoryError:
+        return read_version(folder, name)  # a graph of another framework, or a better error
+    return (
+        read_version(folder, name)
+        if graph.suffix == ".onnx"
+        else ModelVersion(graph_path=graph, manifest=None, golden=None)
+    )
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:
@@ -62,27 +94,48 @@ def _bare_graph(path: Path) -> ModelVersion | None:
     return ModelVersion(graph_path=path, manifest=None, golden=None)
 
 
-def _signature(version: ModelVersion) -> Signature:
+def _signature(version: ModelVersion) -> Signature | None:
+    """Return the signature of the manifest, the ONNX file or config.pbtxt; None if only the backend knows it."""
+    from graphkiln_backend.repository.config import configured_signature, read_config
     from graphkiln_backend.repository.onnx_file import read_signature
+    from graphkiln_backend.repository.version import CONFIG_FILE
 
-    return version.manifest.signature if version.manifest else read_signature(version.graph_path)
+    if version.manifest:
+        return version.manifest.signature
+    if version.graph_path.suffix == ".onnx":
+        return read_signature(version.graph_path)
+    return configured_signature(read_config(version.graph_path.parent.parent / CONFIG_FILE))
 
 
-def _document(version: ModelVersion, found: Census) -> dict[str, Any]:
+def _document(version: ModelVersion, signature: Signature | None, found: Census | None) -> dict[str, Any]:
     from graphkiln_backend.graph.decoding import encode
 
-    document = {"graph": str(version.graph_path), "signature": encode(_signature(version)), **encode(found)}
+    document = {
+        "graph": str(version.graph_path),
+        "signature": encode(signature) if signature else None,
+        "unproven": version.golden is None,
+        **(encode(found) if found else {}),
+    }
     if version.manifest:
         facts = encode(version.manifest)
         document |= {key: facts[key] for key in ("preprocess", "labels", "provenance", "verification", "conversion")}
+        document["adoption"] = facts.get("adoption")
     return document
 
 
-def _rows(version: ModelVersion, found: Census) -> Iterator[tuple[str, str]]:
-    signature = _signature(version)
+def _rows(version: ModelVersion, signature: Signature | None, found: Census | None) -> Iterator[tuple[str, str]]:
     yield "graph", str(version.graph_path)
-    yield "inputs", "\n".join(map(str, (*signature.inputs, *signature.optional_inputs)))
-    yield "outputs", "\n".join(map(str, signature.outputs))
+    if signature is None:
+        yield "inputs", "not known: config.pbtxt leaves them to the backend"
+    else:
+        yield "inputs", "\n".join(map(str, (*signature.inputs, *signature.optional_inputs)))
+        yield "outputs", "\n".join(map(str, signature.outputs))
+    if found:
+        yield from _census_rows(found)
+    yield from _manifest_rows(version)
+
+
+def _census_rows(found: Census) -> Iterator[tuple[str, str]]:
     operators = [f"{count} {name}" for name, count in found.operators.items()]
     more = f", {len(operators) - _OPERATORS_SHOWN} other types" if len(operators) > _OPERATORS_SHOWN else ""
     yield "operators", f"{sum(found.operators.values())}: {', '.join(operators[:_OPERATORS_SHOWN])}{more}"
@@ -91,18 +144,27 @@ def _rows(version: ModelVersion, found: Census) -> Iterator[tuple[str, str]]:
     shares = [f"{name} {count / max(1, found.parameters):.1%}" for name, count in found.precisions.items()]
     yield "weights in", ", ".join(shares) or "-"
     yield "format", f"opset {found.opset}, IR {found.ir_version}"
-    yield from _manifest_rows(version)
 
 
 def _manifest_rows(version: ModelVersion) -> Iterator[tuple[str, str]]:
     manifest = version.manifest
     if manifest is None:
-        yield "verdicts", "none: this graph has no manifest (graphkiln convert FILE.onnx creates a proven version)"
+        yield "verdicts", _UNPROVEN
         return
     labels = version.contract.labels or (version.ranking.labels if version.ranking else ())
-    yield "source", manifest.provenance.source
+    yield "reference" if manifest.adoption else "source", manifest.provenance.source
     yield "preprocess", manifest.preprocess.to_json() if manifest.preprocess else "-"
     yield "labels", f"{len(labels)}: {labels[0]} ... {labels[-1]}" if labels else "-"
-    yield "verdicts", "\n".join(item.verdict for item in manifest.verification)
+    yield "verdicts", "\n".join(_verdicts(manifest)) or _UNPROVEN
     for note in manifest.conversion.notes if manifest.conversion else ():
         yield "note", note
+
+
+def _verdicts(manifest: Manifest) -> Iterator[str]:
+    yield from (verification.verdict for verification in manifest.verification)
+    if manifest.adoption and manifest.golden:
+        kind = "outputs were recorded from" if manifest.adoption.recorded else "expected outputs are those of"
+        yield (
+            f"adopted as {manifest.adoption.precision}: the {kind} {manifest.adoption.reference}; "
+            f"serve proves {manifest.golden.samples} samples before it answers"
+        )

@@ -25,6 +25,7 @@ from graphkiln_backend.repository.config import (
     complete,
     complete_dictionary,
     config_text,
+    configured_signature,
     guard_batch,
     read_config,
     select_versions,
@@ -190,6 +191,36 @@ class TestCompletion:
         graph = signature(spec("x", "batch", 3), outputs=(spec("y", "batch", 2), spec("z", "batch", 1)))
         text = 'output { name: "y" } output { name: "z" label_filename: "z.txt" }'
         assert [tensor.label_filename for tensor in completed(text, graph, "labels.txt").output] == ["", "z.txt"]
+
+
+class TestConfiguredSignature:
+    """Tensors of graphs that only their backend reads."""
+
+    X = 'input { name: "x" data_type: TYPE_FP32 dims: [3, -1] }'
+    Y = 'output { name: "y" data_type: TYPE_INT64 dims: [1] reshape { shape: [] } }'
+
+    @pytest.mark.parametrize("batch", ["", "max_batch_size: 4"])
+    def test_dims_become_those_of_the_graph(self, batch: str) -> None:
+        config = text_format.Parse(f"{self.X} {self.Y} {batch}", pb.ModelConfig())
+        found = configured_signature(config)
+        assert found is not None
+        first = ("batch",) if batch else ()
+        assert found.inputs == (spec("x", *first, 3, f"x.{1 + len(first)}"),)
+        assert found.outputs == (spec("y", *first, dtype=DType.INT64),)
+        complete(config, found, labels_file=None)  # agrees
+
+    def test_optional_inputs(self) -> None:
+        text = f'{self.X} input {{ name: "z" data_type: TYPE_FP32 dims: [1] optional: true }} {self.Y}'
+        found = configured_signature(text_format.Parse(text, pb.ModelConfig()))
+        assert found is not None
+        assert [each.name for each in found.inputs] == ["x"]
+        assert [each.name for each in found.optional_inputs] == ["z"]
+
+    @pytest.mark.parametrize(
+        "text", [X, Y, X + 'output { name: "y" dims: [1] }', X + 'output { name: "y" data_type: TYPE_FP32 }']
+    )
+    def test_incomplete_configuration(self, text: str) -> None:
+        assert configured_signature(text_format.Parse(text, pb.ModelConfig())) is None
 
 
 class TestContradictions:

@@ -1,0 +1,91 @@
+"""`graphkiln adopt`, and the other verbs on versions of other backends."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import tiny
+from commands import RunVerb, words
+
+TENSORS = (
+    'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } '
+    "max_batch_size: 8"
+)
+
+
+@pytest.fixture
+def reference(tmp_path: Path) -> Path:
+    return tiny.write_source(tmp_path)
+
+
+@pytest.fixture
+def plan(tmp_path: Path) -> Path:
+    """A model with an opaque graph."""
+    version = tmp_path / "store" / "plan" / "1"
+    version.mkdir(parents=True)
+    (version / "model.plan").write_bytes(b"opaque")
+    (version.parent / "config.pbtxt").write_text(f'platform: "tensorrt_plan" {TENSORS}')
+    return version.parent
+
+
+def test_opaque_graph(run: RunVerb, plan: Path, reference: Path) -> None:
+    finished = run("adopt", plan, "--reference", reference, "--precision", "fp16")
+    assert finished.code == 0, finished.err
+    shown = words(finished.out)
+    for fact in ("model.plan", "x FP32[batch,4]", "4 samples, meant to be in fp16", "none yet: the graph is not run"):
+        assert fact in shown
+    assert "adopted as fp16: the expected outputs are those of" in words(run("inspect", plan).out)
+    document = json.loads(run("inspect", plan, "--json").out)
+    assert document["adoption"]["precision"] == "fp16"
+    assert document["unproven"] is False
+    assert "operators" not in document
+    verified = run("verify", plan)
+    assert (verified.code, "graphkiln serve proves it" in verified.err) == (1, True)
+
+
+def test_onnx_graph(run: RunVerb, plan: Path, reference: Path) -> None:
+    model = plan.with_name("net")
+    (model / "1").mkdir(parents=True)
+    shutil.copy(reference, model / "1" / "model.onnx")
+    finished = run("adopt", model / "1", "--reference", reference, "--json")
+    assert finished.code == 0, finished.err
+    assert json.loads(finished.out)["adoption"] == {
+        "reference": str(reference), "precision": "fp32", "recorded": False
+    }  # fmt: skip
+    lines = run("verify", model).out.splitlines()
+    assert lines[0].startswith(f"fp32 on onnxruntime, {reference}: error 0")
+    assert len(lines) == 2  # one reference, and what ran
+    document = json.loads(run("inspect", model, "--json").out)
+    assert document["operators"] == {"MatMul": 1, "Add": 1}
+    assert document["verification"][0]["step"] == "adopted fp32"
+
+
+def test_unproven_graphs(run: RunVerb, plan: Path) -> None:
+    shown = words(run("inspect", plan).out)
+    assert "x FP32[batch,4]" in shown
+    assert "unproven: this graph has no manifest" in shown
+    (plan / "config.pbtxt").write_text('platform: "tensorrt_plan"')
+    assert "not known: config.pbtxt leaves them to the backend" in words(run("inspect", plan).out)
+    document = json.loads(run("inspect", plan, "--json").out)
+    assert (document["signature"], document["unproven"]) == (None, True)
+
+
+def test_adopted_versions_are_signed(run: RunVerb, plan: Path, reference: Path, tmp_path: Path) -> None:
+    assert run("adopt", plan, "--reference", reference).code == 0
+    assert run("keygen", tmp_path / "key").code == 0
+    assert "4 files signed" in run("sign", plan, "--key", tmp_path / "key").out
+    assert "by " in words(run("inspect", plan, "--trusted-keys", tmp_path / "key.pub").out).partition("signed")[2]
+
+
+def test_mistakes(run: RunVerb, plan: Path, reference: Path) -> None:
+    finished = run("adopt", plan)
+    assert (finished.code, "--reference model.onnx" in finished.err) == (2, True)
+    finished = run("adopt", "s3://bucket/plan", "--reference", reference)
+    assert (finished.code, "is not on this machine" in finished.err) == (2, True)
+    finished = run("adopt", plan, "--reference", "torchvison:resnet18")
+    assert (finished.code, "did you mean 'torchvision:resnet18'" in finished.err) == (2, True)
+    finished = run("adopt", plan, "--reference", reference, "--preprocess", "{")
+    assert (finished.code, "cannot read --preprocess" in finished.err) == (2, True)
