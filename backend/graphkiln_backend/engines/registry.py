@@ -11,13 +11,14 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 
-from graphkiln_backend.engines.base import Engine, Session, Support
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.engines.base import Engine, Session, SessionConfig, Support
+from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import EngineUnavailable
 from graphkiln_backend.graph.text import did_you_mean
+from graphkiln_backend.repository.openvino_ir import is_ir
 
 GROUP = "graphkiln.engines"
-REFERENCE_ENGINE = "onnxruntime"  # its outputs are the reference for a saved graph
+REFERENCE_ENGINE = "onnxruntime"  # its outputs are the reference for a saved graph in ONNX
 
 # As in pyproject.toml.
 BUILT_IN = {
@@ -76,16 +77,27 @@ def probe(name: str, device: Device) -> Support:
         return Support(ok=False, reason=str(error))
 
 
+def reference_engine(graph_path: Path) -> str:
+    """Return the engine whose outputs are the reference for a saved graph."""
+    return "openvino" if is_ir(graph_path) else REFERENCE_ENGINE
+
+
 def open_reference(graph_path: Path, op_libraries: Sequence[str] = ()) -> Session:
     """Open a saved graph as the reference of the numeric policy: on the CPU, with all graph optimizations off.
+
+    For a graph in OpenVINO IR it is OpenVINO, which alone reads it and always optimizes, in the precision of the graph.
 
     Args:
         graph_path: The graph.
         op_libraries: Libraries of custom operators.
 
     Raises:
-        LoweringError: ONNX Runtime refuses the graph.
+        LoweringError: The engine refuses the graph.
+        EngineUnavailable: OpenVINO is not installed.
     """
+    if is_ir(graph_path):
+        config = SessionConfig(engine="openvino", device=CPU, threads=1, spin=False, reason="the reference")
+        return load_engine("openvino").build(graph_path, config)
     from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine  # not needed by most starts
 
     return OnnxRuntimeEngine().build_reference(graph_path, op_libraries)

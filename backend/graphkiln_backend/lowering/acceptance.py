@@ -17,8 +17,7 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits, adopted_limits
-from graphkiln_backend.repository.onnx_file import read_signature
-from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.repository.version import ModelVersion, read_graph_signature
 
 Arrays = Mapping[str, AnyArray]
 
@@ -47,7 +46,7 @@ def promised_signature(version: ModelVersion) -> Signature:
     Raises:
         RepositoryError: The graph is damaged.
     """
-    return version.manifest.signature if version.manifest else read_signature(version.graph_path)
+    return version.manifest.signature if version.manifest else read_graph_signature(version.graph_path)
 
 
 def check_signature(version: ModelVersion, found: Signature, outputs: Collection[str] | None = None) -> None:

@@ -35,7 +35,8 @@ from graphkiln_backend.repository.onnx_file import (
     read_replaced_outputs,
     save_with_tensor_outputs,
 )
-from graphkiln_backend.repository.version import ModelVersion
+from graphkiln_backend.repository.openvino_ir import read_ir
+from graphkiln_backend.repository.version import GraphFormat, ModelVersion
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -208,7 +209,7 @@ class Artifacts:
     @cached_property
     def replaced(self) -> tuple[ReplacedOutput, ...]:
         """Outputs of the saved graph that are not tensors. Converted graphs have none."""
-        if self.version.manifest:
+        if self.version.manifest or self.version.format is GraphFormat.OPENVINO_IR:
             return ()
         try:
             return read_replaced_outputs(self.version.graph_path)
@@ -294,6 +295,8 @@ class Artifacts:
         saved = self._saved_key()
         precision = self._lowered_precision(config)
         if precision is None:
+            if self.version.format is GraphFormat.OPENVINO_IR and config.precision:
+                return {**saved, "inference precision": config.precision}  # OpenVINO lowers it while it compiles
             return saved
         libraries = {name: version_of(name) for name in ("graphkiln", "onnx-ir", "onnxscript")}
         return {**saved, "precision": precision, "amp": _AMP, **libraries}
@@ -325,7 +328,9 @@ class Artifacts:
         return {**self._content, "outputs": "tensors", "graphkiln": version_of("graphkiln")}
 
     def _lowered_precision(self, config: SessionConfig) -> Precision | None:
-        """Return the precision to lower the graph to, or None if it runs as saved."""
+        """Return the precision to lower the graph to, or None if the engine gets it as saved."""
+        if self.version.format is GraphFormat.OPENVINO_IR:
+            return None
         precision = config.precision
         return precision if precision and precision.is_half and precision is not self.saved else None
 
@@ -349,7 +354,10 @@ def saved_precision(version: ModelVersion) -> Precision:
         RepositoryError: The graph is damaged.
     """
     conversion = version.manifest.conversion if version.manifest else None
-    return conversion.precision if conversion else read_precision(version.graph_path)
+    if conversion:
+        return conversion.precision
+    is_ir = version.format is GraphFormat.OPENVINO_IR
+    return read_ir(version.graph_path).precision if is_ir else read_precision(version.graph_path)
 
 
 def content_of(version: ModelVersion) -> dict[str, str]:
@@ -359,4 +367,5 @@ def content_of(version: ModelVersion) -> dict[str, str]:
     folder = version.graph_path.parent
     beside = sorted(path for path in folder.rglob("*") if path.is_file() and path != version.graph_path)
     content = {f"weights {path.relative_to(folder)}": sha256_of(path) for path in beside}
-    return {"graph": graph_sha256(version.graph_path), **content}
+    is_ir = version.format is GraphFormat.OPENVINO_IR
+    return {"graph": sha256_of(version.graph_path) if is_ir else graph_sha256(version.graph_path), **content}

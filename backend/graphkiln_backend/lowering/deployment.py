@@ -39,7 +39,7 @@ from graphkiln_backend.lowering.settings import Override, Settings
 from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of
 from graphkiln_backend.repository.model_config import ModelConfig
-from graphkiln_backend.repository.version import ModelVersion, read_version
+from graphkiln_backend.repository.version import GraphFormat, ModelVersion, read_version
 from graphkiln_backend.system.resources import usable_cores
 
 _log = logging.getLogger("graphkiln.lowering")
@@ -98,6 +98,12 @@ class Deployment:
         sizes = config.warmup_batch_sizes
         resources = replace(resources, instances=config.processes)
         spread = None
+        if settings.parallel and version.format is not GraphFormat.ONNX:
+            raise LoweringError(
+                f"parallel: {settings.parallel}",
+                attempts=(f"the graph is in {version.format}, and only ONNX graphs are spread over devices",),
+                hint="leave `parallel` out, or serve the ONNX file that the graph was made from",
+            )
         if settings.parallel:
             from graphkiln_backend.lowering.parallel.spreading import spread_model  # few models need it
 
@@ -106,7 +112,7 @@ class Deployment:
             )
             spread.check_apart(config.gpus)
             settings, resources = spread.apply(settings, resources)
-        planned = plan(settings, resources, saved=saved, largest_batch=max(sizes))
+        planned = plan(settings, resources, saved=saved, largest_batch=max(sizes), graph_format=version.format)
         return cls(
             version=version,
             settings=settings,

@@ -12,9 +12,12 @@ from graphkiln_backend.graph.device import Device, DeviceKind, Place
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import AUTO, Choice, Settings
+from graphkiln_backend.repository.version import GraphFormat
 
 # Engines by kind of device; the default is the first one that supports the precision.
 _ENGINES = {DeviceKind.CPU: ("onnxruntime", "openvino"), DeviceKind.GPU: ("onnxruntime", "tensorrt")}
+# Engines that read another format than ONNX.
+_READERS = {GraphFormat.OPENVINO_IR: ("openvino",)}
 _UNSUPPORTED_PRECISIONS = {
     (DeviceKind.CPU, "onnxruntime", Precision.BF16): "ONNX Runtime has no bf16 kernels for CPUs",
     (DeviceKind.CPU, "onnxruntime", Precision.FP16): "ONNX Runtime computes fp16 graphs in fp32 on a CPU",
@@ -94,7 +97,12 @@ class LoweringPlan:
 
 
 def plan(
-    settings: Settings, resources: Resources, *, saved: Precision = Precision.FP32, largest_batch: int = 1
+    settings: Settings,
+    resources: Resources,
+    *,
+    saved: Precision = Precision.FP32,
+    largest_batch: int = 1,
+    graph_format: GraphFormat = GraphFormat.ONNX,
 ) -> LoweringPlan:
     """Plan the sessions of a saved graph.
 
@@ -103,19 +111,21 @@ def plan(
         resources: Cores and devices.
         saved: Precision of the saved graph.
         largest_batch: Largest batch that Triton will form.
+        graph_format: Format of the saved graph.
 
     Raises:
         LoweringError: No engine can run the graph as requested; `attempts` has the reasons.
     """
     kind = resources.device.kind
-    choices, rejected = _choices(settings, resources, _compute_precision(settings.precision, saved, kind))
+    choices, rejected = _choices(settings, resources, _compute_precision(settings.precision, saved, kind), graph_format)
     for choice in (*choices, *settings.fallback):
+        _check_format(choice, graph_format)
         _check_precision(choice, saved, kind)
     for choice in (*choices, *(settings.fallback if _splits(settings) else ())):
         if reason := _unsupported_setting(choice.engine, settings):
             raise LoweringError(f"{choice} does not support a setting", attempts=(reason,))
 
-    baselines = _baselines(settings, resources, saved)
+    baselines = _baselines(settings, resources, saved, graph_format)
     if baselines and settings.precision and (reason := resources.lacks(settings.precision)):
         rejected += tuple(f"{choice}: {reason}, which makes it slower than fp32" for choice in choices)
         choices, baselines = baselines, ()
@@ -133,18 +143,20 @@ def plan(
     )
 
 
-def _baselines(settings: Settings, resources: Resources, saved: Precision) -> tuple[Choice, ...]:
+def _baselines(
+    settings: Settings, resources: Resources, saved: Precision, graph_format: GraphFormat
+) -> tuple[Choice, ...]:
     """Return the fp32 sessions that a 16-bit precision on a CPU must beat with `engine: auto`."""
     precision, kind = settings.precision, resources.device.kind
     if settings.engine != AUTO or kind is not DeviceKind.CPU or not (precision and saved.lowers_to(precision)):
         return ()
-    engines = _ENGINES[kind]
+    engines = [engine for engine in _ENGINES[kind] if _reads(engine, graph_format)]
     rejected = _rejected_by_auto(engines, settings, resources)
     return tuple(Choice(engine=name, precision=Precision.FP32) for name in engines if name not in rejected)
 
 
 def _choices(
-    settings: Settings, resources: Resources, precision: Precision
+    settings: Settings, resources: Resources, precision: Precision, graph_format: GraphFormat
 ) -> tuple[tuple[Choice, ...], tuple[str, ...]]:
     """Return the engines to try, and the reason against each of the others.
 
@@ -156,7 +168,9 @@ def _choices(
     kind = resources.device.kind
     rejected: dict[str, str] = {}
     for engine in _ENGINES[kind]:
-        if reason := _UNSUPPORTED_PRECISIONS.get((kind, engine, precision)):
+        if not _reads(engine, graph_format):
+            rejected[engine] = f"it does not read {graph_format}"
+        elif reason := _UNSUPPORTED_PRECISIONS.get((kind, engine, precision)):
             rejected[engine] = reason
     engines = [engine for engine in _ENGINES[kind] if engine not in rejected]
     if settings.engine == AUTO:
@@ -168,6 +182,24 @@ def _choices(
     if not choices:
         raise LoweringError(f"no engine can serve this graph in {precision}", attempts=lines)
     return choices, lines
+
+
+def _reads(engine: str, graph_format: GraphFormat) -> bool:
+    return engine in _READERS.get(graph_format, (engine,))
+
+
+def _check_format(choice: Choice, graph_format: GraphFormat) -> None:
+    """Check that an engine reads the format of the graph.
+
+    Raises:
+        LoweringError: It does not.
+    """
+    if not _reads(choice.engine, graph_format):
+        raise LoweringError(
+            f"{choice} cannot serve this graph",
+            attempts=(f"it does not read {graph_format}",),
+            hint="leave the engine out, or serve the ONNX file that the graph was made from",
+        )
 
 
 def _rejected_by_auto(engines: Sequence[str], settings: Settings, resources: Resources) -> dict[str, str]:

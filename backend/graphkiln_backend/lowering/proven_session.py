@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
-from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference
+from graphkiln_backend.engines.registry import load_engine, open_reference, reference_engine
 from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.lowering.acceptance import (
@@ -40,11 +40,17 @@ from graphkiln_backend.lowering.trial import (
 from graphkiln_backend.lowering.warmup import WarmUp, repeat_warm_up, warm_up
 from graphkiln_backend.proof.policy import Limits
 from graphkiln_backend.repository.onnx_file import read_mixing
+from graphkiln_backend.repository.openvino_ir import read_ir
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
+from graphkiln_backend.repository.version import GraphFormat
 
 _log = logging.getLogger("graphkiln.lowering")
 
 WARM_UP = "warm-up"  # name of the phase
+_UNCOMPARED = (
+    "it has no golden samples, and only OpenVINO reads OpenVINO IR: its outputs were compared with nothing; "
+    "graphkiln adopt adds samples"
+)
 
 
 class Phases:
@@ -142,7 +148,8 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
     session = _build_session(engine, artifacts, config, phases)
     try:
         proven = _Proof(session, engine, artifacts, config, requirements, phases).run()
-        if len(session.signature.outputs) == 1 or config.splits:
+        is_onnx = artifacts.version.format is GraphFormat.ONNX
+        if len(session.signature.outputs) == 1 or config.splits or not is_onnx:  # a pass drops unused outputs
             return proven
         build = partial(
             build_subset,
@@ -226,7 +233,8 @@ class _Proof:
             with measure("observations"):
                 self._remember(placement, why_separate, warmed, repeats=replays is not None)
         separate_note = why_separate and f"requests are computed one by one: {why_separate}"
-        lines = (*map(str, self.artifacts.replaced), *notes, trial.note, warmed.note, separate_note)
+        uncompared = "" if golden or version.format is GraphFormat.ONNX else _UNCOMPARED
+        lines = (*map(str, self.artifacts.replaced), *notes, uncompared, trial.note, warmed.note, separate_note)
         return ProvenSession(
             session=self.session,
             config=self.config,
@@ -244,15 +252,22 @@ class _Proof:
         artifacts, config = self.artifacts, self.config
         graph = artifacts.prepare_graph(replace(config, precision=None))
         open_saved = partial(open_reference, op_libraries=config.op_libraries)
-        plain = config.engine == REFERENCE_ENGINE and not config.splits
+        plain = config.engine == reference_engine(graph) and not config.splits
         as_saved = plain and config.precision in (None, artifacts.saved)
         if self.requirements.self_test and not as_saved:
             trial = try_beside(self.session, graph, open_saved, limits)
         else:
             trial = try_as_saved(self.session, graph, open_saved)
-        if trial.synthetic and not self.known.complete and not draws_numbers(artifacts.version.graph_path):
+        if trial.synthetic and not self.known.complete and not self._draws_numbers:
             check_repeats(self.session, trial.synthetic, limits)
         return trial
+
+    @property
+    def _draws_numbers(self) -> bool:
+        """True if equal requests may get different responses."""
+        version = self.artifacts.version
+        is_ir = version.format is GraphFormat.OPENVINO_IR
+        return read_ir(version.graph_path).draws_numbers if is_ir else draws_numbers(version.graph_path)
 
     def _read_placement(self, synthetic: SyntheticInputs | None) -> Placement | None:
         if golden := self.artifacts.version.golden:
@@ -298,7 +313,8 @@ class _Proof:
             return ""
         if self.known.complete:
             return self.known.mixed
-        reason = find_training(version.graph_path)
+        is_onnx = version.format is GraphFormat.ONNX  # OpenVINO IR has no training mode
+        reason = find_training(version.graph_path) if is_onnx else ""
         if reason:
             reason += (
                 f" in training mode, which makes rows depend on each other or on random numbers; {EVALUATION_MODE}"
@@ -307,7 +323,7 @@ class _Proof:
             return reason
         counted = [spec.name for spec in promised_signature(version).outputs if spec.varies != spec.batchable]
         by_values = f"output '{counted[0]}' has a length that depends on values" if counted else ""
-        reason = reason or read_mixing(version.graph_path) or by_values
+        reason = reason or (read_mixing(version.graph_path) if is_onnx else "") or by_values
         reason = reason or find_mixed_rows(self.session, synthetic, limits)
         cuts = config.streams > 1 or (config.parallel is not None and config.parallel.micro_batches > 1)
         if not cuts:

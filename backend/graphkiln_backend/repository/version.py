@@ -1,28 +1,41 @@
-"""A version folder of a model repository: `NAME/VERSION/{model.onnx,manifest.json,golden.npz}`."""
+"""A version folder of a model repository: `NAME/VERSION/{model.onnx,manifest.json,golden.npz}`.
+
+Instead of an ONNX graph it may hold one in OpenVINO IR: `model.xml` with its weights in `model.bin`.
+"""
 
 from __future__ import annotations
 
+import enum
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
-from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT, read_bytes
+from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT, read_bytes, stamp_of
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Adoption, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.graph.task import Ranking, Reading, check_task, is_classification, read_labels
 from graphkiln_backend.graph.text import did_you_mean
+from graphkiln_backend.repository import openvino_ir
 from graphkiln_backend.repository.importers import find_foreign_graph
 from graphkiln_backend.repository.onnx_file import known_sha256, read_signature
 from graphkiln_backend.repository.version_folders import version_folders
 
 GRAPH_FILE = "model.onnx"
+IR_FILE = "model.xml"
 GOLDEN_FILE = "golden.npz"
 LABELS_FILE = "labels.txt"
 _GOLDEN_LIMIT = 4 * GIB
 CONFIG_FILE = "config.pbtxt"
+
+
+class GraphFormat(enum.StrEnum):
+    """Format of a graph's file, by its name for people."""
+
+    ONNX = "ONNX"
+    OPENVINO_IR = openvino_ir.FORMAT
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,6 +55,16 @@ class ModelVersion:
     contract: Contract = field(default_factory=Contract)
 
     @property
+    def format(self) -> GraphFormat:
+        """Format of the graph."""
+        return format_of(self.graph_path)
+
+    @property
+    def adoption(self) -> Adoption | None:
+        """Origin of the golden samples of a graph that another tool wrote, or None."""
+        return self.manifest.adoption if self.manifest else None
+
+    @property
     def ranking(self) -> Ranking | None:
         """Outputs of an embedded top-k, or None."""
         return self.manifest.ranking if self.manifest else None
@@ -51,28 +74,53 @@ class ModelVersion:
         """Ranking or task of the manifest, or None."""
         return self.manifest.ranking or self.manifest.task if self.manifest else None
 
-    @property
-    def adoption(self) -> Adoption | None:
-        """Origin of the golden samples of a graph that another tool wrote, or None."""
-        return self.manifest.adoption if self.manifest else None
+    def stamp(self) -> tuple[int, ...]:
+        """Size (bytes) and modification time (ns) of the graph, to detect changes; in OpenVINO IR also of its weights.
 
-    def stamp(self) -> tuple[int, int]:
-        """Size (bytes) and modification time (ns) of the graph file, to detect changes."""
+        Raises:
+            OSError: The graph is missing.
+        """
         status = self.graph_path.stat()
-        return status.st_size, status.st_mtime_ns
+        weights = stamp_of(openvino_ir.weights_of(self.graph_path)) if self.format is GraphFormat.OPENVINO_IR else ()
+        return status.st_size, status.st_mtime_ns, *weights
+
+
+def format_of(graph: Path) -> GraphFormat:
+    """Return the format of a graph, which its name tells."""
+    return GraphFormat.OPENVINO_IR if openvino_ir.is_ir(graph) else GraphFormat.ONNX
+
+
+def read_graph_signature(graph: Path) -> Signature:
+    """Read inputs and outputs of a graph in any format.
+
+    Raises:
+        RepositoryError: A file is missing or damaged.
+        ManifestError: Triton does not support an element type.
+    """
+    is_ir = format_of(graph) is GraphFormat.OPENVINO_IR
+    return openvino_ir.read_ir(graph).signature if is_ir else read_signature(graph)
 
 
 def find_graph(folder: Path, default_filename: str = "") -> Path:
-    """Find the graph file of a version folder: `model.onnx` or `default_filename`, a file or a folder that holds it.
+    """Find the graph file of a version folder.
+
+    It is `default_filename` (a file or a folder that holds a graph) or `model.onnx`, else `model.xml` in OpenVINO IR,
+    or the only graph in that format, which has any name for OpenVINO Model Server.
 
     Args:
         folder: The version folder.
-        default_filename: `default_model_filename` of the configuration; empty for `model.onnx`.
+        default_filename: `default_model_filename` of the configuration; may be empty.
 
     Raises:
         RepositoryError: There is no graph, or the path is outside the version folder.
     """
-    path = folder / (default_filename or GRAPH_FILE)
+    found = () if default_filename or (folder / GRAPH_FILE).exists() else find_ir(folder)
+    if len(found) > 1:
+        raise RepositoryError(
+            f"{folder} holds several graphs: {', '.join(path.name for path in found)}",
+            hint=f'name one in config.pbtxt: default_model_filename: "{found[0].name}"',
+        )
+    path = found[0] if found else folder / (default_filename or GRAPH_FILE)
     if path.is_dir():
         path = path / GRAPH_FILE
     if ".." in Path(default_filename).parts or Path(default_filename).is_absolute():
@@ -83,10 +131,10 @@ def find_graph(folder: Path, default_filename: str = "") -> Path:
 # Files of a backend in a version folder, by its name and that of its platform, in the order of preference. Source: the
 # model repository page of Triton's user guide.
 _GRAPH_FILES = {
-    **dict.fromkeys(("graphkiln", "onnxruntime", "onnxruntime_onnx"), (GRAPH_FILE,)),
+    **dict.fromkeys(("onnxruntime", "onnxruntime_onnx"), (GRAPH_FILE,)),
     **dict.fromkeys(("tensorrt", "tensorrt_plan"), ("model.plan",)),
     **dict.fromkeys(("pytorch", "pytorch_libtorch"), ("model.pt", "model.pt2")),
-    "openvino": ("model.xml",),
+    "openvino": (IR_FILE,),
     "python": ("model.py",),
 }
 
@@ -103,11 +151,13 @@ def find_served_graph(folder: Path, *, backend: str, platform: str, default_file
     Raises:
         RepositoryError: There is no such file, several could be meant, or the path is outside the version folder.
     """
-    if default_filename:
+    if default_filename or backend == "graphkiln":
         return find_graph(folder, default_filename)
     names = _GRAPH_FILES.get(backend) or _GRAPH_FILES.get(platform)
     known = dict.fromkeys(names or (name for files in _GRAPH_FILES.values() for name in files))
     found = [folder / name for name in known if (folder / name).is_file()]
+    if not found and (not names or IR_FILE in names):
+        found = list(find_ir(folder))  # of another name
     if names and len(found) != 1:  # of one backend: its preference, or the error about its first file
         return find_graph(folder, found[0].name if found else names[0])
     if len(found) != 1:
@@ -116,9 +166,16 @@ def find_served_graph(folder: Path, *, backend: str, platform: str, default_file
     return found[0]
 
 
+def find_ir(folder: Path) -> tuple[Path, ...]:
+    """Find the graphs of a version folder in OpenVINO IR: `model.xml`, or else those with weights, or else any."""
+    found = sorted(folder.glob(f"*{openvino_ir.SUFFIX}"))
+    named = [path for path in found if path.name == IR_FILE]
+    return tuple(named or [path for path in found if openvino_ir.weights_of(path).is_file()] or found)
+
+
 def has_own_graph(folder: Path) -> bool:
-    """Return true if a version folder holds an ONNX graph or a manifest."""
-    return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists()
+    """Return true if a version folder holds a graph or a manifest."""
+    return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists() or bool(find_ir(folder))
 
 
 def needs_graph_facts(folder: Path) -> bool:
@@ -163,7 +220,7 @@ def newest_version(model: Path) -> Path:
             names = ", ".join(models[:_NAMED])
             raise RepositoryError(f"{model} is a model store, not a model", hint=f"name one of its models: {names}")
         name = model.resolve().name
-        raise RepositoryError(f"model '{name}' has no version folder", hint=f"make {name}/1/model.onnx")
+        raise RepositoryError(f"model '{name}' has no version folder", hint=f"make {name}/1/{GRAPH_FILE}")
     return versions[max(versions)]
 
 
@@ -194,7 +251,7 @@ def read_version_signature(folder: Path, default_filename: str = "") -> Signatur
         ManifestError: The manifest cannot be read.
     """
     manifest = read_manifest(folder)
-    return manifest.signature if manifest else read_signature(find_graph(folder, default_filename))
+    return manifest.signature if manifest else read_graph_signature(find_graph(folder, default_filename))
 
 
 def read_version(folder: Path, default_filename: str = "") -> ModelVersion:

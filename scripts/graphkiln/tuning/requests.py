@@ -25,6 +25,7 @@ from graphkiln_backend.graph.errors import (
     VerificationError,
 )
 from graphkiln_backend.graph.golden import joined
+from graphkiln_backend.graph.manifest import Adoption
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Classification, Ranking, Reading
@@ -55,6 +56,7 @@ class Requests:
         unlabelled: Reason for missing targets, for error messages.
         output: Name of the output whose classes the labels name; "" for the first one.
         is_batched: The first dimension of a request is Triton's batch dimension.
+        adoption: Origin of golden samples of a graph that another tool wrote, or None.
     """
 
     origin: str
@@ -66,6 +68,7 @@ class Requests:
     unlabelled: str = ""
     output: str = ""
     is_batched: bool = False
+    adoption: Adoption | None = None
 
     def objection(self, found: Mapping[int, Arrays], *, engine: str, precision: str) -> str:
         """Compare outputs with those of the saved graph; return the violation of the numeric policy, or "".
@@ -78,7 +81,7 @@ class Requests:
         config = SessionConfig(
             engine=engine, device=CPU, threads=1, spin=False, reason="", precision=Precision(precision)
         )
-        limits = limits_of(self.saved, config)
+        limits = limits_of(self.saved, config, self.adoption)
         pairs = [(self.answers[number], outputs) for number, outputs in found.items()]
         together = [pairs] if _can_be_joined([each for pair in pairs for each in pair]) else [[pair] for pair in pairs]
         return next(filter(None, (self._refuted(group, limits) for group in together)), "")
@@ -151,6 +154,7 @@ def read_requests(subject: Subject, samples: Path | None = None, most: int = MOS
         return Requests(
             origin="golden samples", feeds=golden.feeds, answers=answers, saved=subject.deployment.saved,
             reading=version.reading, unlabelled="golden samples have none", is_batched=is_batched,
+            adoption=version.adoption,
         )  # fmt: skip
     feeds, targets = _read(subject, samples, most) if samples else (_make_up(subject), None)
     with open_reference(version.graph_path, subject.deployment.settings.op_libraries) as reference:
