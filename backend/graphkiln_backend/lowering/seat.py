@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from graphkiln_backend.engines.hardware import gpus, saturates_products_of_bytes
+from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.files import read_bytes
@@ -142,7 +142,7 @@ def choose_seat(
     Raises:
         RepositoryError: `seat: native` is requested, and only graphkiln can serve the model.
     """
-    model = ModelConfig.from_protobuf(config, has_gpu=bool(gpus()))
+    model = ModelConfig.from_protobuf(config, has_gpu=bool(hardware.gpus()))
     try:
         settings = Settings.from_config(model, model.device, overrides)
     except RepositoryError as error:
@@ -265,7 +265,7 @@ class _Case:
             yield f"graphkiln lowers the graph from {saved} to {requested}"
         if saved is Precision.BF16 and not on_gpu:
             yield "ONNX Runtime has no bf16 kernels for CPUs"
-        if outline.quantized and not on_gpu and saturates_products_of_bytes():
+        if outline.quantized and not on_gpu and hardware.saturates_products_of_bytes():
             yield "this CPU saturates sums of int8 products: only graphkiln computes them exactly"
         if outline.blockwise:
             yield "only graphkiln multiplies weights of 4 bits exactly"
@@ -300,7 +300,7 @@ def native_config(
     Raises:
         GraphkilnError: The settings or the manifest are not valid.
     """
-    model = ModelConfig.from_protobuf(config, has_gpu=bool(gpus()))
+    model = ModelConfig.from_protobuf(config, has_gpu=bool(hardware.gpus()))
     settings = Settings.from_config(model, model.device, overrides)
     manifest = read_manifest(versions[-1])
     native = pb.ModelConfig()

@@ -269,12 +269,17 @@ def _explained_errors(folder: Path) -> Iterator[None]:
         ) from error
 
 
-def installed_backend_names() -> frozenset[str]:
-    """Names under which `serve` installs graphkiln's backend; all of its names if no Triton is installed."""
-    try:
-        return backend_names([installation.find_installation().backends], replace_onnxruntime=False)
-    except ServerSetupError:
-        return BACKEND_NAMES
+def backend_folders(extra: Path | None = None) -> list[Path]:
+    """Backend directories of `serve` in order of precedence: the user's, and that of Triton if it is installed."""
+    folders = [extra] if extra else []
+    with suppress(ServerSetupError):
+        folders.append(installation.find_installation().backends)
+    return folders
+
+
+def installed_backend_names(extra: Path | None = None) -> frozenset[str]:
+    """Names under which `serve` installs graphkiln's backend beside those of a user's folder and of Triton."""
+    return backend_names(backend_folders(extra), replace_onnxruntime=False)
 
 
 def backend_names(folders: Sequence[Path], *, replace_onnxruntime: bool) -> frozenset[str]:

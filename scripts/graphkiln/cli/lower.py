@@ -16,6 +16,7 @@ from graphkiln.cli.console import print_json, print_table, say
 from graphkiln.cli.options import (
     COMPUTE_LIMIT_S,
     AsJson,
+    BackendDirectory,
     Cache,
     ComputeLimit,
     ModelPath,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.lowering.deployment import Deployment
     from graphkiln_backend.lowering.plan import LoweringPlan
     from graphkiln_backend.lowering.proven_session import ProvenSession
+    from graphkiln_backend.lowering.seat import Seat
     from graphkiln_backend.lowering.settings import Settings
     from graphkiln_backend.repository.config import ModelConfigProto
 
@@ -41,22 +43,26 @@ def explain(
     path: ModelPath,
     set_: Set = None,
     cache: Cache = "",
+    backend_directory: BackendDirectory = None,
     plan_only: Annotated[bool, typer.Option("--plan-only", help="Show the plan without building.")] = False,
     compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
     as_json: AsJson = False,
 ) -> None:
     """Explain how a model is lowered on this machine.
 
-    Shows each setting with its origin, each choice, the actual placement, and the image model if there is one.
+    Shows each setting with its origin, each choice, who computes and why, the actual placement, and the image model if
+    there is one.
     """
     with local_path(path) as folder, limit_computing(compute_limit), open_artifact_cache(cache) as artifacts:
-        deployment = read_deployment(folder, set_, artifacts)
+        deployment = read_deployment(folder, set_, artifacts, backend_directory)
+        seat = find_seat(folder, set_, artifacts, backend_directory)
         images = describe_image_model(folder, artifacts)
         manifest = deployment.version.manifest
         notes = manifest.conversion.notes if manifest and manifest.conversion else ()
         if as_json:
             document = plan_document(deployment.settings, deployment.saved, deployment.plan) | {
-                "conversion": list(notes)
+                "seat": encode(seat),
+                "conversion": list(notes),
             }
             if not plan_only:
                 proven = deployment.build(artifacts)
@@ -69,6 +75,7 @@ def explain(
         rows = [(name, value, origins.get(name, "-")) for name, value in settings.items()]
         print_table(("setting", "value", "requested by"), rows)
         typer.echo(deployment.plan.explain())
+        typer.echo(f"seat: {seat}")
         if images:
             typer.echo(f"images: {images}")
         for note in notes:
@@ -178,8 +185,10 @@ def open_artifact_cache(cache: str, *, must_keep: bool = False) -> Iterator[Arti
         yield artifacts
 
 
-def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactCache) -> Deployment:
-    """Read and plan a version as the server would.
+def read_deployment(
+    path: Path, settings: list[str] | None, artifacts: ArtifactCache, backends: Path | None = None
+) -> Deployment:
+    """Read and plan a version as the server would, with the user's backend directory `backends`.
 
     Raises:
         GraphkilnError: The version or its configuration is not usable, or nothing can run it as requested.
@@ -190,8 +199,24 @@ def read_deployment(path: Path, settings: list[str] | None, artifacts: ArtifactC
     from graphkiln_backend.repository.model_config import ModelConfig
 
     folder = version_folder(path).absolute()
-    config = ModelConfig.from_protobuf(_complete_config(folder, artifacts), has_gpu=bool(gpus()))
+    config = ModelConfig.from_protobuf(_complete_config(folder, artifacts, backends), has_gpu=bool(gpus()))
     return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])
+
+
+def find_seat(path: Path, settings: list[str] | None, artifacts: ArtifactCache, backends: Path | None) -> Seat:
+    """Choose who computes a version as the server would, see `read_deployment`.
+
+    Raises:
+        RepositoryError: `seat: native` is requested, and only graphkiln can serve the version.
+    """
+    from graphkiln_backend.lowering.seat import choose_seat, find_native_backend
+    from graphkiln_backend.lowering.settings import parse_override
+    from graphkiln_backend.server.run_folder import backend_folders
+
+    folder = version_folder(path).absolute()
+    overrides = [parse_override(text) for text in settings or []]
+    config = _complete_config(folder, artifacts, backends)
+    return choose_seat(config, [folder], overrides, find_native_backend(backend_folders(backends)))
 
 
 def describe_image_model(path: Path, artifacts: ArtifactCache) -> str:
@@ -206,13 +231,14 @@ def describe_image_model(path: Path, artifacts: ArtifactCache) -> str:
     return describe_images(_complete_config(folder, artifacts)) if asks_for_images(folder.parent) else ""
 
 
-def _complete_config(version: Path, artifacts: ArtifactCache) -> ModelConfigProto:
+def _complete_config(version: Path, artifacts: ArtifactCache, backends: Path | None = None) -> ModelConfigProto:
     """Complete the configuration of a version's model like the server."""
     from graphkiln_backend.lowering.importing import convert_if_needed
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.server.run_folder import installed_backend_names
 
-    return complete_config(version.parent, installed_backend_names(), partial(convert_if_needed, cache=artifacts))
+    names = installed_backend_names(backends)
+    return complete_config(version.parent, names, partial(convert_if_needed, cache=artifacts))
 
 
 def format_settings(settings: Settings, saved: Precision) -> dict[str, str]:
@@ -227,6 +253,7 @@ def format_settings(settings: Settings, saved: Precision) -> dict[str, str]:
         "self_test": "on" if settings.self_test else "off",
         "fallback": ", ".join(map(str, settings.fallback)) or "none",
         "parallel": str(settings.parallel or "one device for each instance"),
+        "seat": settings.seat,
     }
 
 

@@ -37,6 +37,10 @@ ComputeLimit = Annotated[
     float,
     typer.Option("--compute-limit", help="Timeout for computing one batch.", metavar="SECONDS", min=0.1),
 ]
+BackendDirectory = Annotated[
+    Path | None,
+    typer.Option(help="Folder of other Triton backends, as for `serve`.", metavar="DIR", exists=True, file_okay=False),
+]
 COMPUTE_LIMIT_S = DEFAULT_COMPUTE_LIMIT_S
 
 

@@ -122,6 +122,7 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("engines", "graphkiln.doctor.engines:check_engines"),
     ("gpu", "graphkiln.doctor.machine:check_gpu"),
     ("triton", "graphkiln.doctor.serving:check_triton"),
+    ("triton", "graphkiln.doctor.serving:check_backends"),
     ("triton", "graphkiln.doctor.serving:check_edge"),
     ("ports", "graphkiln.doctor.serving:check_ports"),
     ("storage", "graphkiln.doctor.storage:check_temporary_folder"),

@@ -11,11 +11,14 @@ from typing import TYPE_CHECKING
 
 from graphkiln.doctor.engines import read_probe, start_probe
 from graphkiln.doctor.examination import Finding, Level, Request, graded, refused
+from graphkiln.doctor.serving import backend_folders_of
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.files import format_size
 
 if TYPE_CHECKING:
+    from graphkiln_backend.lowering.seat import NativeBackend
     from graphkiln_backend.lowering.settings import Settings
+    from graphkiln_backend.repository.config import ModelConfigProto
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.storage.address import RemoteAddress
 
@@ -38,6 +41,7 @@ class Need:
         instances: Number of instances, including those of its image model.
         shared_bytes: Shared memory for the largest batches of all instances.
         graph_bytes: Size of the files of the newest version.
+        config: Completed configuration; None for a graph that is not converted yet.
     """
 
     model: str = ""
@@ -47,14 +51,17 @@ class Need:
     instances: int
     shared_bytes: int
     graph_bytes: int
+    config: ModelConfigProto | None = None
 
 
 def check_models(request: Request) -> Iterator[Finding]:
     """Check all versions of all models in all stores."""
+    from graphkiln_backend.lowering.seat import find_native_backend
     from graphkiln_backend.repository.stores import model_at, model_folders
     from graphkiln_backend.repository.version_folders import reason_to_ignore
 
     needs = []
+    native = find_native_backend(backend_folders_of(request))
     for store in request.stores:
         if not store.is_dir():
             missing = "is not a folder" if store.exists() else "does not exist"
@@ -76,6 +83,8 @@ def check_models(request: Request) -> Iterator[Finding]:
             found, need = examine_model(model, compare_hashes=is_small)
             needs += [need] if need else []
             yield from found
+            if need and need.config is not None:
+                yield from find_seat(model, need.config, native)
     if needs:
         yield from find_fit(needs)
     yield from find_missing_engines(needs)
@@ -169,7 +178,30 @@ def need_of(model: Path) -> Need:
         instances=sum(each.instances for each in served),
         shared_bytes=sum(each.processes * region_bytes(each.batch_bytes) for each in served),
         graph_bytes=size_of(newest),
+        config=completed,
     )
+
+
+def find_seat(model: Path, config: ModelConfigProto, native: NativeBackend | None) -> Iterator[Finding]:
+    """Find who computes a model, if Triton's C++ `onnxruntime` backend is installed or requested.
+
+    Args:
+        model: Folder of the model.
+        config: Its completed configuration.
+        native: The C++ backend, or None.
+    """
+    from graphkiln_backend.lowering.seat import choose_seat
+    from graphkiln_backend.repository.config import select_versions
+
+    versions = {int(version.name): version for version in versions_of(model)}
+    subject = f"seat of {model.name}"
+    try:
+        seat = choose_seat(config, [versions[number] for number in select_versions(config, versions)], [], native)
+    except GraphkilnError as error:
+        yield refused(subject, error)
+        return
+    if native:
+        yield Finding(subject=subject, message=str(seat), facts={"native": seat.native, "reason": seat.reason})
 
 
 def _check_devices(settings: Settings, config: ModelConfig) -> None:

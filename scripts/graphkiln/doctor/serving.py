@@ -6,6 +6,7 @@ import platform
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln.doctor.examination import Finding, Level, Request, graded, refused
@@ -114,6 +115,35 @@ def check_triton(request: Request) -> Iterator[Finding]:
     found = assess(installation, flags, has_key=True)
     names = [f"{row.fixed} {', '.join(row.ids)}: {row.about}" for row in found.reachable]
     yield graded("advisories", str(found), warning=names, hint=CURRENT, reachable=names, date=found.date)
+
+
+def backend_folders_of(request: Request) -> list[Path]:
+    """Return the backend directories of `serve` that exist, in order of precedence."""
+    from graphkiln_backend.server.run_folder import backend_folders
+
+    return [folder for folder in backend_folders(_read_flags(request).backends) if folder.is_dir()]
+
+
+def check_backends(request: Request) -> Iterator[Finding]:
+    """Name the C++ backends of Triton; its Python backend, in which graphkiln runs, is not one of them."""
+    from graphkiln_backend.lowering.seat import find_native_backend
+
+    extra, folders = _read_flags(request).backends, backend_folders_of(request)
+    if extra and extra not in folders:
+        message = f"--backend-directory {extra} is not a folder"
+        yield Finding(subject="backends", level=Level.ERROR, message=message, hint="name a folder of backends")
+    found = {
+        path.name for folder in folders for path in folder.glob("*") if (path / f"libtriton_{path.name}.so").exists()
+    }
+    names = sorted(found - {"python"})
+    native = find_native_backend(folders)
+    version = native.version if native else ""
+    shown = [f"{name} (ONNX Runtime {version})" if name == "onnxruntime" and version else name for name in names]
+    yield Finding(
+        subject="C++ backends",
+        message=", ".join(shown) or "none, so graphkiln computes all models",
+        facts={"backends": names, "onnxruntime": version},
+    )
 
 
 def check_edge(request: Request) -> Iterator[Finding]:

@@ -205,6 +205,43 @@ class TestPlan:
         assert refused.startswith("not accepted: parameters: accept_images of 'cats': the model has no preprocessing")
 
 
+class TestSeat:
+    @pytest.fixture
+    def backends(self, tmp_path: Path) -> Path:
+        """A backend directory with a C++ backend of empty files."""
+        folder = tmp_path / "backends" / "onnxruntime"
+        folder.mkdir(parents=True)
+        (folder / "libtriton_onnxruntime.so").touch()
+        (folder / "libonnxruntime.so.1.23.0").touch()
+        return folder.parent
+
+    def test_backend_and_version(self, run: RunVerb, model: Path, backends: Path) -> None:
+        options = ("--plan-only", "--cache=off", "--backend-directory", backends)
+        lines = run("explain", model, *options).out.splitlines()
+        assert "seat: native (Triton's C++ onnxruntime backend, ONNX Runtime 1.23.0)" in lines
+        document = planned(run, model, "--backend-directory", backends, "--set", "seat=native")
+        assert document["settings"]["seat"] == {"value": "native", "origin": "--set"}
+        assert document["seat"] == {
+            "native": True,
+            "reason": "Triton's C++ onnxruntime backend, ONNX Runtime 1.23.0",
+        }
+
+    def test_reason_against_it(self, run: RunVerb, model: Path, bare: Path, backends: Path) -> None:
+        assert planned(run, model)["seat"]["reason"] == "Triton's C++ onnxruntime backend is not installed"
+        lines = run("explain", bare, "--plan-only", "--cache=off", "--backend-directory", backends).out.splitlines()
+        assert "seat: python: no golden samples: version 2 cannot be proven" in lines
+
+    def test_refused_request(self, run: RunVerb, model: Path, backends: Path) -> None:
+        options = ("--set=seat=native", "--set=engine=openvino", "--backend-directory", backends)
+        refused = run("explain", model, *options)
+        assert (refused.code, refused.out) == (2, "")
+        assert "--set of 'digits' is native, but the engine openvino is graphkiln's" in words(refused.err)
+
+    def test_models_of_the_backend_are_not_ours(self, run: RunVerb, bare: Path, backends: Path) -> None:
+        (bare / "config.pbtxt").write_text('backend: "onnxruntime"')
+        assert "uses the backend 'onnxruntime'" in run("explain", bare, "--backend-directory", backends).err
+
+
 class TestSession:
     def test_placement_and_proof(self, run: RunVerb, model: Path) -> None:
         lines = run("explain", model, "--set", "threads=1", "--cache=off").out.splitlines()

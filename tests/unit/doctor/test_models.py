@@ -58,6 +58,28 @@ def test_damaged_file(store: Path, file: str, words: str) -> None:
     assert found.hint
 
 
+def test_seat(store: Path, tmp_path: Path) -> None:
+    assert "seat of digits" not in check(store)
+    backend = tmp_path / "backends" / "onnxruntime"
+    backend.mkdir(parents=True)
+    for file in ("libtriton_onnxruntime.so", "libonnxruntime.so.1.23.0"):
+        (backend / file).touch()
+    request = Request(stores=(store,), arguments=(f"--backend-directory={backend.parent}",))
+    found = {each.subject: each for each in check_models(request)}["seat of digits"]
+    assert found.message == "native (Triton's C++ onnxruntime backend, ONNX Runtime 1.23.0)"
+    assert found.facts["native"] is True
+    with (store / "digits" / "config.pbtxt").open("a") as file:
+        file.write('parameters { key: "self_test" value { string_value: "off" } }')
+    found = {each.subject: each for each in check_models(request)}["seat of digits"]
+    assert (found.level, found.facts["native"]) == (Level.OK, False)
+    assert "self_test is off" in found.message
+    with (store / "digits" / "config.pbtxt").open("a") as file:
+        file.write('parameters { key: "seat" value { string_value: "native" } }')
+    for refused in ({each.subject: each for each in check_models(request)}, check(store)):
+        assert refused["seat of digits"].level is Level.ERROR
+        assert "leave seat out" in refused["seat of digits"].hint
+
+
 def test_broken_version_beside_an_intact_one(store: Path) -> None:
     shutil.copytree(store / "digits" / "1", store / "digits" / "2")
     (store / "digits" / "2" / "model.onnx").unlink()

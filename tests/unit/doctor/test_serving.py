@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 from importlib.metadata import PackageNotFoundError
+from pathlib import Path
 
 import psutil
 import pytest
@@ -13,6 +14,7 @@ from running import free_ports
 from graphkiln.doctor import serving as module
 from graphkiln.doctor.examination import Finding, Level, Request
 from graphkiln.doctor.serving import (
+    check_backends,
     check_edge,
     check_packages,
     check_ports,
@@ -101,6 +103,21 @@ def test_tritonserver() -> None:
     (found,) = check_triton(Request(arguments=("--http-prt=9",)))
     assert found.level is Level.ERROR
     assert "--http-port" in found.hint
+
+
+def test_backends(tmp_path: Path) -> None:
+    (found,) = check_backends(Request())
+    assert (found.level, found.facts["backends"]) == (Level.OK, [])  # those of the wheel: none
+    for name in ("onnxruntime", "tensorrt", "python"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"libtriton_{name}.so").touch()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "onnxruntime" / "libonnxruntime.so.1.19.2").touch()
+    (found,) = check_backends(Request(arguments=(f"--backend-directory={tmp_path}",)))
+    assert found.message == "onnxruntime (ONNX Runtime 1.19.2), tensorrt"
+    missing, found = check_backends(Request(arguments=(f"--backend-directory={tmp_path}/missing",)))
+    assert (missing.level, found.facts["backends"]) == (Level.ERROR, [])
+    assert "missing is not a folder" in missing.message
 
 
 def test_missing_tritonserver(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,7 @@ import pytest
 import zoo
 from onnx import TensorProto, helper, numpy_helper
 
-from graphkiln_backend.engines.hardware import Gpu
+from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.manifest import FORMAT_VERSION, MANIFEST_FILE, Golden, Manifest, Provenance
 from graphkiln_backend.lowering import seat as module
@@ -35,15 +35,15 @@ ON_GPU = "instance_group { kind: KIND_GPU }"
 @pytest.fixture(autouse=True)
 def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """A machine with four cores, exact products of bytes and no GPU."""
-    monkeypatch.setattr(module, "gpus", tuple)
+    monkeypatch.setattr(hardware, "gpus", tuple)
     monkeypatch.setattr(module, "usable_cores", lambda: 4)
-    monkeypatch.setattr(module, "saturates_products_of_bytes", lambda: False)
+    monkeypatch.setattr(hardware, "saturates_products_of_bytes", lambda: False)
 
 
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    found = (Gpu(name="NVIDIA H200", compute_capability="9.0", driver="570.0"),)
-    monkeypatch.setattr(module, "gpus", lambda: found)
+    found = (hardware.Gpu(name="NVIDIA H200", compute_capability="9.0", driver="570.0"),)
+    monkeypatch.setattr(hardware, "gpus", lambda: found)
 
 
 class Case:
@@ -307,7 +307,7 @@ class TestAuto:
     def test_products_of_bytes(self, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
         quantized = one_node("QuantizeLinear")
         assert case.seat(quantized).native
-        monkeypatch.setattr(module, "saturates_products_of_bytes", lambda: True)
+        monkeypatch.setattr(hardware, "saturates_products_of_bytes", lambda: True)
         assert "saturates" in case.seat(quantized).reason
         assert Case(case.store / "other").seat().native
 
