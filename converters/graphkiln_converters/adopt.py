@@ -17,15 +17,13 @@ from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Session, SessionConfig
-from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.engines import registry
+from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.decoding import decode
-from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
     ConversionError,
     EngineUnavailable,
-    GraphkilnError,
     LoweringError,
     SignatureError,
     UndecidedError,
@@ -43,16 +41,17 @@ from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.policy import NOISE_FACTOR, Limits, adopted_limits
 from graphkiln_backend.repository.attestation import ATTESTATION_FILE
 from graphkiln_backend.repository.config import ModelConfigProto, complete, configured_signature, read_config
-from graphkiln_backend.repository.onnx_file import external_files, read_precision, read_signature
+from graphkiln_backend.repository.onnx_file import external_files, read_precision
+from graphkiln_backend.repository.openvino_ir import is_ir, read_ir, weights_of
 from graphkiln_backend.repository.version import (
     CONFIG_FILE,
     GOLDEN_FILE,
     LABELS_FILE,
     find_served_graph,
+    read_graph_signature,
     read_manifest,
 )
 from graphkiln_backend.repository.version_folders import visible
-from graphkiln_backend.system.resources import usable_cores
 from graphkiln_converters.convert import check_files_exist, local_source, open_model, read_given_labels, remote_part
 from graphkiln_converters.prove import GOLDEN_SAMPLES, ReferenceSamples, other_batch_sizes, prove_session
 from graphkiln_converters.recipe import Recipe, check_file
@@ -107,11 +106,16 @@ def adopt(version: Path, recipe: Recipe, *, command: str = "") -> Manifest:
     stamps = {name: stamp_of(version / name) for name in graph.files}
     hashes = {name: sha256_of(version / name) for name in graph.files}
     expected = _expected(graph, recipe)
-    adoption = Adoption(reference=expected.reference, precision=recipe.precision, recorded=not recipe.source)
+    own = expected.recorded and recipe.precision is Precision.FP32  # the default
+    adoption = Adoption(
+        reference=expected.reference,
+        precision=read_ir(graph.path).precision if own else recipe.precision,
+        recorded=expected.recorded,
+    )
     limits = adopted_limits(adoption)
     golden = _golden(expected.samples)
     _check_decides(golden, expected, limits)
-    verification = _prove_here(graph, recipe, expected, limits) if recipe.source else ()
+    verification = _prove_here(graph, expected, adoption)
     if {name: stamp_of(version / name) for name in graph.files} != stamps:
         raise ConversionError(f"{graph.path} changed while it was adopted", hint="adopt it when it is complete")
     new = NewVersion(
@@ -126,7 +130,7 @@ def adopt(version: Path, recipe: Recipe, *, command: str = "") -> Manifest:
             task=expected.task,
         ),
         signature=graph.signature,
-        verification=verification,
+        verification=() if adoption.recorded else verification,  # of the graph with itself
         golden=golden,
     )
     return write_beside_graph(version, new, hashes, adoption)
@@ -219,14 +223,11 @@ class AdoptedGraph:
 
 
 def _read_tensors(path: Path, config: ModelConfigProto) -> Signature:
-    """Return the signature of an ONNX file, or that in config.pbtxt, or else that of the engine for the file."""
-    if path.suffix == ".onnx":
-        return read_signature(path)
+    """Return the signature of an ONNX file or OpenVINO IR; of other graphs that in config.pbtxt."""
+    if path.suffix in READABLE:
+        return read_graph_signature(path)
     if configured := configured_signature(config):
         return configured
-    if path.suffix == ".xml":
-        with ExitStack() as opened:
-            return _open(path, opened).signature
     raise ConversionError(
         f"the tensors of {path} are not known: graphkiln cannot read them, and config.pbtxt does not name them",
         hint="write `input` and `output` with name, data_type and dims into config.pbtxt",
@@ -239,8 +240,7 @@ def _files_beside(path: Path) -> list[str]:
         case ".onnx":
             return external_files(path)
         case ".xml":
-            weights = path.with_suffix(".bin")
-            return [weights.name] if weights.is_file() else []
+            return [weights_of(path).name] if weights_of(path).is_file() else []
         case ".py":
             beside = (each for each in visible(path.parent) if each.is_file() and each != path)
             return sorted(each.name for each in beside if each.name not in (LABELS_FILE, ATTESTATION_FILE))
@@ -260,6 +260,7 @@ class _Expected:
         samples: All rows together, or whole samples for a graph that is served whole.
         libraries: Distributions that computed them.
         noise: Relative L2 error of the reference's fp32 beside its fp64; None if that is unknown.
+        recorded: They were recorded from the graph itself.
         preprocess: Preprocessing of images, or None.
         labels: Class names; may be empty.
     """
@@ -268,6 +269,7 @@ class _Expected:
     samples: Sequence[ReferenceSamples]
     libraries: tuple[str, ...] = ()
     noise: float | None = None
+    recorded: bool = False
     preprocess: Preprocess | None = None
     labels: tuple[str, ...] = ()
 
@@ -293,7 +295,7 @@ def _expected(graph: AdoptedGraph, recipe: Recipe) -> _Expected:
 
 def _recorded_here(graph: AdoptedGraph, recipe: Recipe, preprocess: Preprocess | None) -> _Expected:
     """Record the outputs of the graph itself, by the engine that reads its format."""
-    if graph.path.suffix != ".xml":
+    if not is_ir(graph.path):
         raise ConversionError(
             f"{graph.path} has no reference", hint="--reference model.onnx, torchvision:NAME, recorded.npz, ..."
         )
@@ -310,7 +312,13 @@ def _recorded_here(graph: AdoptedGraph, recipe: Recipe, preprocess: Preprocess |
             samples = [
                 ReferenceSamples(feeds=each, outputs=session.run(each), whole=True) for each in each_sample(feeds)
             ]
-    return _Expected(reference=f"{graph.path.name} itself, on this machine", samples=samples, libraries=("openvino",))
+    return _Expected(
+        reference=f"{graph.path.name} itself, on this machine",
+        samples=samples,
+        libraries=("openvino",),
+        recorded=True,
+        preprocess=preprocess,
+    )
 
 
 def _recorded_elsewhere(graph: AdoptedGraph, path: Path) -> _Expected:
@@ -610,7 +618,7 @@ def _labels(graph: AdoptedGraph, expected: _Expected, recipe: Recipe) -> tuple[s
 # The graph's own outputs.
 
 
-def _prove_here(graph: AdoptedGraph, recipe: Recipe, expected: _Expected, limits: Limits) -> tuple[Verification, ...]:
+def _prove_here(graph: AdoptedGraph, expected: _Expected, adoption: Adoption) -> tuple[Verification, ...]:
     """Run a graph and compare its outputs, if an engine here can run it.
 
     Raises:
@@ -624,6 +632,7 @@ def _prove_here(graph: AdoptedGraph, recipe: Recipe, expected: _Expected, limits
         except (LoweringError, EngineUnavailable) as error:
             _log.warning("%s is not run here, its server proves it: %s", graph.path, error)
             return ()
+        limits = adopted_limits(adoption)
         sizes = [size for size in other_batch_sizes(EXPORT_BATCH) if size <= graph.max_batch_size]
         try:
             return prove_session(session, expected.samples, limits, batch_sizes=tuple(sizes)).verification
@@ -633,7 +642,7 @@ def _prove_here(graph: AdoptedGraph, recipe: Recipe, expected: _Expected, limits
             raise VerificationError(
                 f"{graph.path} does not compute what {expected.reference} computes",
                 report=error.report,
-                hint=_precision_hint(graph.path, recipe.precision),
+                hint=_precision_hint(graph.path, adoption.precision),
                 relative_l2=error.relative_l2,
             ) from error
 
@@ -645,19 +654,21 @@ def _open(path: Path, opened: ExitStack) -> Session:
         LoweringError: The engine refuses the graph.
         EngineUnavailable: The engine is not installed.
     """
-    if path.suffix == ".onnx":
-        folder = opened.enter_context(TemporaryDirectory(prefix="graphkiln-"))
-        return opened.enter_context(open_reference(path, Path(folder)))
-    config = SessionConfig(engine="openvino", device=CPU, threads=usable_cores(), spin=False, reason="adopted")
-    try:
-        return opened.enter_context(load_engine("openvino").build(path, config))
-    except EngineUnavailable:
-        raise
-    except GraphkilnError as error:
-        raise LoweringError(f"OpenVINO does not read {path}", attempts=(error.message,), hint=error.hint) from error
+    if is_ir(path):
+        return opened.enter_context(registry.open_reference(path))
+    folder = opened.enter_context(TemporaryDirectory(prefix="graphkiln-"))
+    return opened.enter_context(open_reference(path, Path(folder)))
 
 
 def _precision_hint(path: Path, given: Precision) -> str:
     """Suggest the precision of a graph's weights, if it is another one than the given."""
-    saved = read_precision(path) if path.suffix == ".onnx" else given
+    if is_ir(path):
+        most = next(iter(read_ir(path).weights), "")
+        saved = _IR_PRECISIONS.get(most, given)
+    else:
+        saved = read_precision(path)
     return f"its weights are {saved}: --precision {saved}" if saved is not given else ""
+
+
+# OpenVINO's names of element types. Its files have weights in fp16 by default, which it computes with in fp32.
+_IR_PRECISIONS = {"f16": Precision.FP16, "bf16": Precision.BF16, "i8": Precision.INT8, "u8": Precision.INT8}

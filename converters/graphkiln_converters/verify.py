@@ -8,8 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from graphkiln_backend.engines.base import Placement, Session, SessionConfig
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.engines.registry import load_engine, open_reference, reference_engine
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
@@ -68,7 +67,7 @@ def verify(
 
     Args:
         version: The version to prove.
-        engine: Name in the registry.
+        engine: Name in the registry; empty for the one whose outputs are the reference for graphs of this format.
         precision: As for `verify_session`.
         samples: As for `verify_session`.
         threads: Threads of the engine.
@@ -86,6 +85,7 @@ def verify(
             report="no engine of graphkiln reads it",
             hint="graphkiln serve proves it by its own backend before it answers",
         )
+    engine = engine or reference_engine(version.graph_path)
     config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
     loaded = load_engine(engine)
     support = loaded.probe(CPU)
@@ -181,7 +181,7 @@ def _compare_samples(version: ModelVersion, session: Session, path: Path, limits
         for spec in session.signature.inputs
     }
     feeds = read_samples(path, inputs, preprocess, _MOST_READ)
-    with OnnxRuntimeEngine().build_reference(version.graph_path) as reference:
+    with open_reference(version.graph_path) as reference:
         if whole:
             verdicts = [
                 prove(reference.run(one), session.run(one), limits, batch_sizes=(), reading=version.reading, samples=1)

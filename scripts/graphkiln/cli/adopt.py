@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.graph.manifest import Manifest
 
 _UNPROVEN = "none yet: the graph is not run here, serve proves it before it answers"
-_RECORDED = "recorded, not proven: no reference says that these outputs are right; later outputs must be the same"
+_RECORDED = "recorded, not proven: no reference says that these outputs are right, but later ones must be the same"
 
 
 class AdoptCommand(RecipeCommand):

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.passes.node_costs import Census
     from graphkiln_backend.repository.version import ModelVersion
 
+_READABLE = (".onnx", ".xml")
 _OPERATORS_SHOWN = 8
 _UNPROVEN = (
     "unproven: this graph has no manifest with golden samples (graphkiln adopt STORE/NAME --reference ... adds them; "
@@ -71,11 +72,9 @@ def _read(folder: Path) -> ModelVersion:
         graph = find_served_graph(folder, backend=config.backend, platform=config.platform, default_filename=name)
     except RepositoryError:
         return read_version(folder, name)  # a graph of another framework, or a better error
-    return (
-        read_version(folder, name)
-        if graph.suffix == ".onnx"
-        else ModelVersion(graph_path=graph, manifest=None, golden=None)
-    )
+    if graph.suffix in _READABLE:
+        return read_version(folder, name)
+    return ModelVersion(graph_path=graph, manifest=None, golden=None)
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:
@@ -95,15 +94,14 @@ def _bare_graph(path: Path) -> ModelVersion | None:
 
 
 def _signature(version: ModelVersion) -> Signature | None:
-    """Return the signature of the manifest, the ONNX file or config.pbtxt; None if only the backend knows it."""
+    """Return the signature of the manifest, the graph or config.pbtxt; None if only the backend knows it."""
     from graphkiln_backend.repository.config import configured_signature, read_config
-    from graphkiln_backend.repository.onnx_file import read_signature
-    from graphkiln_backend.repository.version import CONFIG_FILE
+    from graphkiln_backend.repository.version import CONFIG_FILE, read_graph_signature
 
     if version.manifest:
         return version.manifest.signature
-    if version.graph_path.suffix == ".onnx":
-        return read_signature(version.graph_path)
+    if version.graph_path.suffix in _READABLE:
+        return read_graph_signature(version.graph_path)
     return configured_signature(read_config(version.graph_path.parent.parent / CONFIG_FILE))
 
 

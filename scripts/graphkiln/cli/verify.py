@@ -27,7 +27,10 @@ def verify(
     path: Annotated[
         str, typer.Argument(help="Version folder, or model folder (its newest version); also s3:// and others.")
     ],
-    engine: Annotated[str, typer.Option(help="onnxruntime or openvino.")] = "onnxruntime",
+    engine: Annotated[
+        str,
+        typer.Option(help="onnxruntime or openvino.", show_default="onnxruntime; openvino for its own format"),
+    ] = "",
     precision: Annotated[
         str, typer.Option(help="Row of the policy that applies.", show_default="the one it was saved in")
     ] = "",

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 from commands import RunVerb, words
+from ir_files import save_ir
 
 TENSORS = (
     'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } '
@@ -61,6 +62,18 @@ def test_onnx_graph(run: RunVerb, plan: Path, reference: Path) -> None:
     document = json.loads(run("inspect", model, "--json").out)
     assert document["operators"] == {"MatMul": 1, "Add": 1}
     assert document["verification"][0]["step"] == "adopted fp32"
+
+
+def test_graph_in_openvino_ir(run: RunVerb, plan: Path, reference: Path) -> None:
+    version = save_ir(reference, plan.with_name("ir") / "1" / "model.xml").parent
+    assert "unproven: this graph has no manifest" in words(run("inspect", version).out)
+    finished = run("adopt", version)
+    assert finished.code == 0, finished.err
+    assert "recorded, not proven: no reference says" in words(finished.out)
+    shown = words(run("inspect", version).out)
+    assert "outputs were recorded from model.xml itself, on this machine" in shown
+    assert "x FP32[" in shown
+    assert run("verify", version).out.startswith("fp32 on openvino, model.xml itself, on this machine: error 0")
 
 
 def test_unproven_graphs(run: RunVerb, plan: Path) -> None:

@@ -11,6 +11,7 @@ import onnx
 import onnx_ir
 import pytest
 from graphs import draw, graph
+from ir_files import save_ir
 from recipes import recipe
 
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -108,7 +109,6 @@ class TestRoundTrips:
             ("pytorch", "model.pt", ""),
             ("tensorrt", "model.plan", ""),
             ("python", "model.py", "weights.bin"),
-            ("openvino", "model.xml", "model.bin"),
         ],
     )
     def test_opaque_graph(self, tmp_path: Path, reference: Path, backend: str, file: str, beside: str) -> None:
@@ -177,6 +177,64 @@ class TestRoundTrips:
         model = onnx.load(reference)
         onnx.save(model, version / "model.onnx", save_as_external_data=True, location="w.data", size_threshold=0)
         assert set(run(version, reference).weights) == {"w.data"}
+
+
+class TestOpenVino:
+    """A graph in OpenVINO IR is read and run, so its outputs can be recorded where there is no reference."""
+
+    @pytest.fixture
+    def version(self, tmp_path: Path, reference: Path) -> Path:
+        version = tmp_path / "store" / "m" / "1"
+        save_ir(reference, version / "model.xml")
+        return version
+
+    def test_reference(self, version: Path, reference: Path) -> None:
+        manifest = run(version, reference)
+        assert (manifest.graph_file, set(manifest.weights)) == ("model.xml", {"model.bin"})
+        assert manifest.verification[0].step == "adopted fp32"
+        assert str(manifest.signature.inputs[0]).startswith("x FP32[")
+        (version / "model.bin").write_bytes(b"")
+        with pytest.raises(RepositoryError, match=r"model\.bin does not match"):
+            read_version(version)
+
+    def test_wrong_graph(self, tmp_path: Path, reference: Path) -> None:
+        onnx_ir.save(graph(TEXT, w=W * np.float32(1.01), b=B), tmp_path / "wrong.onnx")
+        version = save_ir(tmp_path / "wrong.onnx", tmp_path / "store" / "m" / "1" / "model.xml").parent
+        with pytest.raises(VerificationError, match="does not compute what"):
+            run(version, reference)
+
+    def test_weights_stored_in_fp16(self, tmp_path: Path, reference: Path) -> None:
+        """OpenVINO's own default; the error of the weights is more than that of another engine."""
+        version = save_ir(reference, tmp_path / "store" / "m" / "1" / "model.xml", compress=True).parent
+        with pytest.raises(VerificationError, match=r"its weights are fp16: --precision fp16"):
+            run(version, reference)
+        run(version, reference, precision="fp16")
+
+    def test_outputs_are_recorded_without_a_reference(self, version: Path) -> None:
+        manifest = run(version, "")
+        assert manifest.adoption == Adoption(
+            reference="model.xml itself, on this machine", precision=Precision.FP32, recorded=True
+        )
+        assert manifest.verification == ()
+        golden = read_version(version).golden
+        assert golden is not None
+        assert golden.count == 4
+        np.testing.assert_allclose(golden.graph_outputs["y"], golden.inputs["x"] @ W + B, rtol=1e-5)
+
+    def test_outputs_of_whole_inputs_are_recorded(self, version: Path, tmp_path: Path) -> None:
+        config = TENSORS.replace("dims: [ ", "dims: [ 2, ")
+        (version.parent / "config.pbtxt").write_text(config)
+        samples = record(tmp_path / "samples.npz", x=draw(2, 2, 4))
+        run(version, "", samples=samples)
+        golden = read_version(version).golden
+        assert golden is not None
+        assert (golden.whole, golden.inputs["x"].shape) == (True, (2, 4))
+
+    def test_recorded_samples_decide(self, tmp_path: Path) -> None:
+        onnx_ir.save(graph(TEXT, w=0 * W, b=B), tmp_path / "constant.onnx")
+        version = save_ir(tmp_path / "constant.onnx", tmp_path / "store" / "m" / "1" / "model.xml").parent
+        with pytest.raises(UndecidedError, match="all samples have the same outputs"):
+            run(version, "")
 
 
 class TestWholeGraphs:
