@@ -13,6 +13,8 @@ import numpy as np
 from PIL import Image
 
 from graphkiln_backend.engines.hardware import missing_instructions
+from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import FORMAT_VERSION, MANIFEST_FILE, Golden, Manifest, Provenance, sha256_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.passes.base import run_passes
@@ -20,6 +22,7 @@ from graphkiln_backend.passes.edge_passes import Rename
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
 from graphkiln_backend.repository.config import BACKEND, config_text
+from graphkiln_backend.repository.version import GOLDEN_FILE, GRAPH_FILE
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import open_source
 
@@ -28,17 +31,58 @@ from graphkiln_converters.sources.base import open_source
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
 LARGEST_BATCH = 8  # of what `add_model` adds
+_GOLDEN_SAMPLES = 4
 
 
-def add_model(store: Path, name: str, graph: Path, extra: str = "", backend: str = BACKEND) -> None:
-    """Add a graph to a model store, with a complete configuration; `extra` is appended to it."""
+def add_model(
+    store: Path, name: str, graph: Path, extra: str = "", backend: str = BACKEND, *, golden: bool = False
+) -> None:
+    """Add a graph to a model store, with a complete configuration.
+
+    Args:
+        store: The store.
+        name: Name of the model.
+        graph: The graph.
+        extra: Appended to the configuration.
+        backend: Backend of the configuration.
+        golden: Add a manifest and golden samples.
+    """
     folder = store / name / "1"
     folder.mkdir(parents=True)
-    (folder / "model.onnx").symlink_to(graph)
+    (folder / GRAPH_FILE).symlink_to(graph)
     with _reference_signature(graph) as signature:
         text = config_text(name, signature, max_batch_size=LARGEST_BATCH, labels_file=None)
     text = text.replace(f'backend: "{BACKEND}"', f'backend: "{backend}"')
     (store / name / "config.pbtxt").write_text(text + extra)
+    if golden:
+        _add_golden(folder, graph)
+
+
+def _add_golden(folder: Path, graph: Path) -> None:
+    """Write golden samples of noise and a manifest, as a conversion would."""
+    from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+
+    noise = np.random.default_rng(0)
+    with OnnxRuntimeEngine().build_reference(graph) as session:
+        signature = session.signature
+        feeds = {
+            spec.name: noise.normal(size=[_GOLDEN_SAMPLES, *map(int, spec.shape[1:])]).astype(spec.dtype.numpy)
+            for spec in signature.inputs
+        }
+        outputs = session.run(feeds)
+    GoldenSamples(inputs=feeds, source_outputs=outputs, graph_outputs=outputs).write(folder / GOLDEN_FILE)
+    manifest = Manifest(
+        format_version=FORMAT_VERSION,
+        graph_file=GRAPH_FILE,
+        sha256=sha256_of(graph),
+        signature=signature,
+        preprocess=None,
+        labels=None,
+        provenance=Provenance(source="a benchmark", command=""),
+        verification=(),
+        golden=Golden(file=GOLDEN_FILE, sha256=sha256_of(folder / GOLDEN_FILE), samples=_GOLDEN_SAMPLES),
+    )
+    manifest.write(folder / MANIFEST_FILE)
 
 
 def parameters(settings: Mapping[str, str]) -> str:

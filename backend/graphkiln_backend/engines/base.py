@@ -134,8 +134,8 @@ class Placement:
         return f"{nodes}; products: {products or 'none'}"
 
 
-class Session(Protocol):
-    """A graph that is ready to run. Not thread-safe: one caller at a time."""
+class Computation(Protocol):
+    """A graph that can be computed: by a session, or by a server."""
 
     @property
     def signature(self) -> Signature:
@@ -157,6 +157,10 @@ class Session(Protocol):
             ExecutionError: The runtime failed.
         """
         ...
+
+
+class Session(Computation, Protocol):
+    """A graph that is ready to run. Not thread-safe: one caller at a time."""
 
     def placement(self, feeds: Mapping[str, AnyArray]) -> Placement:
         """Run the feeds once and read back the kernels. May be called once, before serving."""

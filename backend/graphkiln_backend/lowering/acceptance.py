@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from graphkiln_backend.engines.base import PLAIN_RUNS, Placement, Session, SessionConfig
+from graphkiln_backend.engines.base import PLAIN_RUNS, Computation, Placement, SessionConfig
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import GraphkilnError, LoweringError, SignatureError
 from graphkiln_backend.graph.golden import GoldenSamples, joined, repeated
@@ -17,6 +17,7 @@ from graphkiln_backend.graph.signature import Signature, TensorSpec
 from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY, Limits, adopted_limits
+from graphkiln_backend.repository.onnx_outline import read_outline
 from graphkiln_backend.repository.version import ModelVersion, read_graph_signature
 
 Arrays = Mapping[str, AnyArray]
@@ -129,8 +130,24 @@ def limits_of(saved: Precision, config: SessionConfig, adoption: Adoption | None
     return replace(limits, name=f"{config.precision or saved} on {config.engine}")
 
 
+def limits_behind_triton(version: ModelVersion) -> Limits:
+    """Select the policy row for answers of another backend of Triton.
+
+    A graph that graphkiln saved must compute its own outputs; an adopted one those of its reference.
+
+    Raises:
+        RepositoryError: The graph is damaged.
+    """
+    conversion = version.manifest.conversion if version.manifest else None
+    if version.adoption:
+        limits = adopted_limits(version.adoption)
+    else:
+        limits = REPLAY[conversion.precision if conversion else read_outline(version.graph_path).precision]
+    return replace(limits, name=f"{limits.name} through the server")
+
+
 def check_golden(
-    session: Session,
+    session: Computation,
     golden: GoldenSamples,
     limits: Limits,
     largest_batch: int,
@@ -181,7 +198,7 @@ class Replay:
         batch_sizes: Batch sizes of the runs, for the verdict.
     """
 
-    session: Session
+    session: Computation
     samples: tuple[Arrays, ...]
     reference: Arrays
     limits: Limits
@@ -191,7 +208,7 @@ class Replay:
     @classmethod
     def of_golden(
         cls,
-        session: Session,
+        session: Computation,
         golden: GoldenSamples,
         limits: Limits,
         reading: Reading | None = None,
@@ -221,7 +238,7 @@ class Replay:
 
     @classmethod
     def recorded(
-        cls, session: Session, limits: Limits, feeds: Arrays, runs: int = 3, earlier: Arrays | None = None
+        cls, session: Computation, limits: Limits, feeds: Arrays, runs: int = 3, earlier: Arrays | None = None
     ) -> Replay | None:
         """Record the current outputs for a synthetic request, and use them as the reference of later replays.
 

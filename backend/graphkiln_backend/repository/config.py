@@ -75,6 +75,9 @@ DROP_IN_BACKEND = "onnxruntime"
 DROP_IN_PLATFORM = "onnxruntime_onnx"
 ONEFLOW_BACKEND = "oneflow"
 
+# Parameter of a configuration that `serve` gives to Triton's C++ backend in place of graphkiln's (`lowering.seat`).
+SEAT, NATIVE = "seat", "native"
+
 # For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`.
 DEFAULT_MAX_BATCH_SIZE = 4
 

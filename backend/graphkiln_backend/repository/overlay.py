@@ -16,6 +16,8 @@ from graphkiln_backend.repository.config import (
     BACKEND,
     DROP_IN_BACKEND,
     DROP_IN_PLATFORM,
+    NATIVE,
+    SEAT,
     ModelConfigProto,
     complete,
     read_config,
@@ -111,8 +113,21 @@ def batch_footprints(mirrors: Sequence[Path]) -> list[int]:
     footprints = []
     for path in sorted(path for mirror in mirrors for path in mirror.glob(f"*/{CONFIG_FILE}")):
         config = ModelConfig.read(path, has_gpu=False)  # on a CPU there are at least as many instances as on a GPU
-        footprints += [config.batch_bytes] * config.processes
+        if config.parameters.get(SEAT) != NATIVE:  # otherwise tritonserver itself computes
+            footprints += [config.batch_bytes] * config.processes
     return footprints
+
+
+def backend_of(config: ModelConfigProto, backends: frozenset[str]) -> str:
+    """Return the name of the backend that serves a configuration; empty if only its platform names one.
+
+    Args:
+        config: The user's configuration.
+        backends: Names under which the graphkiln backend is installed.
+    """
+    if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
+        return DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
+    return str(config.backend)
 
 
 def complete_config(
@@ -145,8 +160,7 @@ def complete_config(
             hint=f'rename the folder, or remove the line `name: "{config.name}"` from {CONFIG_FILE}',
         )
     config.name = model.name
-    if not config.backend and (config.platform == DROP_IN_PLATFORM or not config.platform):
-        config.backend = DROP_IN_BACKEND if DROP_IN_BACKEND in backends else BACKEND
+    config.backend = backend_of(config, backends)
     if config.backend not in backends:
         raise OtherBackend(
             f"model '{model.name}' uses the backend '{config.backend or config.platform}'",

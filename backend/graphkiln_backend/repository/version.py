@@ -178,6 +178,11 @@ def has_own_graph(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists() or bool(find_ir(folder))
 
 
+def has_golden(folder: Path) -> bool:
+    """Return true if a version folder holds golden samples with a manifest, which may still be damaged."""
+    return (folder / MANIFEST_FILE).is_file() and (folder / GOLDEN_FILE).is_file()
+
+
 def needs_graph_facts(folder: Path) -> bool:
     """Return true if facts must be read from the graph, since the manifest is missing or does not hold them."""
     if not (folder / GRAPH_FILE).is_file():

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -16,7 +17,8 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.repository.config import write_config
+from graphkiln_backend.lowering.seat import choose_seat, find_native_backend, native_config
+from graphkiln_backend.repository.config import DROP_IN_BACKEND, NATIVE, SEAT, ModelConfigProto, write_config
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.server.access import Access
 from graphkiln_backend.server.flags import ControlMode, TritonFlags
@@ -33,6 +35,7 @@ from graphkiln_backend.server.limits import (
 from graphkiln_backend.server.log import NoiseFilter
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.proofs import ProofBook
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.store_copies import StoreCopies
@@ -43,6 +46,8 @@ from graphkiln_backend.triton.features import VERSION_VARIABLE
 
 if TYPE_CHECKING:
     from graphkiln_backend.server.admission import Verdict
+    from graphkiln_backend.server.golden_requests import Asking
+    from graphkiln_backend.server.served_proofs import ServedProofs
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -55,6 +60,7 @@ _ALLOCATOR = {
     "MALLOC_TRIM_THRESHOLD_": str(128 << 20),
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
+_BACKEND_FLAGS = ("backend-config", "host-policy", "cuda-memory-pool-byte-size", "pinned-memory-pool-byte-size")
 _LOAD_FLAG = "--load-model"
 _ALL_MODELS = "*"
 
@@ -156,6 +162,8 @@ class Launch:
         replay_interval_s: Seconds between replays of the golden samples; 0 for none.
         memory_bytes: Memory limit of tritonserver without its instances; 0 for half of the free memory.
         copies: Stores that are served from a copy.
+        prove_memory_bytes: Versions that are larger together are proven one after the other; 0 for no limit.
+        proofs: Results of proofs through a server.
         managed: The models shown to Triton, filled by `prepare`; kept across restarts, like the following.
         loaded: The loaded models in explicit mode.
         readiness: The kind of readiness.
@@ -172,6 +180,8 @@ class Launch:
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S
     memory_bytes: int = 0
     copies: StoreCopies = field(default_factory=StoreCopies)
+    prove_memory_bytes: int = 0
+    proofs: ProofBook = field(default_factory=ProofBook)
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)
     readiness: Readiness = field(default_factory=Readiness)
@@ -189,14 +199,16 @@ class Launch:
             self.installation, self.flags.backends, replace_onnxruntime=self.replace_onnxruntime
         )
         self.managed.stores = stores = folder.link_stores(self.stores)
-        self.managed.mark = self.copies.mark
+        self.managed.mark, self.managed.backends = self.copies.mark, backends
         mode, flags, loads, complete = ControlMode.read(self.flags), self.flags, False, False
         try:
             if mode.managed:
                 mirror = Mirror(folder.overlay)
+                self.managed.seat = partial(self._choose_seat, backends)
                 with self.cache.open(folder.shared / "artifacts") as cache:
                     convert = partial(convert_if_needed, cache=cache, in_subprocess=True)
                     complete = self.managed.open(mirror, backends, convert if mode.completes else None)
+                self._prove_before_start(folder, mirror)
                 stores, loads = [mirror.path], self.managed.shows_all()
             elif mode.name == "explicit" and self.control():
                 found = self.managed.scan()
@@ -213,8 +225,19 @@ class Launch:
         )
         return [*line, *self.access.arguments]
 
-    def version_controller(self, folder: RunFolder) -> VersionController | None:
-        """Create the version controller of a live server; None if Triton controls the versions."""
+    def first_replay(self, folder: RunFolder) -> AbstractContextManager[Asking | None]:
+        """Begin to replay golden samples of what no instance of graphkiln computes, once the server is live."""
+        models = [model for model in self.managed.shown.values() if model.provable]
+        managed = ControlMode.read(self.flags).managed
+        return self._served_proofs(folder).ask_once_live(models) if models and managed else nullcontext()
+
+    def version_controller(self, folder: RunFolder, first_replay: Asking | None = None) -> VersionController | None:
+        """Create the version controller of a live server; None if Triton controls the versions.
+
+        Args:
+            folder: The run folder.
+            first_replay: See `first_replay`.
+        """
         mode, control = ControlMode.read(self.flags), self.control()
         if control is None or not (mode.managed or mode.name == "explicit"):
             return None
@@ -238,6 +261,70 @@ class Launch:
             copies=self.copies,
             images=images,
             on_loaded=partial(setattr, self.loaded, "names"),
+            proofs=self._served_proofs(folder),
+            first_replay=first_replay,
+            replay_interval_s=self.replay_interval_s,
+        )
+
+    def _choose_seat(
+        self, backends: frozenset[str], config: ModelConfigProto, versions: Sequence[Path]
+    ) -> ModelConfigProto | None:
+        """Return the configuration of versions for Triton's C++ backend, or None if graphkiln computes them."""
+        folders = [folder for folder in (self.flags.backends, self.installation.backends) if folder]
+        backend = None if DROP_IN_BACKEND in backends else find_native_backend(folders)
+        overrides = self.overrides.get(config.name, ())
+        if not choose_seat(config, versions, overrides, backend).native:
+            return None
+        native = native_config(config, versions, overrides)
+        native.parameters[SEAT].string_value = NATIVE  # for clients, and for `batch_footprints`
+        return native
+
+    def _prove_before_start(self, folder: RunFolder, mirror: Mirror) -> None:
+        """Prove what no instance of graphkiln computes, and replace wrong versions by older ones.
+
+        Raises:
+            OSError: The mirror cannot be written, or no second server can be started.
+        """
+        proven: set[tuple[str, int]] = set()
+        while todo := [
+            (model, version)
+            for name, model in self.managed.shown.items()
+            for version in model.provable
+            if (name, version) not in proven
+        ]:
+            verdicts = self._served_proofs(folder).admit(todo)
+            for model, version in todo:
+                name = model.stored.name
+                proven.add((name, version))
+                if reason := verdicts[name, version].reason:
+                    self.managed.quarantine.add(model.stored, version, reason)
+                    self.managed.present(mirror, self.managed.plan(model.stored, model.stored.versions))
+
+    def _served_proofs(self, folder: RunFolder) -> ServedProofs:
+        from graphkiln_backend.server.proving_server import ProvingServer  # few servers need it
+        from graphkiln_backend.server.served_proofs import ServedProofs
+
+        prefix = f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}proof-"
+        of_backends = [
+            f"--{name}={value}" for name in _BACKEND_FLAGS for value in self.flags.repeated_values.get(name, ())
+        ]
+        own = [prefix, *(f"--{name}={value}" for name, value in _default_values(self.installation, self.flags).items())]
+        return ServedProofs(
+            prover=ProvingServer(
+                start=lambda arguments: self.start(folder, [str(self.installation.binary), *own, *arguments]),
+                backends=folder.backends,
+                arguments=of_backends,
+                temporary=folder.temporary,
+                cache=self.cache,
+                release=self.installation.version,
+                deadline_s=self.load_deadline_s,
+                memory_bytes=self.prove_memory_bytes,
+            ),
+            mirror=folder.overlay / "models",
+            address=self.flags.listen_address("http"),
+            headers=self.access.http_headers,
+            deadline_s=self.load_deadline_s,
+            book=self.proofs,
         )
 
     def _admit(self, temporary: Path, model: ShownModel, version: int, stopped: Callable[[], bool]) -> Verdict:
@@ -298,6 +385,7 @@ class Launch:
         cache = replace(self.cache, folder=folder.readable(self.cache.folder)) if self.cache.folder else self.cache
         return {
             **_ALLOCATOR,
+            "ORT_DISABLE_TELEMETRY": "1",  # of the C++ backend, as in graphkiln's own instances
             **os.environ,
             "LD_LIBRARY_PATH": self.installation.library_path,
             # Triton's stub ignores PYTHONPATH; it finds the packages of the `python3` on the PATH.

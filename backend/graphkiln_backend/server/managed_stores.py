@@ -16,9 +16,9 @@ from graphkiln_backend.graph.image_model import ACCEPT_IMAGES
 from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_tensors import withhold_text_id
 from graphkiln_backend.repository.config import ModelConfigProto, complete, guard_batch, read_config, select_versions
-from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, complete_config
+from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, backend_of, complete_config
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
-from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
+from graphkiln_backend.repository.version import CONFIG_FILE, has_golden, read_version_signature
 from graphkiln_backend.server.image_models import add_image_models, complete_pair, configure
 from graphkiln_backend.server.mirror import Mirror
 
@@ -58,11 +58,27 @@ class ShownModel:
         stored: State of its folder when it was shown.
         versions: The shown versions; empty if the model is refused.
         config: Their completed configuration; None to use the user's file.
+        native: Their configuration for Triton's C++ backend, if that computes them; else None.
+        other: True if they belong to another backend.
     """
 
     stored: StoredModel
     versions: tuple[int, ...] = ()
     config: ModelConfigProto | None = None
+    native: ModelConfigProto | None = None
+    other: bool = False
+
+    @property
+    def served_config(self) -> ModelConfigProto | None:
+        """The configuration that Triton gets; None for the user's file."""
+        return self.native or self.config
+
+    @property
+    def provable(self) -> tuple[int, ...]:
+        """Versions that no instance of graphkiln computes, and that have golden samples to ask them."""
+        if not self.other and self.native is None:
+            return ()
+        return tuple(version for version in self.versions if has_golden(self.stored.folder / str(version)))
 
     def shows_version(self, stored: StoredModel, version: int) -> bool:
         """True if the version is shown with the same files and configuration."""
@@ -77,6 +93,7 @@ class ShownModel:
             self.versions == other.versions
             and mine.stamp == theirs.stamp
             and files == [theirs.versions.get(version) for version in other.versions]
+            and self.native == other.native
         )
 
 
@@ -90,13 +107,16 @@ class ManagedStores:
         shown: The models in the mirror, by name, including those that failed to load; in explicit mode, the models that
             Triton has loaded or tried to load.
         mark: Adds faults to versions that were refused before the scan.
+        backends: Names under which graphkiln's backend is installed.
+        seat: Returns the configuration of versions for Triton's C++ backend, or None if graphkiln computes them.
     """
 
     stores: Sequence[Path] = ()
     quarantine: Quarantine = field(default_factory=Quarantine)
     shown: dict[str, ShownModel] = field(default_factory=dict)
     mark: Callable[[dict[str, StoredModel]], dict[str, StoredModel]] = lambda found: found
-    _backends: frozenset[str] = frozenset()
+    backends: frozenset[str] = frozenset()
+    seat: Callable[[ModelConfigProto, Sequence[Path]], ModelConfigProto | None] = lambda _, __: None
     _graph_folder: GraphFolder | None = None
     _opened: bool = False
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
@@ -124,7 +144,7 @@ class ManagedStores:
         Raises:
             OSError: The stores cannot be listed, or the mirror cannot be written.
         """
-        self._backends, self._graph_folder = backends, graph_folder
+        self.backends, self._graph_folder = backends, graph_folder
         for name, stored in self.scan().items():
             if before := self.shown.get(name):
                 self.present(mirror, self.plan(stored, before.versions or stored.versions))
@@ -132,6 +152,11 @@ class ManagedStores:
                 self.present(mirror, self.plan(stored, stored.versions))
         self._opened = True
         return all(model.config or not model.versions for model in self.shown.values())
+
+    @property
+    def provable(self) -> bool:
+        """True if a shown version has golden samples and is not computed by an instance of graphkiln."""
+        return any(model.provable for model in self.shown.values())
 
     def shows_all(self) -> bool:
         """True if there is at least one model, and each has a shown version."""
@@ -165,7 +190,8 @@ class ManagedStores:
                 if not selected:
                     return ShownModel(stored=stored)
                 blamed = selected[-1]
-                config = self._complete(stored, selected)
+                planned = self._complete(stored, selected)
+                config = planned.config
                 misfits = {version: self._misfit(stored, version, config) for version in selected[:-1] if config}
             except (GraphkilnError, OSError) as error:
                 self.quarantine.add(stored, blamed, str(error))
@@ -176,25 +202,30 @@ class ManagedStores:
                 continue
             disagreeing = {version: problem for version, problem in misfits.items() if problem}
             if not disagreeing:
-                return ShownModel(stored=stored, versions=selected, config=config)
+                return planned
             for version, problem in disagreeing.items():
                 reason = RepositoryError(f"newer versions have another signature: {problem}", hint=HINT)
                 self.disagree(stored, version, str(reason))
             left -= disagreeing.keys()
         return ShownModel(stored=stored)
 
-    def _complete(self, stored: StoredModel, versions: Sequence[int]) -> ModelConfigProto | None:
-        """Complete the configuration from the newest of some versions; None for a model of another backend."""
+    def _complete(self, stored: StoredModel, versions: tuple[int, ...]) -> ShownModel:
+        """Complete the configuration from the newest of some versions, and choose who computes them."""
         if self._graph_folder is None:
-            return None
+            return ShownModel(stored=stored, versions=versions, other=self.is_other(stored))
         try:
-            config = complete_config(stored.folder, self._backends, self._graph_folder, versions[-1], versions)
+            config = complete_config(stored.folder, self.backends, self._graph_folder, versions[-1], versions)
         except OtherBackend:
-            return None
+            return ShownModel(stored=stored, versions=versions, other=True)
+        complete_pair(config)
+        native = self.seat(config, [stored.folder / str(version) for version in versions])
         guard_batch(config)
         withhold_text_id(config)
-        complete_pair(config)
-        return config
+        return ShownModel(stored=stored, versions=versions, config=config, native=native)
+
+    def is_other(self, stored: StoredModel) -> bool:
+        """True if the configuration of a model names another backend than graphkiln's."""
+        return backend_of(read_config(stored.folder / CONFIG_FILE), self.backends) not in self.backends
 
     def _misfit(self, stored: StoredModel, version: int, config: ModelConfigProto) -> str:
         """Describe how the graph of a version contradicts a configuration; empty if it does not."""
@@ -251,7 +282,7 @@ class ManagedStores:
         elif stored.tensor_model and model.config is not None:
             mirror.show_images(stored.name, stored.folder, model.versions, model.config)
         else:
-            mirror.show(stored.folder, model.versions, model.config)
+            mirror.show(stored.folder, model.versions, model.served_config)
         self.shown[stored.name] = model
 
     def reasons(self, stored: StoredModel) -> dict[int, str]:

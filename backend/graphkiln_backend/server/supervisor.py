@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     import psutil
 
     from graphkiln_backend.server.edge import Edge
+    from graphkiln_backend.server.golden_requests import Asking
     from graphkiln_backend.server.version_control import VersionController
 else:
     psutil = LazyModule("psutil")
@@ -98,6 +99,7 @@ class Supervisor:
         self._budget = RestartBudget()
         self._reaper = Reaper()
         self._versions: VersionController | None = None
+        self._first_replay: Asking | None = None
         self._live_at: float | None = None  # when the current server became live
         self._was_live = False  # whether any server was live
         self.last_words = ""
@@ -158,6 +160,7 @@ class Supervisor:
             with self._launch.start(folder, command) as server, ExitStack() as guard:
                 try:
                     guard.enter_context(Guard(server))
+                    self._first_replay = guard.enter_context(self._launch.first_replay(folder))
                     return self._supervise(server, folder, signals)
                 except OSError as error:  # for example too many open files
                     if self._live_at is None:
@@ -186,6 +189,8 @@ class Supervisor:
                 seen = instances.read()
                 if fault := watchdog.look(seen):
                     return fault
+                if self._versions and self._versions.fault:
+                    return Fault(cause=Cause.WRONG_OUTPUTS, what=self._versions.fault)
                 if aborted := watchdog.end_endless_loading(seen):
                     self._budget.count(Cause.LOAD_DEADLINE, aborted)
                     self._budget.write(folder.instances)
@@ -222,18 +227,20 @@ class Supervisor:
         return any(found.status == psutil.CONN_LISTEN and found.laddr.port in ports for found in connections)
 
     def _announce(self, folder: RunFolder) -> None:
-        """Admit requests to a live server; report its models once failed versions are replaced."""
+        """Admit requests to a live server; report its models once failed and wrong versions are replaced."""
         self._live_at = time.monotonic()
         self._was_live = True
-        if self._edge:
+        self._versions = self._launch.version_controller(folder, self._first_replay)
+        if self._edge and not self._launch.managed.provable:  # otherwise once their golden samples are right
             self._edge.admit()
-        self._versions = self._launch.version_controller(folder)
         if self._versions:
             self._versions.begin(lambda: self._report(folder))
         else:
             self._report(folder)
 
     def _report(self, folder: RunFolder) -> None:
+        if self._edge:
+            self._edge.admit()
         states = list_models(self._launch.control(), folder.instances, self._launch.managed.refusals())
         try:
             self._on_live(states)

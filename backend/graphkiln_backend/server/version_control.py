@@ -11,6 +11,9 @@ controller, in a thread:
    - in poll mode, prove new and changed versions outside of the server, and load those that pass;
    - in explicit mode, clear failed loads, and load and unload the models that take images with their models.
 
+Versions that no instance of graphkiln computes are asked their golden samples after each load, and now and then while
+they serve (`server.served_proofs`); one that computes wrong outputs is replaced like one that failed to load.
+
 Triton (24.10) reports a failed version as not ready forever, even after the model is unloaded or reloaded without it.
 Placeholders (see `server.mirror`) clear such failures.
 """
@@ -42,6 +45,8 @@ from graphkiln_backend.system.signals import ServerStopping
 
 if TYPE_CHECKING:
     from graphkiln_backend.server.admission import Verdict
+    from graphkiln_backend.server.golden_requests import Asking
+    from graphkiln_backend.server.served_proofs import ServedProofs
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -50,6 +55,7 @@ Admit: TypeAlias = "Callable[[ShownModel, int, Callable[[], bool]], Verdict]"
 
 _SETTLE_ATTEMPTS = 3
 _SOON_S = 1.0  # before the next attempt after an error, and the next scan of a folder that still changes
+_IDLE_S = 5.0  # to wait until a model is idle, before each golden sample
 _EXPLICIT_S = 0.5  # between two looks at the loaded models in explicit mode
 _FORGET_TIMEOUT_S = 60.0
 # A step that is running when the server ends takes less, except on a disk that does not respond.
@@ -71,6 +77,12 @@ class VersionController:
         load_timeout_s: Time limit for one load.
         images: In explicit mode, the models that take images.
         on_loaded: In explicit mode, called with the names of the serving models.
+        proofs: Proofs of versions that no instance of graphkiln computes.
+        first_replay: First replay of all their golden samples, begun with the server.
+        replay_interval_s: Seconds between two replays of their golden samples; 0 for none.
+
+    Attributes:
+        fault: Why the server must be restarted, because a version that was right computes wrong outputs; else empty.
     """
 
     def __init__(
@@ -86,6 +98,9 @@ class VersionController:
         copies: StoreCopies | None = None,
         images: ExplicitImages | None = None,
         on_loaded: Callable[[list[str]], None] = lambda _: None,
+        proofs: ServedProofs | None = None,
+        first_replay: Asking | None = None,
+        replay_interval_s: float = 0.0,
     ) -> None:
         self._mode = mode
         self._is_explicit = mode.name == "explicit"
@@ -98,6 +113,12 @@ class VersionController:
         self._load_timeout_s = load_timeout_s
         self._images = images
         self._on_loaded = on_loaded
+        self._proofs = proofs
+        self._first_replay = first_replay
+        self._replay_interval_s = replay_interval_s
+        self._unasked: set[str] = set()  # models that were loaded, and not asked their golden samples since
+        self._served: dict[str, tuple[int, ...]] = {}  # in explicit mode: what served at the last look
+        self.fault = ""
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
         self._unforeseen = ""
@@ -123,6 +144,8 @@ class VersionController:
             settled = True
         if settled:
             on_settled()
+        if self._proofs and self._replay_interval_s:
+            threading.Thread(target=self._replay_now_and_then, name="replays", daemon=True).start()
         if not settled or self._mode.name != "none":
             rest = None if settled else on_settled
             self._thread = threading.Thread(target=self._run, args=(rest,), name="versions", daemon=True)
@@ -183,11 +206,13 @@ class VersionController:
             found = self._stores.scan()
             tried = {name: tuple(int(row.version) for row in rows if row.version) for name, rows in states.items()}
             self._stores.shown = {
-                name: ShownModel(stored=found[name], versions=versions)
+                name: ShownModel(stored=found[name], versions=versions, other=self._stores.is_other(found[name]))
                 for name, versions in tried.items()
                 if versions and name in found
             }
-        return not any(_failures(model, states.get(name, [])) for name, model in self._stores.shown.items())
+        self._unasked = {name for name, model in self._stores.shown.items() if model.provable}
+        failed = any(_failures(model, states.get(name, [])) for name, model in self._stores.shown.items())
+        return not failed and not self._unasked
 
     def settle(self) -> None:
         """Replace versions that failed at the start by older ones.
@@ -218,17 +243,72 @@ class VersionController:
         pause = min(_SOON_S, self._mode.poll_s) if self._poll() else self._mode.poll_s
         return min(pause, copies_due_s)
 
+    # Golden samples of versions that no instance of graphkiln computes.
+
+    def _replay_now_and_then(self) -> None:
+        """Replay the golden samples of what serves, until one is wrong; main function of a thread."""
+        while not self._stop.wait(self._replay_interval_s):
+            models = [model for model in self._stores.shown.values() if model.provable]
+            try:
+                wrong = self._proofs.replay(models, self._stop.is_set, idle_s=_IDLE_S) if self._proofs else {}
+            except ServerStopping:
+                return
+            except OSError as error:
+                self._warn(str(error))
+                continue
+            for (name, version), reason in wrong.items():
+                if self._stores.shown.get(name) in models:  # otherwise it was replaced meanwhile
+                    self.fault = f"{name} version {version} computes wrong outputs: {reason}"
+                    _log.error("replayed samples: %s", self.fault)
+
+    def _quarantine_wrong(self, states: Mapping[str, list[VersionState]]) -> set[str]:
+        """Ask newly loaded versions their golden samples; return the names of models with a version in quarantine."""
+        names = {name for name in self._unasked if name in self._stores.shown and _serving(states.get(name, []))}
+        self._unasked -= names
+        if self._proofs is None or not names:
+            return set()
+        first, self._first_replay = self._first_replay, None
+        wrong = self._proofs.replay([self._stores.shown[name] for name in names], self._stop.is_set, asking=first)
+        for (name, version), reason in wrong.items():
+            self._stores.quarantine.add(self._stores.shown[name].stored, version, reason)
+        return {name for name, _ in wrong}
+
     # The user's explicit mode.
 
     def _follow_user(self) -> None:
         states = self._states()
         self._forget_failures(states)
         serving = {name: versions for name, rows in states.items() if (versions := tuple(_serving(rows)))}
+        self._take_back_wrong(serving)
         names = list(serving)
         if self._images:
             self._images.follow(serving)
             names = [name for name in names if not self._images.takes_images(name)]
         self._on_loaded(names)
+
+    def _take_back_wrong(self, serving: Mapping[str, tuple[int, ...]]) -> None:
+        """Ask what the user has loaded its golden samples, and replace wrong versions by older ones.
+
+        Triton reads the user's stores itself in this mode, so that a version can be asked only once it serves.
+        """
+        loaded = {name for name, versions in serving.items() if self._served.get(name) != versions}
+        self._served = dict(serving)
+        if self._proofs is None or not loaded:
+            return
+        found = self._stores.scan()
+        models = {
+            name: ShownModel(stored=found[name], versions=serving[name], other=self._stores.is_other(found[name]))
+            for name in loaded & found.keys()
+        }
+        for model in models.values():
+            self._proofs.note(model)
+        for (name, version), reason in self._proofs.replay([*models.values()], self._stop.is_set).items():
+            stored = models[name].stored
+            self._stores.quarantine.add(stored, version, reason)
+            planned = self._stores.plan(stored, stored.versions)
+            self._show(planned)
+            if not planned.versions:
+                self._control.unload(name)
 
     # Poll mode: compare the stores with the shown models.
     #
@@ -293,7 +373,12 @@ class VersionController:
         if problem or not stored.versions:
             return False
         # 2. Select versions that pass their proof.
-        planned = self._admissible(stored, shown)
+        try:
+            planned = self._admissible(stored, shown)
+        except _ChangedMeanwhile as change:
+            _log.info("%s: it is proven again", change)
+            self._seen.pop(stored.name, None)  # wait until two scans find the same files
+            return False
         if not planned.versions or (shown and planned.shows(shown)):
             return False
         # 3. Load them.
@@ -351,16 +436,35 @@ class VersionController:
     def _is_good(self, planned: ShownModel, version: int, shown: ShownModel | None) -> bool:
         """True if a version is already shown with the same files, or passes its proof now; otherwise quarantine it.
 
-        Versions without a completed configuration (of other backends, or by the user's flags) are not proven.
+        Versions without a completed configuration (of other backends, or by the user's flags) are proven if they have
+        golden samples.
+
+        Raises:
+            _ChangedMeanwhile: Its files changed during the proof.
         """
-        if planned.config is None or (shown and shown.shows_version(planned.stored, version)):
+        if shown and shown.shows_version(planned.stored, version) and shown.native == planned.native:
             return True
-        verdict = self._admit(planned, version, self._stop.is_set)
-        if verdict.reason:
-            self._stores.quarantine.add(planned.stored, version, verdict.reason)
+        stored = planned.stored
+        if version in planned.provable and self._proofs:
+            answers = self._proofs.admit([(planned, version)], self._stop.is_set)[stored.name, version]
+            if self._has_changed(stored, version):
+                raise _ChangedMeanwhile(f"{stored.name} version {version} has changed while it was proven")
+            reason, words = answers.reason, answers.verdict
+        elif planned.config is None or planned.native is not None:
+            return True  # it is not known what it should compute
         else:
-            _log.info("%s version %d is admitted: %s", planned.stored.name, version, verdict.words)
-        return not verdict.reason
+            verdict = self._admit(planned, version, self._stop.is_set)
+            reason, words = verdict.reason, verdict.words
+        if reason:
+            self._stores.quarantine.add(stored, version, reason)
+        else:
+            _log.info("%s version %d is admitted: %s", stored.name, version, words)
+        return not reason
+
+    def _has_changed(self, stored: StoredModel, version: int) -> bool:
+        """True if the files of a version or its model are not those of the scan any more."""
+        now = self._stores.scan().get(stored.name)
+        return now is None or (now.stamp, now.versions.get(version)) != (stored.stamp, stored.versions.get(version))
 
     # After a load: replace failed versions by older ones, and restore readiness.
 
@@ -376,6 +480,7 @@ class VersionController:
         pending = True
         while pending:
             states = self._states()
+            wrong = self._quarantine_wrong(states)
             pending = False
             for name, model in list(self._stores.shown.items()):
                 if name in self._unanswered:
@@ -386,7 +491,7 @@ class VersionController:
                 for version, reason in failures.items():
                     brief = _brief(reason, self._mirror.path / name, model.stored.folder)
                     self._stores.quarantine.add(model.stored, version, brief)
-                if failures or self._stores.is_outdated(model):
+                if failures or name in wrong or self._stores.is_outdated(model):
                     self._show(self._stores.plan(model.stored, model.stored.versions))
                     pending = True
 
@@ -410,6 +515,10 @@ class VersionController:
         self._unanswered.add(name)
         error = self._control.load(name, self._load_timeout_s, override)
         self._unanswered.discard(name)
+        if planned.provable:
+            self._unasked.add(name)
+        if self._proofs:
+            self._proofs.note(planned)
         return error
 
     def _forget_failures(self, states: Mapping[str, list[VersionState]]) -> None:
@@ -447,6 +556,10 @@ class VersionController:
                 self._control.unload(name)
         finally:
             self._mirror.remove(name)
+
+
+class _ChangedMeanwhile(Exception):
+    """The files of a version changed while it was proven."""
 
 
 def _serving(rows: Sequence[VersionState]) -> list[int]:

@@ -164,7 +164,11 @@ def setup(fake_store: StoreOfFakes, tmp_path: Path, monkeypatch: pytest.MonkeyPa
     """In poll mode."""
     fake_store.add("m", 1, config="")
     fake_store.add("n", 1, config="")
-    monkeypatch.setattr(ManagedStores, "_complete", lambda *_: ModelConfigProto())
+    monkeypatch.setattr(
+        ManagedStores,
+        "_complete",
+        lambda _, stored, versions: ShownModel(stored=stored, versions=versions, config=ModelConfigProto()),
+    )
     setup = Setup(fake_store, tmp_path)
     setup.settle()
     return setup

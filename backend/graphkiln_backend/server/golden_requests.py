@@ -1,0 +1,445 @@
+"""Ask a running tritonserver the golden samples of versions, and judge the answers.
+
+This proves what no instance of graphkiln computes: versions of other backends and of the native seat. Samples and
+answers are compared in another process, so that the supervisor needs no numpy, and a server that hangs delays nothing.
+The requests take the way of a user's: HTTP, Triton's scheduler and batcher, the backend.
+"""
+
+from __future__ import annotations
+
+import json
+import select
+import signal
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from graphkiln_backend.graph.decoding import decode, encode
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, VerificationError
+from graphkiln_backend.graph.modules import LazyModule
+from graphkiln_backend.graph.text import in_path
+from graphkiln_backend.repository.version import GOLDEN_FILE
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.processes import end_with_parent
+from graphkiln_backend.system.resources import usable_cores
+
+if TYPE_CHECKING:
+    from concurrent import futures
+    from http import client
+
+    import numpy as np
+
+    from graphkiln_backend.graph.dtypes import AnyArray
+    from graphkiln_backend.graph.signature import Signature
+    from graphkiln_backend.repository.config import ModelConfigProto
+    from graphkiln_backend.repository.version import ModelVersion
+else:
+    client, futures = LazyModule("http.client"), LazyModule("concurrent.futures")  # of the process that asks
+    np = LazyModule("numpy")
+
+_CONNECT_S = 0.02  # between attempts to reach a server that is starting
+_REQUEST_S = 60.0  # without any byte of a response
+_ATTEMPTS, _RETRY_S = 3, 1.0  # if the backend fails: memory may be short for a moment
+_EARLY_BYTES = 32 << 20  # of compressed samples that are read before the server is up
+_IDLE_S = 0.2  # a model without a request for this long is idle
+_REQUEST_ID = "graphkiln-golden-sample"  # in Triton's log and traces
+_LENGTH = struct.Struct("<I")  # before each element of a BYTES tensor
+_HEADER = "Inference-Header-Content-Length"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Target:
+    """A version to ask.
+
+    Attributes:
+        model: Name on the server.
+        version: Version number.
+        folder: The version's folder, with manifest and golden samples.
+        config: File with the configuration that the server has.
+    """
+
+    model: str
+    version: int
+    folder: str
+    config: str
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Answers:
+    """Judgment of a version's answers.
+
+    Attributes:
+        model: Name on the server.
+        version: Version number.
+        reason: Why the version is refused; empty if its answers are right.
+        verdict: Measured errors and limits, if they were compared.
+        error: Relative L2 error; -1 if nothing was compared.
+        answered: False if the server did not answer, which says nothing about the version.
+    """
+
+    model: str = ""
+    version: int = 0
+    reason: str = ""
+    verdict: str = ""
+    error: float = -1.0
+    answered: bool = True
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Way:
+    """Way of asking.
+
+    Attributes:
+        address: HTTP address of the server.
+        headers: Headers for restricted endpoints.
+        thorough: Ask every instance at the same time, alone and in the largest batch, and verify the hashes of the
+            version's files; otherwise ask one sample after the other, while the model is idle.
+        start_s: Seconds to wait until the server listens.
+        idle_s: Seconds to wait until the model is idle, if not `thorough`.
+    """
+
+    address: ListenAddress
+    headers: dict[str, str]
+    thorough: bool = True
+    start_s: float = 0.0
+    idle_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Task:
+    """Input of the process that asks."""
+
+    targets: tuple[Target, ...]
+    way: Way
+
+
+class Asking(Closeable):
+    """Ask targets in another process, which ends when this is closed.
+
+    It begins to read the samples at once, so that it is ready when the server is.
+
+    Args:
+        targets: The targets.
+        way: Way of asking.
+
+    Attributes:
+        answers: Judgments so far, by model and version.
+    """
+
+    def __init__(self, targets: Sequence[Target], way: Way) -> None:
+        self._open = {(target.model, target.version) for target in targets}
+        self.answers: dict[tuple[str, int], Answers] = {}
+        # No process of multiprocessing, which would take two more processes and import the whole command line.
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", "-m", __name__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            bufsize=0,  # `select` sees every line
+        )
+        if self._process.stdin:
+            with self._process.stdin as stdin:
+                stdin.write(json.dumps(encode(_Task(targets=tuple(targets), way=way))).encode())
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the next judgment; return true once all are known.
+
+        Raises:
+            EOFError: The process that asks has ended.
+        """
+        lines = self._process.stdout
+        if self._open and lines and select.select([lines], [], [], timeout_s)[0]:
+            if not (line := lines.readline()):
+                raise EOFError
+            answers = decode(Answers, json.loads(line))
+            self.answers[answers.model, answers.version] = answers
+            self._open.discard((answers.model, answers.version))
+        return not self._open
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+        if self._process.stdout:
+            self._process.stdout.close()
+
+
+def _ask(task: _Task, report: Callable[[Answers], None]) -> None:
+    """Ask all targets of a task, a few at a time."""
+    way = task.way
+    sizes = accumulate(_golden_bytes(target) for target in task.targets)
+    early = [_read(target, way) for target, size in zip(task.targets, sizes, strict=True) if size < _EARLY_BYTES]
+    _wait_until_listening(way)
+
+    def judge(number: int) -> Answers:
+        target = task.targets[number]
+        version = early[number] if number < len(early) else _read(target, way)
+        try:
+            answers = version if isinstance(version, Answers) else _judge_patiently(target, version, way)
+        except (OSError, client.HTTPException) as error:
+            answers = Answers(reason=f"the server did not answer a golden sample: {error}", answered=False)
+        except GraphkilnError as error:
+            answers = Answers(reason=str(error))
+        except Exception as error:  # noqa: BLE001 - an unexpected answer is the reason for a refusal
+            answers = Answers(reason=f"{type(error).__name__}: {error}")
+        return replace(answers, model=target.model, version=target.version)
+
+    # While one version computes, the answers of another are compared.
+    with futures.ThreadPoolExecutor(1 if way.idle_s else usable_cores()) as pool:
+        for answers in pool.map(judge, range(len(task.targets))):
+            report(answers)
+
+
+def _golden_bytes(target: Target) -> int:
+    file = Path(target.folder) / GOLDEN_FILE
+    return file.stat().st_size if file.exists() else 0
+
+
+def _read(target: Target, way: Way) -> ModelVersion | Answers:
+    from graphkiln_backend.graph.golden import GoldenSamples
+    from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+    from graphkiln_backend.repository.config import read_config
+    from graphkiln_backend.repository.publication import check_published
+    from graphkiln_backend.repository.version import ModelVersion, read_version
+
+    folder = Path(target.folder)
+    try:
+        if way.thorough:
+            version = read_version(folder)
+            check_published(read_config(Path(target.config)), folder.parent, target.version, version)
+            return version
+        manifest = Manifest.read(folder / MANIFEST_FILE)
+        golden = GoldenSamples.read(folder / (manifest.golden.file if manifest.golden else GOLDEN_FILE))
+        return ModelVersion(graph_path=folder / manifest.graph_file, manifest=manifest, golden=golden)
+    except (GraphkilnError, OSError) as error:
+        return Answers(reason=str(error))
+
+
+def _wait_until_listening(way: Way) -> None:
+    """Wait until the server accepts connections, after loading. If it never does, the requests report it."""
+    deadline = time.monotonic() + way.start_s
+    while time.monotonic() < deadline:
+        connection = client.HTTPConnection(*way.address.local_address, timeout=_REQUEST_S)
+        try:
+            connection.connect()
+        except OSError:
+            time.sleep(_CONNECT_S)
+        else:
+            return
+        finally:
+            connection.close()
+
+
+def _judge_patiently(target: Target, version: ModelVersion, way: Way) -> Answers:
+    """Judge a version, and try again if the backend fails. Wrong answers are final."""
+    for _ in range(_ATTEMPTS - 1):
+        try:
+            return _judge(target, version, way)
+        except ExecutionError:
+            time.sleep(_RETRY_S)
+    return _judge(target, version, way)
+
+
+def _judge(target: Target, version: ModelVersion, way: Way) -> Answers:
+    """Ask a version its golden samples and compare the answers.
+
+    Raises:
+        VerificationError: They are wrong.
+        OSError, HTTPException: The server does not answer.
+    """
+    from graphkiln_backend.lowering.acceptance import Replay, check_golden, limits_behind_triton
+    from graphkiln_backend.repository.config import read_config
+    from graphkiln_backend.repository.model_config import ModelConfig
+
+    golden, config = version.golden, read_config(Path(target.config))
+    if golden is None:
+        raise VerificationError("the samples prove nothing", report="the manifest names none")
+    limits = limits_behind_triton(version)
+    read = ModelConfig.from_protobuf(config, has_gpu=False)
+    server = ServedSession(target, config, way)
+    if not way.thorough:
+        replay = Replay.of_golden(server, golden, limits, version.reading)
+        computed = []
+        for sample in range(len(replay.samples)):
+            server.wait_until_idle(way.idle_s)
+            computed.append(replay.run(sample, tuple(replay.reference)))
+        verification = replay.judge(computed)
+        return Answers(verdict=verification.verdict, error=verification.relative_l2)
+    largest = max(1, read.max_batch_size)
+    # As many callers as instances, all at once: each instance computes, and requests share batches.
+    with futures.ThreadPoolExecutor(read.processes) as callers:
+        asked = [
+            callers.submit(check_golden, server, golden, limits, largest, version.reading)
+            for _ in range(read.processes)
+        ]
+        verifications = [future.result() for future in asked]
+    worst = max(verifications, key=lambda verification: verification.relative_l2)
+    return Answers(verdict=worst.verdict, error=worst.relative_l2)
+
+
+class ServedSession:
+    """A version behind a server, with the methods of a session that proofs need.
+
+    Args:
+        target: The version.
+        config: Configuration that the server has.
+        way: Way of asking.
+    """
+
+    def __init__(self, target: Target, config: ModelConfigProto, way: Way) -> None:
+        self._target = target
+        self._way = way
+        self._batched = config.max_batch_size > 0
+        self._inputs = {tensor.name: tensor for tensor in config.input}
+        self._outputs = {tensor.name: tensor for tensor in config.output}
+        self._local = threading.local()
+        self._path = f"/v2/models/{in_path(target.model)}/versions/{target.version}"
+
+    @cached_property
+    def signature(self) -> Signature:
+        """Signature of the manifest."""
+        from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+
+        return Manifest.read(Path(self._target.folder) / MANIFEST_FILE).signature
+
+    def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
+        """Ask the server.
+
+        Raises:
+            ExecutionError: It answers with an error.
+            OSError, HTTPException: It does not answer.
+        """
+        names = [spec.name for spec in self.signature.outputs] if outputs is None else outputs
+        contents = [(name, self._outside(name, array, self._inputs)) for name, array in feeds.items()]
+        rows = [(*_encode(name, array), array.shape) for name, array in contents]
+        header = {
+            "id": _REQUEST_ID,
+            "inputs": [
+                {
+                    "name": name,
+                    "datatype": datatype,
+                    "shape": list(shape),
+                    "parameters": {"binary_data_size": len(content)},
+                }
+                for name, datatype, content, shape in rows
+            ],
+            "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in names],
+        }
+        document = json.dumps(header).encode()
+        body = b"".join([document, *(content for _, _, content, _ in rows)])
+        status, length, answer = self._send("POST", f"{self._path}/infer", body, {_HEADER: str(len(document))})
+        if status != 200:
+            raise ExecutionError(f"the server answers a golden sample with an error: {_error_in(answer)}")
+        return {name: self._inside(name, array) for name, array in _decode(answer, length)}
+
+    def wait_until_idle(self, timeout_s: float) -> None:
+        """Wait until the model has had no request for a moment. Source: Triton's statistics extension."""
+        deadline = time.monotonic() + timeout_s
+        while time.monotonic() < deadline:
+            status, _, answer = self._send("GET", f"{self._path}/stats", b"", {})
+            if status != 200:
+                return
+            last_ms = json.loads(answer)["model_stats"][0].get("last_inference", 0)
+            idle_s = time.time() - last_ms / 1e3
+            if idle_s > _IDLE_S:
+                return
+            time.sleep(_IDLE_S - max(0.0, idle_s) + 0.01)
+
+    def _outside(self, name: str, array: AnyArray, tensors: Mapping[str, Any]) -> AnyArray:
+        """Give a tensor the shape that clients send: that of config.pbtxt, if the graph has another (`reshape`)."""
+        tensor = tensors.get(name)
+        if tensor is None or not (tensor.HasField("reshape") or array.ndim == 0):
+            return array
+        rows = [len(array)] if self._batched else []
+        return array.reshape([*rows, *tensor.dims])
+
+    def _inside(self, name: str, array: AnyArray) -> AnyArray:
+        """Give an output the shape of the graph."""
+        tensor = self._outputs.get(name)
+        spec = next((spec for spec in self.signature.outputs if spec.name == name), None)
+        if tensor is not None and tensor.HasField("reshape"):
+            return array.reshape([*([len(array)] if self._batched else []), *tensor.reshape.shape])
+        return array.reshape(()) if spec is not None and not spec.shape and array.shape == (1,) else array
+
+    def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, int, bytes]:
+        """Send a request on the connection of this thread; return status, length of the JSON header, and body."""
+        connection: client.HTTPConnection | None = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = client.HTTPConnection(*self._way.address.local_address, timeout=_REQUEST_S)
+            self._local.connection = connection
+        try:
+            connection.request(method, path, body, {**headers, **self._way.headers})
+            response = connection.getresponse()
+            return response.status, int(response.headers.get(_HEADER, 0)), response.read()
+        except (OSError, client.HTTPException):
+            connection.close()
+            raise
+
+
+def _encode(name: str, array: AnyArray) -> tuple[str, str, bytes]:
+    """Return name, data type and bytes of a tensor. Source: KServe v2 protocol, binary tensor data extension."""
+    from graphkiln_backend.graph.dtypes import DType
+
+    dtype = DType.from_numpy(array.dtype)
+    if dtype is DType.BYTES:
+        texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
+        return name, dtype.value, b"".join(_LENGTH.pack(len(text)) + text for text in texts)
+    return name, dtype.value, np.ascontiguousarray(array).tobytes()
+
+
+def _decode(answer: bytes, length: int) -> Iterator[tuple[str, AnyArray]]:
+    """Yield name and array of each output."""
+    from graphkiln_backend.graph.dtypes import DType
+
+    document = json.loads(answer[:length] if length else answer)
+    position = length
+    for row in document["outputs"]:
+        size = row["parameters"]["binary_data_size"]
+        content, position = answer[position : position + size], position + size
+        dtype = DType(row["datatype"])
+        if dtype is DType.BYTES:
+            array: AnyArray = np.empty(row["shape"], np.object_)
+            array.ravel()[:] = [*_texts(content)]
+        else:
+            array = np.frombuffer(content, dtype.numpy).reshape(row["shape"])
+        yield row["name"], array
+
+
+def _texts(content: bytes) -> Iterator[bytes]:
+    """Yield the elements of a BYTES tensor."""
+    position = 0
+    while position < len(content):
+        (length,) = _LENGTH.unpack_from(content, position)
+        begin, position = position + _LENGTH.size, position + _LENGTH.size + length
+        yield content[begin:position]
+
+
+def _error_in(answer: bytes) -> str:
+    try:
+        return str(json.loads(answer)["error"])
+    except (ValueError, KeyError, TypeError):
+        return answer[:200].decode(errors="replace")
+
+
+def _main() -> None:
+    """Read a task from standard input; write a line for each judgment."""
+    end_with_parent()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C and ends this process
+
+    def report(answers: Answers) -> None:
+        sys.stdout.write(f"{json.dumps(encode(answers))}\n")
+        sys.stdout.flush()
+
+    _ask(decode(_Task, json.load(sys.stdin)), report)
+
+
+if __name__ == "__main__":
+    _main()

@@ -1,0 +1,152 @@
+"""Proofs of versions that no instance of graphkiln computes: before they are shown, after each load, and while idle."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.repository.config import NATIVE
+from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.golden_requests import Answers, Asking, Target, Way
+from graphkiln_backend.server.managed_stores import ShownModel
+from graphkiln_backend.server.proofs import ProofBook, ProofState
+from graphkiln_backend.server.proving_server import Candidate, ProvingServer
+from graphkiln_backend.system.signals import ServerStopping
+
+_log = logging.getLogger("graphkiln.server")
+
+_POLL_S = 0.1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ServedProofs:
+    """Proofs through a server.
+
+    Attributes:
+        prover: Proves versions before they are shown.
+        mirror: The repository that Triton sees, with the configurations.
+        address: HTTP address of the serving server; None if HTTP is off, which rules out replays.
+        headers: Headers for restricted endpoints.
+        deadline_s: Time limit of a replay of all versions.
+        book: Results, for metrics and tables.
+    """
+
+    prover: ProvingServer
+    mirror: Path
+    address: ListenAddress | None
+    headers: dict[str, str]
+    deadline_s: float
+    book: ProofBook
+
+    def admit(
+        self, models: Iterable[tuple[ShownModel, int]], stopped: Callable[[], bool] = lambda: False
+    ) -> dict[tuple[str, int], Answers]:
+        """Prove versions in a server that no client reaches.
+
+        Raises:
+            ServerStopping: `stopped` was true.
+            OSError: The server cannot be started.
+        """
+        candidates = [Candidate(shown=shown, version=version) for shown, version in models]
+        answers = self.prover.prove(candidates, stopped)
+        for candidate in candidates:
+            self._record(candidate.shown, candidate.version, answers[candidate.which])
+        return answers
+
+    def ask_once_live(self, models: Sequence[ShownModel]) -> AbstractContextManager[Asking | None]:
+        """Prepare the first replay while the server starts."""
+        targets = self._targets(models)
+        return Asking(targets, self._way(start_s=self.deadline_s)) if targets and self.address else nullcontext()
+
+    def replay(
+        self,
+        models: Sequence[ShownModel],
+        stopped: Callable[[], bool] = lambda: False,
+        *,
+        idle_s: float = 0.0,
+        asking: Asking | None = None,
+    ) -> dict[tuple[str, int], str]:
+        """Ask the serving server the golden samples of shown versions.
+
+        Args:
+            models: The models.
+            stopped: Returns true to give up.
+            idle_s: Seconds to wait for each model to be idle.
+            asking: Result of `ask_once_live` for these models.
+
+        Returns:
+            Reasons of wrong versions, by model and version. A version that does not answer is not wrong: the
+            supervisor restarts a server that does not respond.
+
+        Raises:
+            ServerStopping: `stopped` was true.
+        """
+        targets = self._targets(models)
+        if not targets or self.address is None:
+            return {}
+        deadline = time.monotonic() + self.deadline_s + idle_s * len(targets)
+        shown = {model.stored.name: model for model in models}
+        with asking or Asking(targets, self._way(idle_s=idle_s)) as asked:
+            try:
+                while not asked.wait(_POLL_S) and time.monotonic() < deadline:
+                    if stopped():
+                        raise ServerStopping
+            except EOFError:
+                _log.warning("the process that replays golden samples has ended")
+            found = {which: answers for which, answers in asked.answers.items() if answers.answered}
+        for (name, version), answers in found.items():
+            self._record(shown[name], version, answers, replayed=True)
+        return {which: answers.reason for which, answers in found.items() if answers.reason}
+
+    def _targets(self, models: Sequence[ShownModel]) -> list[Target]:
+        return [
+            Target(
+                model=model.stored.name,
+                version=version,
+                folder=str(model.stored.folder / str(version)),
+                config=str(self.mirror / model.stored.name / CONFIG_FILE),
+            )
+            for model in models
+            for version in model.provable
+        ]
+
+    def _way(self, *, start_s: float = 0.0, idle_s: float = 0.0) -> Way:
+        if self.address is None:
+            raise ServerSetupError("golden samples need HTTP")
+        return Way(address=self.address, headers=self.headers, thorough=False, start_s=start_s, idle_s=idle_s)
+
+    def note(self, model: ShownModel) -> None:
+        """Record the versions of a model that have no golden samples."""
+        for version in set(model.versions) - set(model.provable):
+            self.book.record(_state(model, version))
+
+    def _record(self, model: ShownModel, version: int, answers: Answers, *, replayed: bool = False) -> None:
+        before = self.book.find(model.stored.name, version) or _state(model, version)
+        right = not answers.reason
+        self.book.record(
+            replace(
+                before,
+                proven=right,
+                error=answers.error if right else before.error,
+                replays=before.replays + replayed,
+                failures=before.failures + (replayed and not right),
+                last_right_at=time.time() if right else before.last_right_at,
+            )
+        )
+
+
+def _state(model: ShownModel, version: int) -> ProofState:
+    config = Candidate(shown=model, version=version).config
+    return ProofState(
+        model=model.stored.name,
+        version=version,
+        backend=config.backend or config.platform,
+        seat=NATIVE if model.native is not None else "",
+        proven=False,
+    )
