@@ -333,7 +333,7 @@ def _set_accelerators(native: ModelConfigProto, settings: Settings, model: Model
     del accelerators.cpu_execution_accelerator[:]
     del accelerators.gpu_execution_accelerator[1:]
     first = next(iter(accelerators.gpu_execution_accelerator), None)
-    if first is not None and (first.name == "cuda" or settings.engine != first.name):
+    if first is not None and settings.engine != first.name:
         del accelerators.gpu_execution_accelerator[:]
     options = {key: value for key, value in settings.options.get("onnxruntime", {}).items() if key not in CUDA_OPTIONS}
     cuda = accelerators.gpu_execution_accelerator.add(name="cuda")

@@ -18,7 +18,8 @@ from onnx import TensorProto, helper, numpy_helper
 
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.manifest import FORMAT_VERSION, MANIFEST_FILE, Golden, Manifest, Provenance
+from graphkiln_backend.graph.manifest import FORMAT_VERSION, MANIFEST_FILE, Conversion, Golden, Manifest, Provenance
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering import seat as module
 from graphkiln_backend.lowering.seat import NativeBackend, Seat, choose_seat, find_native_backend, native_config
 from graphkiln_backend.lowering.settings import Override
@@ -295,6 +296,13 @@ class TestAuto:
         config = case.add(zoo.scale(ROWS), graph_file="model.plan")
         assert "model.plan of version 1 is not an ONNX graph" in choose_seat(config, case.versions, [], NEWEST).reason
 
+    def test_precision_of_the_manifest(self, case: Case) -> None:
+        converted = Conversion(
+            recipe={}, precision=Precision.FP16, passes=(), output_errors={}, graph_bytes=1, seconds=1.0
+        )
+        config = case.add(zoo.scale(ROWS), parameter("precision", "fp32"), conversion=converted)
+        assert "from fp16 to fp32" in choose_seat(config, case.versions, [], NEWEST).reason
+
     @pytest.mark.parametrize("file", ["model.onnx", MANIFEST_FILE])
     def test_damaged_file(self, case: Case, file: str) -> None:
         config = case.add(zoo.scale(ROWS))
@@ -325,6 +333,8 @@ class TestAuto:
         ("needed", "version", "reason"),
         [
             ((21, 10, 5), "1.19.2", ""),
+            ((19, 9, 3), "1.15.0", ""),
+            ((20, 9, 4), "1.17.1", ""),
             ((22, 10, 5), "1.19.2", "the graph's opset 22 is newer than ONNX Runtime 1.19.2, which reads up to 21"),
             ((21, 11, 5), "1.19.2", "the graph's IR version 11"),
             ((19, 9, 4), "1.16.3", "the graph's opset of ai.onnx.ml 4"),
@@ -384,12 +394,10 @@ def keys(config: ModelConfigProto) -> dict[str, str]:
     return {key: config.parameters[key].string_value for key in config.parameters}
 
 
-def accelerators(config: ModelConfigProto) -> dict[str, dict[str, str]]:
+def accelerators(config: ModelConfigProto) -> list[tuple[str, dict[str, str]]]:
     found = config.optimization.execution_accelerators
-    return {
-        each.name: dict(each.parameters)
-        for each in (*found.gpu_execution_accelerator, *found.cpu_execution_accelerator)
-    }
+    both = (*found.gpu_execution_accelerator, *found.cpu_execution_accelerator)
+    return [(each.name, dict(each.parameters)) for each in both]
 
 
 class TestConfiguration:
@@ -472,20 +480,21 @@ class TestConfiguration:
         config = case.native(text)
         assert [group.kind for group in config.instance_group] == [pb.ModelInstanceGroup.KIND_GPU]
         options = {"use_tf32": "0", "prefer_nhwc": "1", "cudnn_conv_use_max_workspace": "0"}
-        assert accelerators(config) == {"cuda": options}
+        assert accelerators(config) == [("cuda", options)]
         found = keys(config)
         assert (found["gpu_mem_limit"], found["cudnn_conv_algo_search"]) == ("1000", "1")
-        assert accelerators(case.native("", "precision=tf32"))["cuda"]["use_tf32"] == "1"
+        assert accelerators(case.native("", "precision=tf32")) == [("cuda", {"use_tf32": "1"})]
 
     @pytest.mark.usefixtures("gpu")
     def test_tensorrt(self, case: Case) -> None:
         text = (
-            "optimization { execution_accelerators { gpu_execution_accelerator { "
-            'name: "tensorrt" parameters { key: "precision_mode" value: "FP16" } } } }'
+            "optimization { execution_accelerators { gpu_execution_accelerator [ "
+            '{ name: "tensorrt" parameters { key: "precision_mode" value: "FP16" } }, '
+            '{ name: "cuda" parameters { key: "use_tf32" value: "1" } } ] } }'  # only the first one is used
         )
-        expected = {"tensorrt": {"precision_mode": "FP16"}, "cuda": {"use_tf32": "0"}}
-        assert accelerators(case.native(text)) == expected
-        assert accelerators(case.native(text, "engine=onnxruntime")) == {"cuda": {"use_tf32": "0"}}
+        cuda = ("cuda", {"use_tf32": "0"})
+        assert accelerators(case.native(text)) == [("tensorrt", {"precision_mode": "FP16"}), cuda]
+        assert accelerators(case.native(text, "engine=onnxruntime")) == [cuda]
 
 
 def test_imports_no_runtime() -> None:

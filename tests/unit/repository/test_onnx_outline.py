@@ -130,6 +130,9 @@ def test_a_cut_file_raises_no_other_error(tmp_path: Path) -> None:
         os.utime(path, ns=(size, size))
         with suppress(RepositoryError):
             read_outline(path)
+    path.write_bytes(content[: len(content) // 2])
+    with pytest.raises(RepositoryError, match="it ends too early"):
+        read_outline(path)
 
 
 @pytest.mark.parametrize("content", [b"", b"\0" * 1000, b"\xff" * 1000, b"not a graph", b"\x08\x0a"])
