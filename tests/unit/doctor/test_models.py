@@ -68,6 +68,11 @@ def test_seat(store: Path, tmp_path: Path) -> None:
     found = {each.subject: each for each in check_models(request)}["seat of digits"]
     assert found.message == "native (Triton's C++ onnxruntime backend, ONNX Runtime 1.23.0)"
     assert found.facts["native"] is True
+    shutil.copytree(store / "digits" / "1", store / "digits" / "2")
+    for name in ("manifest.json", "golden.npz"):
+        (store / "digits" / "1" / name).unlink()  # of a version that is not served
+    found = {each.subject: each for each in check_models(request)}["seat of digits"]
+    assert found.facts["native"] is True
     with (store / "digits" / "config.pbtxt").open("a") as file:
         file.write('parameters { key: "self_test" value { string_value: "off" } }')
     found = {each.subject: each for each in check_models(request)}["seat of digits"]

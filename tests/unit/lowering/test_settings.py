@@ -52,6 +52,15 @@ def test_xrt_parameter_of_oneflow_serving(xrt: str, engine: str) -> None:
     assert (settings.engine, settings.origins["engine"]) == (engine, "parameters.xrt")
 
 
+def test_seat() -> None:
+    assert read(config()).seat == read(config({"seat": ""})).seat == "auto"
+    settings = read(config({"seat": "native"}), Override("seat", "python", "--set"))
+    assert (settings.seat, settings.origins["seat"]) == ("python", "--set")
+    with pytest.raises(RepositoryError, match=r"parameters\.seat must be .*, got 'pyton'") as caught:
+        read(config({"seat": "pyton"}))
+    assert caught.value.hint == "did you mean 'python'?"
+
+
 def accelerators(kind: str, name: str, parameters: dict[str, str] | None = None, **options: str) -> dict[str, Any]:
     block = {f"{kind}_execution_accelerator": [{"name": name, "parameters": options}]}
     return config(parameters, execution_accelerators=block)
