@@ -162,7 +162,7 @@ class Launch:
         replay_interval_s: Seconds between replays of the golden samples; 0 for none.
         memory_bytes: Memory limit of tritonserver without its instances; 0 for half of the free memory.
         copies: Stores that are served from a copy.
-        prove_memory_bytes: Versions that are larger together are proven one after the other; 0 for no limit.
+        prove_memory_bytes: Versions are proven together before they are shown if they are not larger together.
         proofs: Results of proofs through a server.
         managed: The models shown to Triton, filled by `prepare`; kept across restarts, like the following.
         loaded: The loaded models in explicit mode.
@@ -180,7 +180,7 @@ class Launch:
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S
     memory_bytes: int = 0
     copies: StoreCopies = field(default_factory=StoreCopies)
-    prove_memory_bytes: int = 0
+    prove_memory_bytes: int = 4 << 30
     proofs: ProofBook = field(default_factory=ProofBook)
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.graph.text import plain_reason
+from graphkiln_backend.server.proofs import ProofState
 from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
 from graphkiln_backend.system.processes import is_gone
 from graphkiln_backend.triton.instance_status import Crash, InstanceStatus, describe_crash
@@ -99,7 +100,8 @@ class ModelState:
         version: Model version.
         state: Triton's state: `READY`, `UNAVAILABLE`, ...; or `REFUSED`.
         reason: Triton's reason for a state other than READY.
-        status: Status of its slowest instance; None for other backends.
+        status: Status of its slowest instance; None for other backends and the native seat.
+        proof: Proof through the server, if no instance of graphkiln computes it; else None.
     """
 
     model: str
@@ -107,10 +109,14 @@ class ModelState:
     state: str
     reason: str
     status: InstanceStatus | None
+    proof: ProofState | None = None
 
 
 def list_models(
-    control: RepositoryControl | None, instances: Path, refusals: Mapping[tuple[str, str], str]
+    control: RepositoryControl | None,
+    instances: Path,
+    refusals: Mapping[tuple[str, str], str],
+    proofs: Sequence[ProofState] = (),
 ) -> list[ModelState]:
     """List all known and refused versions, except deliberately unloaded ones.
 
@@ -120,7 +126,9 @@ def list_models(
         control: Repository control of the server, or None.
         instances: Folder of status files.
         refusals: Reasons of refused versions, by model and version.
+        proofs: Proofs through the server.
     """
+    proven = {(proof.model, str(proof.version)): proof for proof in proofs}
     statuses = sorted(read_snapshot(instances).statuses.values(), key=lambda status: status.load_ms)
     slowest = {(status.model, str(status.version)): status for status in statuses}
     rows = [VersionState(model=model, version=version, state="READY", reason="") for model, version in slowest]
@@ -136,6 +144,7 @@ def list_models(
             state=row.state,
             reason=plain_reason(row.reason),
             status=slowest.get((row.model, row.version)),
+            proof=proven.get((row.model, row.version)),
         )
         for row in rows
         if (row.model, row.version) not in refusals and (row.state, row.reason) not in _UNLOADED

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Collection
 from dataclasses import dataclass
 
 
@@ -50,10 +51,11 @@ class ProofBook:
         with self._lock:
             return self._states.get((model, version))
 
-    def forget(self, model: str, version: int) -> None:
-        """Remove a version that is not served any more."""
+    def keep(self, model: str, versions: Collection[int]) -> None:
+        """Remove the versions of a model that are not served any more."""
         with self._lock:
-            self._states.pop((model, version), None)
+            for key in [key for key in self._states if key[0] == model and key[1] not in versions]:
+                del self._states[key]
 
     def rows(self) -> tuple[ProofState, ...]:
         """Return the newest result of each version."""

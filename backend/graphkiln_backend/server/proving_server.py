@@ -94,7 +94,7 @@ class ProvingServer:
         cache: Remembers proofs.
         release: Version of tritonserver.
         deadline_s: Time limit of one proof.
-        memory_bytes: Versions whose files are larger together are proven one after the other; 0 for no limit.
+        memory_bytes: Versions are proven together as long as their files are not larger together.
     """
 
     start: Callable[[Sequence[str]], subprocess.Popen[bytes]]
@@ -104,7 +104,7 @@ class ProvingServer:
     cache: CacheSettings
     release: str
     deadline_s: float
-    memory_bytes: int = 0
+    memory_bytes: int
 
     def prove(
         self, candidates: Sequence[Candidate], stopped: Callable[[], bool] = lambda: False
@@ -261,7 +261,7 @@ def _groups(candidates: Sequence[Candidate], limit_bytes: int) -> list[list[Cand
     total = 0
     for candidate in candidates:
         size = sum(path.stat().st_size for path in candidate.folder.rglob("*") if path.is_file())
-        if groups and (not limit_bytes or total + size <= limit_bytes):
+        if groups and total + size <= limit_bytes:
             groups[-1].append(candidate)
             total += size
         else:

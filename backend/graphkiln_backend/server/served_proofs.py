@@ -122,9 +122,11 @@ class ServedProofs:
         return Way(address=self.address, headers=self.headers, thorough=False, start_s=start_s, idle_s=idle_s)
 
     def note(self, model: ShownModel) -> None:
-        """Record the versions of a model that have no golden samples."""
-        for version in set(model.versions) - set(model.provable):
-            self.book.record(_state(model, version))
+        """Record which versions of a model serve now, and which of them cannot be proven."""
+        self.book.keep(model.stored.name, model.versions)
+        if model.other:
+            for version in set(model.versions) - set(model.provable):
+                self.book.record(_state(model, version))
 
     def _record(self, model: ShownModel, version: int, answers: Answers, *, replayed: bool = False) -> None:
         before = self.book.find(model.stored.name, version) or _state(model, version)

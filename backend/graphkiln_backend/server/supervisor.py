@@ -241,7 +241,8 @@ class Supervisor:
     def _report(self, folder: RunFolder) -> None:
         if self._edge:
             self._edge.admit()
-        states = list_models(self._launch.control(), folder.instances, self._launch.managed.refusals())
+        launch = self._launch
+        states = list_models(launch.control(), folder.instances, launch.managed.refusals(), launch.proofs.rows())
         try:
             self._on_live(states)
         except OSError as error:  # standard output is closed

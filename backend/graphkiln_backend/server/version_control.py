@@ -142,6 +142,9 @@ class VersionController:
         except OSError as error:  # the user's own --http-restricted-api, or a server that ends at once
             _log.warning("cannot control the models: %s", error)
             settled = True
+        if self._proofs:
+            for model in self._stores.shown.values():
+                self._proofs.note(model)
         if settled:
             on_settled()
         if self._proofs and self._replay_interval_s:
@@ -329,6 +332,8 @@ class VersionController:
             _log.info("%s: its store has no version of it, unloading it", name)
             self._mirror.remove(name)
             self._control.unload(name)
+            if self._proofs:
+                self._proofs.book.keep(name, ())
             del self._stores.shown[name]  # last: the next step tries again if Triton does not respond
             self._unanswered.discard(name)
         changed = [self._update(stored) for name, stored in found.items() if name not in unstable]

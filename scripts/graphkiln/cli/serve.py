@@ -185,6 +185,14 @@ def serve(
             min=0,
         ),
     ] = 600.0,
+    prove_memory: Annotated[
+        str,
+        typer.Option(
+            help="Versions of other backends and of the native seat are proven together in a second server before they "
+            "are served, as long as their files are not larger together; 0 proves one at a time.",
+            metavar="SIZE",
+        ),
+    ] = "4G",
     replace_onnxruntime: Annotated[
         bool, typer.Option("--replace-onnxruntime", help="Also replace an installed C++ onnxruntime backend.")
     ] = False,
@@ -277,6 +285,7 @@ def serve(
                 replace_onnxruntime=replace_onnxruntime,
                 access=access,
                 memory_bytes=parse_size(server_memory) if server_memory else 0,
+                prove_memory_bytes=parse_size(prove_memory),
             )
             _say_which_triton(installation, flags, has_key=not access.open_endpoints)
             with (
@@ -431,6 +440,8 @@ def log_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None:
             status = state.status
             served = f"{_engine(state)}, {status.precision}, loaded in {status.load_ms:.0f} ms"
             _log.info("version %s is ready: %s", state.version, served, extra=extra)
+        elif state.proof and state.state == "READY":
+            _log.info("version %s is ready: %s", state.version, _engine(state), extra=extra)
         else:
             reason = state.reason or "no reason is known"
             _log.error("version %s is %s: %s", state.version, state.state.lower(), reason, extra=extra)
@@ -455,6 +466,8 @@ def print_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None
             cells[0] = shorten(state.reason, _REASON_LENGTH) or "-"
         elif state.status:
             cells = [_engine(state), state.status.precision, f"{state.status.load_ms:.0f} ms"]
+        elif state.proof:
+            cells[0] = _engine(state)
         rows.append([state.model, state.version, state.state.lower(), *cells])
     table = make_table(("model", "version", "state", "engine, or why not", "precision", "time"), rows)
     table.collapse_padding = True
@@ -471,5 +484,10 @@ def print_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None
 
 
 def _engine(state: ModelState) -> str:
-    status = state.status
-    return f"{status.engine} on {status.device}, {status.threads} threads" if status else "-"
+    status, proof = state.status, state.proof
+    if status:
+        return f"{status.engine} on {status.device}, {status.threads} threads"
+    if proof is None:
+        return "-"
+    backend = f"{proof.backend} in C++" if proof.seat else f"backend {proof.backend}"
+    return f"{backend}, {'proven' if proof.proven else 'unproven'}"
