@@ -267,6 +267,8 @@ class _Case:
             yield "ONNX Runtime has no bf16 kernels for CPUs"
         if outline.quantized and not on_gpu and hardware.saturates_products_of_bytes():
             yield "this CPU saturates sums of int8 products: only graphkiln computes them exactly"
+        if outline.loops and not self.requested:
+            yield "a loop of the graph may not end, and only graphkiln limits the time of a batch"
         if outline.blockwise:
             yield "only graphkiln multiplies weights of 4 bits exactly"
 

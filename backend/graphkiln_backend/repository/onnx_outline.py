@@ -47,6 +47,7 @@ _FEW_BITS = frozenset({21, 22, 25, 26})  # UINT4, INT4, UINT2, INT2
 # Words in a node. `DequantizeLinear` alone computes with floats, but with `block_size` ONNX Runtime fuses it and a
 # product into `MatMulNBits`.
 _INTEGER_PRODUCTS = re.compile(rb"QuantizeLinear|QLinear|MatMulInteger|ConvInteger|DynamicQuantize|QGemm|QAttention")
+_LOOP = b"\x22\x04Loop"  # field `op_type` of a node
 _BLOCKS = re.compile(rb"MatMulNBits|block_size")
 
 
@@ -61,6 +62,7 @@ class GraphOutline:
         precision: As `onnx_file.read_precision`.
         quantized: Whether a node, or a name in one, reads like a product of integers.
         blockwise: Whether weights have fewer than 8 bits, or scales for blocks of them.
+        loops: Whether a node is a `Loop`, which a request may keep from ending.
         other_outputs: Whether an output is a sequence, a map, or another value than a tensor.
     """
 
@@ -70,6 +72,7 @@ class GraphOutline:
     precision: Precision = Precision.FP32
     quantized: bool = False
     blockwise: bool = False
+    loops: bool = False
     other_outputs: bool = False
 
 
@@ -100,10 +103,11 @@ def _outline(file: BinaryIO) -> GraphOutline:
     graph = _grouped(file, model[_GRAPH][-1][1])
     nodes = [span for _, span in graph[_NODE]]
     nodes += [span for _, function in model[_FUNCTIONS] for _, span in _grouped(file, function)[_FUNCTION_NODE]]
-    quantized = blockwise = False
+    quantized = blockwise = loops = False
     for text in (text for span in nodes for text in _texts(file, span)):
         quantized = quantized or _INTEGER_PRODUCTS.search(text) is not None
         blockwise = blockwise or _BLOCKS.search(text) is not None
+        loops = loops or _LOOP in text
     elements = Counter[int]()
     for data_type, size in (_tensor(file, span) for _, span in graph[_INITIALIZER]):
         elements[data_type] += size
@@ -115,6 +119,7 @@ def _outline(file: BinaryIO) -> GraphOutline:
         ir_version=model[_IR_VERSION][-1][0] if model[_IR_VERSION] else 0,
         precision=Precision.INT8 if quantized else _PRECISIONS[saved],
         quantized=quantized,
+        loops=loops,
         blockwise=blockwise or not _FEW_BITS.isdisjoint(elements),
         other_outputs=not all(_is_tensor(file, span) for _, span in graph[_OUTPUT]),
     )

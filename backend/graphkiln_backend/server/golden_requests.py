@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from graphkiln_backend.graph.decoding import decode, encode
-from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, VerificationError
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, RepositoryError, VerificationError
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.text import in_path
 from graphkiln_backend.repository.version import GOLDEN_FILE
@@ -262,6 +262,11 @@ def _judge(target: Target, version: ModelVersion, way: Way) -> Answers:
     golden, config = version.golden, read_config(Path(target.config))
     if golden is None:
         raise VerificationError("the samples prove nothing", report="the manifest names none")
+    if golden.whole and config.max_batch_size > 0:
+        raise RepositoryError(
+            f"max_batch_size is {config.max_batch_size}, but the graph was verified without batching",
+            hint="set max_batch_size: 0 and write dims with all dimensions",
+        )
     limits = limits_behind_triton(version)
     read = ModelConfig.from_protobuf(config, has_gpu=False)
     server = ServedSession(target, config, way)

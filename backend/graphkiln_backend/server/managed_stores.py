@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln_backend.graph.contract import CONTRACTS, Contracts
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.image_model import ACCEPT_IMAGES
 from graphkiln_backend.repository.agreement import HINT
@@ -120,6 +121,7 @@ class ManagedStores:
     _graph_folder: GraphFolder | None = None
     _opened: bool = False
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
+    _contracts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> version -> first digest
 
     def scan(self) -> dict[str, StoredModel]:
         """Scan the stores; add the models that take images if graphkiln completes configurations.
@@ -218,10 +220,24 @@ class ManagedStores:
         except OtherBackend:
             return ShownModel(stored=stored, versions=versions, other=True)
         complete_pair(config)
-        native = self.seat(config, [stored.folder / str(version) for version in versions])
+        native = None
+        if self._keeps_contracts(config):
+            native = self.seat(config, [stored.folder / str(version) for version in versions])
         guard_batch(config)
         withhold_text_id(config)
         return ShownModel(stored=stored, versions=versions, config=config, native=native)
+
+    def _keeps_contracts(self, config: ModelConfigProto) -> bool:
+        """False if a version number has had another contract, in this run of the supervisor.
+
+        A client may still hold that contract, and only an instance of graphkiln refuses its requests: Triton's C++
+        backend ignores the contract that a request names, and the client recognizes another version by its number.
+        """
+        if CONTRACTS not in config.parameters:
+            return True
+        digests = Contracts.from_json(config.parameters[CONTRACTS].string_value).versions
+        first = self._contracts.setdefault(config.name, {})
+        return all(first.setdefault(version, digest) == digest for version, digest in digests.items())
 
     def is_other(self, stored: StoredModel) -> bool:
         """True if the configuration of a model names another backend than graphkiln's."""

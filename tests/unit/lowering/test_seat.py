@@ -322,6 +322,9 @@ class TestAuto:
     def test_weights_of_4_bits(self, case: Case) -> None:
         assert "4 bits" in case.seat(one_node("MatMulNBits")).reason
 
+    def test_loops(self, case: Case) -> None:
+        assert "may not end" in case.seat(zoo.endless()).reason
+
     def test_weights_of_16_bits(self, case: Case) -> None:
         """A CPU computes fp16 in fp32 in both seats; bf16 only OpenVINO computes."""
         half = numpy_helper.from_array(np.ones(3, np.float16), "w")

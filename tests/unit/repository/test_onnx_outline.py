@@ -98,6 +98,12 @@ def test_blockwise_weights(tmp_path: Path, proto: onnx.ModelProto) -> None:
     assert outline(tmp_path, proto).blockwise
 
 
+def test_loops(tmp_path: Path) -> None:
+    assert outline(tmp_path, one_node("Loop")).loops
+    assert outline(tmp_path, in_branch(one_node("Loop"))).loops
+    assert not outline(tmp_path, one_node("Scan")).loops
+
+
 def test_nodes_of_branches_and_functions(tmp_path: Path) -> None:
     product = one_node("MatMulInteger")
     assert outline(tmp_path, in_branch(product)).quantized
