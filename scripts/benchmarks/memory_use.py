@@ -22,7 +22,7 @@ import numpy as np
 import psutil
 from inputs import add_model, exported_graph, openvino_settings, parameters
 from measurement import ratio_of, take_turns
-from servers import check_backend, start_cpp_server
+from servers import check_backend, native_flags, start_cpp_server
 
 from graphkiln.story.server import LocalServer, start_server
 from graphkiln_backend.repository.config import DROP_IN_BACKEND
@@ -81,9 +81,10 @@ def _set_ups(folder: Path, model: str, graph: Path, backends: Path | None) -> di
         for server, settings in (("graphkiln", ""), ("graphkiln, OpenVINO", parameters(openvino_settings()))):
             name = _title(server, count)
             store = folder / name / "store"
-            add_model(store, model, graph, instances + settings)
+            add_model(store, model, graph, instances + settings, golden=True)
             for title, is_first in ((f"{name}, first start", True), (name, False)):
-                start = partial(_start_ours, store, folder / f"{name} cache", is_first=is_first)
+                native = native_flags(None if settings else backends)
+                start = partial(_start_ours, store, folder / f"{name} cache", native, is_first=is_first)
                 set_ups[title] = partial(_read_server, start, model)
         if backends:
             name = _title(CPP, count)
@@ -98,11 +99,11 @@ def _title(server: str, instances: int) -> str:
 
 
 @contextmanager
-def _start_ours(store: Path, cache: Path, *, is_first: bool) -> Iterator[LocalServer]:
+def _start_ours(store: Path, cache: Path, native: tuple[str, ...], *, is_first: bool) -> Iterator[LocalServer]:
     if is_first:
         shutil.rmtree(cache, ignore_errors=True)
     cache.mkdir(exist_ok=True)
-    with start_server(store, flags=("--cache", str(cache)), log=store.parent / "log") as server:
+    with start_server(store, flags=("--cache", str(cache), *native), log=store.parent / "log") as server:
         yield server
 
 

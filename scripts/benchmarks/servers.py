@@ -120,6 +120,11 @@ def check_backend(folder: Path) -> Path:
     return folder.resolve()
 
 
+def native_flags(backends: Path | None) -> tuple[str, ...]:
+    """Flags of `graphkiln serve` with the C++ backend installed, so that models may get the native seat."""
+    return ("--backend-directory", str(backends.resolve())) if backends else ()
+
+
 @contextmanager
 def start_cpp_server(backends: Path, store: Path) -> Iterator[LocalServer]:
     """Serve a model repository on free ports until the context is left.
@@ -156,7 +161,8 @@ def start_cpp_server(backends: Path, store: Path) -> Iterator[LocalServer]:
 def _environment(backends: Path) -> dict[str, str]:
     libraries = [backends / "onnxruntime", backends / "lib", backends.parent / "lib"]
     found = [str(folder) for folder in libraries if folder.is_dir()]
-    return {**os.environ, "LD_LIBRARY_PATH": os.pathsep.join([*found, find_installation().library_path])}
+    own = {"ORT_DISABLE_TELEMETRY": "1"}  # as `graphkiln serve` does; since ONNX Runtime 1.32 it is on
+    return {**os.environ, **own, "LD_LIBRARY_PATH": os.pathsep.join([*found, find_installation().library_path])}
 
 
 def _wait_ready(server: subprocess.Popen[bytes], url: str) -> str:

@@ -18,7 +18,7 @@ import onnxruntime
 import psutil
 from inputs import add_model, exported_graph, openvino_settings, parameters
 from measurement import ratio_of, take_turns
-from servers import PERF_ANALYZER, Load, check_backend, measure_load, start_cpp_server
+from servers import PERF_ANALYZER, Load, check_backend, measure_load, native_flags, start_cpp_server
 
 from graphkiln.bench.generator import measure_throughput
 from graphkiln.story.server import LocalServer, start_server
@@ -90,7 +90,11 @@ def benchmark_serving(rounds: int, seconds: float, cpp_backend: Path | None) -> 
     rows: list[dict[str, object]] = []
     with ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        servers = {OURS: stack.enter_context(start_server(variant_store(folder / "ours", VARIANTS, ours=True)))}
+        servers = {
+            OURS: stack.enter_context(
+                start_server(variant_store(folder / "ours", VARIANTS, ours=True), flags=native_flags(cpp_backend))
+            )
+        }
         if cpp_backend:
             backends, store = check_backend(cpp_backend), variant_store(folder / "cpp", VARIANTS, ours=False)
             servers[CPP] = stack.enter_context(start_cpp_server(backends, store))
@@ -116,7 +120,7 @@ def variant_store(folder: Path, variants: Sequence[Variant], *, ours: bool) -> P
         settings = {"threads" if ours else "intra_op_thread_count": str(variant.threads)}
         settings |= openvino_settings() if ours and variant.openvino else {}
         text = f"\ninstance_group {{ count: {variant.instances} kind: KIND_CPU }}\n{parameters(settings)}"
-        add_model(folder, variant.name, graph, text, backend=BACKEND if ours else DROP_IN_BACKEND)
+        add_model(folder, variant.name, graph, text, backend=BACKEND if ours else DROP_IN_BACKEND, golden=ours)
     return folder
 
 

@@ -23,7 +23,7 @@ import numpy as np
 import psutil
 from inputs import DIGITS, LARGEST_BATCH, add_model, exported_graph
 from measurement import take_turns
-from servers import check_backend, start_cpp_server
+from servers import check_backend, native_flags, start_cpp_server
 
 from graphkiln.story.server import start_server
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -88,6 +88,7 @@ def benchmark_start(rounds: int, seconds: float, cpp_backend: Path | None) -> li
         "vit_b_16": {"vit": vit},
         "forty": {f"model{number}": (resnet, *[mobilenet] * 4, *[digit] * 5)[number % 10] for number in range(40)},
     }
+    native = native_flags(cpp_backend)
     with tempfile.TemporaryDirectory() as folder:
         runs: dict[str, Callable[[float], Start]] = {}
         for name, graphs in subjects.items():
@@ -97,15 +98,15 @@ def benchmark_start(rounds: int, seconds: float, cpp_backend: Path | None) -> li
                 store = _write_store(Path(folder) / "cpp" / name, graphs, DROP_IN_BACKEND)
                 runs[f"{name}, {CPP}"] = partial(_start_cpp, check_backend(cpp_backend), store, asked)
             store, cache = _write_store(Path(folder) / "ours" / name, graphs, BACKEND), Path(folder) / f"{name} cache"
-            runs[f"{name}, {_COLD}"] = partial(_start_ours, store, cache, asked, is_cold=True)
-            runs[f"{name}, {_WARM}"] = partial(_start_ours, store, cache, asked, is_cold=False)
+            runs[f"{name}, {_COLD}"] = partial(_start_ours, store, cache, asked, native, is_cold=True)
+            runs[f"{name}, {_WARM}"] = partial(_start_ours, store, cache, asked, native, is_cold=False)
         starts = take_turns("", runs, rounds, seconds, warm_up=False)
     return rows_of(list(subjects), starts)
 
 
 def _write_store(store: Path, graphs: Mapping[str, Path], backend: str) -> Path:
     for model, graph in graphs.items():
-        add_model(store, model, graph, backend=backend)
+        add_model(store, model, graph, backend=backend, golden=backend == BACKEND)
     return store
 
 
@@ -122,12 +123,14 @@ def _start_cpp(backends: Path, store: Path, asked: Sequence[str], _: float) -> S
         return Start(seconds=seconds, peak_mb=peak_mb, first=_first_requests(server.grpc_url, asked))
 
 
-def _start_ours(store: Path, cache: Path, asked: Sequence[str], _: float, *, is_cold: bool) -> Start:
+def _start_ours(
+    store: Path, cache: Path, asked: Sequence[str], native: tuple[str, ...], _: float, *, is_cold: bool
+) -> Start:
     if is_cold:
         shutil.rmtree(cache, ignore_errors=True)
         cache.mkdir(mode=0o700)
     begun = time.time()
-    with start_server(store, flags=("--cache", str(cache)), log=cache.with_suffix(".log")) as server:
+    with start_server(store, flags=("--cache", str(cache), *native), log=cache.with_suffix(".log")) as server:
         ready = time.time()
         supervisor = psutil.Process(server.pid)
         processes = supervisor.children(recursive=True)
@@ -140,6 +143,8 @@ def _read_phases(processes: Sequence[psutil.Process], begun: float, ready: float
     """Seconds of the phases of a server that has just become ready."""
     triton = next(process for process in processes if process.name() == "tritonserver")
     statuses = read_snapshot(Path(triton.environ()[RUN_FOLDER_VARIABLE])).statuses.values()
+    if not statuses:  # the native seat: tritonserver computes
+        return {"process start": _begun(triton.pid) - begun, "ready": ready - begun}
     triton_begun, begun_of = _begun(triton.pid), {status.pid: _begun(status.pid) for status in statuses}
     loaded = max(begun_of[status.pid] + (status.phases_ms["stub start"] + status.load_ms) / 1e3 for status in statuses)
     seconds = {"process start": triton_begun - begun, "Triton's core": min(begun_of.values()) - triton_begun}
