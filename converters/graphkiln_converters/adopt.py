@@ -141,12 +141,10 @@ def _check_free(version: Path) -> None:
     manifest = read_manifest(version)
     if manifest is not None and manifest.adoption is None:
         raise ConversionError(f"{version} is proven already: it has a {MANIFEST_FILE}", hint="graphkiln verify")
-    there = [name for name in (MANIFEST_FILE, GOLDEN_FILE) if (version / name).exists()]
+    written = (MANIFEST_FILE, GOLDEN_FILE, (manifest and manifest.labels_file) or MANIFEST_FILE)
+    there = [name for name in dict.fromkeys(written) if (version / name).exists()]
     if there:
-        raise ConversionError(
-            f"{version} is adopted already: it has {' and '.join(there)}",
-            hint=f"remove {' and '.join(there)} to adopt it again",
-        )
+        raise ConversionError(f"{version} is adopted already", hint=f"remove {', '.join(there)} to adopt it again")
     if not os.access(version, os.W_OK | os.X_OK):
         raise ConversionError(
             f"{version} cannot be written: {MANIFEST_FILE} and {GOLDEN_FILE} lie beside the graph",
@@ -163,7 +161,7 @@ class AdoptedGraph:
 
     Attributes:
         path: The file that the backend loads.
-        signature: Tensors of the ONNX file, else of config.pbtxt.
+        signature: Tensors of the graph, or those in config.pbtxt if only the backend reads it.
         max_batch_size: Largest batch of requests; 0 for a graph that is served whole.
         files: Names of the file and of those that belong to it, in the version folder.
         has_labels: config.pbtxt names a labels file.
@@ -181,14 +179,14 @@ class AdoptedGraph:
 
         Raises:
             RepositoryError: There is no graph, or it contradicts config.pbtxt.
-            ConversionError: The tensors are not known, or its outputs depend on earlier requests.
+            ConversionError: The tensors are not known, or some are not in requests.
         """
         config = read_config(version.parent / CONFIG_FILE)
         config.name = config.name or version.parent.name
-        if config.HasField("sequence_batching"):
+        if config.HasField("sequence_batching") or config.batch_input or config.batch_output:
             raise ConversionError(
-                f"'{config.name}' keeps a state between requests (sequence_batching)",
-                hint="golden samples are single requests",
+                f"'{config.name}' gets tensors from the server: sequence_batching, batch_input or batch_output",
+                hint="golden samples are single requests, with all inputs of the graph",
             )
         path = find_served_graph(
             version,
@@ -196,15 +194,20 @@ class AdoptedGraph:
             platform=config.platform,
             default_filename=config.default_model_filename,
         )
-        if path.parent != version:
-            raise ConversionError(f"{path} is in a subfolder", hint=f"put the graph into {version}")
         signature = _read_tensors(path, config)
         complete(config, signature, labels_file=None)
+        files = (path.name, *_files_beside(path))
+        if path.parent != version or any(Path(name).name != name for name in files):
+            raise ConversionError(
+                f"{path} or its weights are in a subfolder", hint=f"put all files of the graph into {version}"
+            )
+        if not signature.inputs:
+            raise ConversionError(f"{path} takes no inputs", hint="its outputs never change: nothing is to be proven")
         return cls(
             path=path,
             signature=signature,
             max_batch_size=config.max_batch_size,
-            files=(path.name, *_files_beside(path)),
+            files=files,
             has_labels=any(output.label_filename for output in config.output),
         )
 
@@ -280,11 +283,15 @@ class _Expected:
 
 
 def _expected(graph: AdoptedGraph, recipe: Recipe) -> _Expected:
+    is_recorded = not recipe.source or recipe.source.endswith(".npz")
+    for option in ("weights", "pretrained", "shape", *(["samples"] if recipe.source else [])):
+        if is_recorded and getattr(recipe, option):
+            raise ConversionError(f"--{option} is for a reference that is a model", hint="leave it out")
     preprocess = None if recipe.preprocess is None else decode(Preprocess, recipe.preprocess, path="preprocess")
     labels = read_given_labels(recipe.labels) if recipe.labels else ()
     if not recipe.source:
         return replace(_recorded_here(graph, recipe, preprocess), labels=labels)
-    if recipe.source.endswith(".npz"):
+    if is_recorded:
         return replace(_recorded_elsewhere(graph, Path(recipe.source)), preprocess=preprocess, labels=labels)
     with (
         local_source(recipe.source) as source,
@@ -390,7 +397,7 @@ def _with_inputs_of(graph: AdoptedGraph, recipe: Recipe, model: SourceModel) -> 
         got = (f"{spec.name} {spec.dtype}[{','.join(map(str, [*first, *spec.shape]))}]" for spec in model.inputs)
         raise _mismatch("inputs", model.description, graph, specs.values(), got)
     types = {spec.name: spec.dtype.numpy for spec in model.inputs}
-    halved = next(iter(specs.values())).dtype is DType.FP16
+    halved = graph.signature.inputs[0].dtype is DType.FP16
     edge = Edge(
         inputs=names,
         to_graph_feeds=lambda feeds: {ours: feeds[theirs] for theirs, ours in names.items()},
@@ -487,8 +494,8 @@ def _same_type(theirs: DType, ours: DType, recipe: Recipe) -> bool:
 def _whole_batches(graph: AdoptedGraph, rows: ReferenceSamples) -> list[ReferenceSamples]:
     """Divide rows of a reference into whole inputs of a graph, whose first dimension may be fixed."""
     count = len(next(iter(rows.feeds.values())))
-    fixed = graph.signature.fixed_batch
-    size = GOLDEN_SAMPLES if fixed is None else fixed
+    fixed = graph.signature.inputs[0].shape[0]
+    size = fixed if isinstance(fixed, int) else GOLDEN_SAMPLES
     return [
         replace(rows, feeds=_rows(rows.feeds, start, size), outputs=_rows(rows.outputs, start, size), whole=True)
         for start in range(0, count, size)
@@ -570,7 +577,8 @@ def _check_decides(golden: GoldenSamples, expected: _Expected, limits: Limits) -
         raise UndecidedError(
             "the samples prove nothing",
             report=reason,
-            hint="give real samples (--samples), a trained reference (--weights, --pretrained), or its --precision",
+            hint="give real samples (--samples), a trained reference (--weights, --pretrained), or the --precision of "
+            "the graph",
         )
 
 

@@ -369,7 +369,7 @@ class TestRefusals:
     def test_adopted_version(self, tmp_path: Path, reference: Path) -> None:
         version = plan(tmp_path)
         run(version, reference)
-        with pytest.raises(ConversionError, match=r"adopted already.*remove manifest\.json and golden\.npz"):
+        with pytest.raises(ConversionError, match=r"adopted already \(remove manifest\.json, golden\.npz to"):
             run(version, reference)
         for name in ("manifest.json", "golden.npz"):
             (version / name).unlink()
@@ -395,9 +395,40 @@ class TestRefusals:
         with pytest.raises(RepositoryError, match=r"dims .* of input 'x' do not fit the graph"):
             run(version, reference)
 
-    def test_state_between_requests(self, tmp_path: Path, reference: Path) -> None:
-        with pytest.raises(ConversionError, match="keeps a state between requests"):
-            run(plan(tmp_path, f"max_batch_size: 8 sequence_batching {{ }} {TENSORS}"), reference)
+    @pytest.mark.parametrize("block", ["sequence_batching { }", 'batch_input { target_name: "z" }'])
+    def test_tensors_that_are_not_in_requests(self, tmp_path: Path, reference: Path, block: str) -> None:
+        with pytest.raises(ConversionError, match="gets tensors from the server"):
+            run(plan(tmp_path, f"max_batch_size: 8 {block} {TENSORS}"), reference)
+
+    @pytest.mark.parametrize("name", ["sub/model.plan", "../model.plan"])
+    def test_graph_outside_of_the_folder(self, tmp_path: Path, reference: Path, name: str) -> None:
+        version = plan(tmp_path, f'max_batch_size: 8 default_model_filename: "{name}" {TENSORS}')
+        (version / "sub").mkdir()
+        (version / name).write_bytes(b"opaque")
+        with pytest.raises((ConversionError, RepositoryError), match=r"are in a subfolder|outside the version folder"):
+            run(version, reference)
+
+    def test_weights_in_a_subfolder(self, tmp_path: Path, reference: Path) -> None:
+        version = store(tmp_path, "model.onnx")
+        (version / "sub").mkdir()
+        onnx.save(
+            onnx.load(reference), version / "model.onnx", save_as_external_data=True, location="sub/w", size_threshold=0
+        )
+        with pytest.raises(ConversionError, match="are in a subfolder"):
+            run(version, reference)
+
+    def test_graph_without_inputs(self, tmp_path: Path, reference: Path) -> None:
+        onnx_ir.save(graph("() => (float[3] y) { y = Identity(b) }", b=B), tmp_path / "constant.onnx")
+        version = store(tmp_path, "model.onnx", (tmp_path / "constant.onnx").read_bytes())
+        with pytest.raises(ConversionError, match="takes no inputs"):
+            run(version, reference)
+
+    @pytest.mark.parametrize("option", [{"pretrained": True}, {"shapes": {"": (4,)}}, {"samples": "samples.npz"}])
+    def test_options_without_effect(self, tmp_path: Path, option: dict[str, Any]) -> None:
+        recorded = record(tmp_path / "recorded.npz", x=draw(3, 4), y=draw(3, 3))
+        options = {name: recorded if name == "samples" else value for name, value in option.items()}
+        with pytest.raises(ConversionError, match="is for a reference that is a model"):
+            run(plan(tmp_path), recorded, **options)
 
     def test_missing_reference(self, tmp_path: Path) -> None:
         version = plan(tmp_path)
