@@ -260,6 +260,16 @@ _ACCELERATORS = """
 graphkiln:
 
 """
+_OPENVINO = """
+## Settings of Triton's `openvino` backend
+
+Written in `parameters` of a model with `backend: "openvino"`, or in `plugin_config` of OpenVINO Model Server.
+`{device}` must be the CPU.
+
+- Without effect, which `explain` notes: {unused}.
+- Refused: {refused}.
+
+"""
 _XRT = """
 ## Settings of oneflow-serving
 
@@ -292,6 +302,11 @@ def render_settings() -> str:
             _SESSION, table(["key"], ((code(key),) for key in (*keys.SESSION_KEYS, *keys.CUDA_KEYS))),
             _LEVELS, table(["level", "ONNX Runtime rewrites the graph"], levels),
             _ACCELERATORS, table(["accelerator", "key", "setting of graphkiln"], accelerators), "\n", *known,
+            _OPENVINO.format(
+                device=keys.OPENVINO_DEVICE, unused=_listed(keys.OPENVINO_UNUSED),
+                refused=_listed(keys.OPENVINO_REFUSED),
+            ),
+            table(["key", "setting"], ((code(key), code(name)) for key, name in keys.OPENVINO_SETTINGS.items())),
             _XRT, table(["value", "engine"], ((code(one), code(other)) for one, other in keys.ENGINE_FOR_XRT.items())),
             _READ_BY_TRITON.format(
                 triton=_listed(keys.TRITON_KEYS), published=_listed(keys.PUBLISHED_KEYS),

@@ -3,11 +3,12 @@
 Precedence, highest first: `--set MODEL.key=value`, `--enable-ENGINE MODEL`, `parameters` of config.pbtxt, its `xrt`
 parameter, its execution accelerator. Overridden values are listed with the reason.
 
-Beside graphkiln's own keys (`engine`, `precision`, ...) those of Triton's C++ `onnxruntime` backend and of
-oneflow-serving are accepted, so that their repositories work unchanged. Unknown keys, which they ignore, are errors
+Beside graphkiln's own keys (`engine`, `precision`, ...) those of Triton's C++ `onnxruntime` and `openvino` backends and
+of oneflow-serving are accepted, so that their repositories work unchanged. Unknown keys, which they ignore, are errors
 here.
 
-Source: Triton ONNX Runtime backend, README ("Model Config Options"); oneflow-serving, `xrt` parameter.
+Source: Triton ONNX Runtime backend, README ("Model Config Options"); Triton OpenVINO backend, README ("Parameters");
+oneflow-serving, `xrt` parameter.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from graphkiln_backend.graph.preprocess import PREPROCESS
 from graphkiln_backend.graph.task import RANKING, TASK
 from graphkiln_backend.graph.text import did_you_mean, read_size
 from graphkiln_backend.repository.batch_tensors import TEXT_ID_PARAMETER
+from graphkiln_backend.repository.config import OPENVINO_BACKEND
 from graphkiln_backend.repository.model_config import Accelerator, ModelConfig
 
 T = TypeVar("T")
@@ -59,6 +61,37 @@ PUBLISHED_KEYS = (CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETE
 # Keys that have no effect when a user writes them.
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)
+
+# Keys of Triton's `openvino` backend and of OpenVINO Model Server's `plugin_config` that are settings here, the others
+# with the reason why they have no effect or are refused.
+OPENVINO_SETTINGS = {
+    "INFERENCE_NUM_THREADS": "threads",
+    "NUM_STREAMS": "streams",
+    "INFERENCE_PRECISION_HINT": "precision",
+    "HINT_BF16": "precision",
+}
+OPENVINO_DEVICE = "TARGET_DEVICE"
+OPENVINO_UNUSED = {
+    "PERFORMANCE_HINT": "threads and streams are set instead",
+    "PERFORMANCE_HINT_NUM_REQUESTS": "threads and streams are set instead",
+    "COMPILATION_NUM_THREADS": "graphs are compiled once, and kept in the artifact cache",
+    "CACHE_DIR": "graphs are compiled once, and kept in the artifact cache",
+    "ENABLE_CPU_PINNING": "threads are never pinned, since instances would share the same cores",
+    "ENABLE_HYPER_THREADING": "threads are set instead",
+    "SCHEDULING_CORE_TYPE": "threads are set instead",
+    "EXECUTION_MODE_HINT": "the precision is set instead",
+    "DYNAMIC_QUANTIZATION_GROUP_SIZE": "values are quantized only where the graph says so",
+    "SKIP_OV_DYNAMIC_BATCHSIZE": "graphs keep their own batch dimension",
+    "ENABLE_BATCH_PADDING": "graphs keep their own batch dimension",
+}
+OPENVINO_REFUSED = {
+    "CPU_EXTENSION_PATH": "operators of other libraries are not supported in OpenVINO",
+    "RESHAPE_IO_LAYERS": "a graph is served with the shapes that it was saved with",
+}
+OPENVINO_BACKEND_KEYS = (*OPENVINO_SETTINGS, OPENVINO_DEVICE, *OPENVINO_UNUSED, *OPENVINO_REFUSED)
+_OPENVINO_DEFAULTS = ("AUTO", "NUMA", "UNDEFINED", "DYNAMIC", "NO", "")  # values that leave the choice to OpenVINO
+_OPENVINO_PRECISIONS = {"YES": "bf16", "F32": "fp32", "F16": "fp16"}
+_CPU_DEVICES = ("CPU", "AUTO", "AUTO:CPU", "")
 
 # Values of oneflow-serving's `xrt` parameter.
 ENGINE_FOR_XRT = {"tensorrt": "tensorrt", "openvino": "openvino", "oneflow": "onnxruntime"}
@@ -164,10 +197,13 @@ class Settings:
         for key, value, flag in overrides:
             _check_known([key], KNOWN_KEYS, flag)
             requests.add_parameter(key, value, flag)
-        _check_known(config.parameters, KNOWN_KEYS, "parameters")
+        openvino = config.backend == OPENVINO_BACKEND
+        _check_known(config.parameters, (*KNOWN_KEYS, *(OPENVINO_BACKEND_KEYS if openvino else ())), "parameters")
         for key, value in sorted(config.parameters.items(), key=lambda item: item[0] not in OWN_KEYS):
             requests.add_parameter(key, value, f"parameters.{key}")
         options = _add_accelerator(requests, _accelerator(config, device, requests))
+        if openvino and "engine" not in requests.values:
+            requests.add("engine", "openvino", f"backend {OPENVINO_BACKEND}")
         _check_device(requests, device)
         if device.is_gpu:
             cuda = {key: requests.get(key) for key in CUDA_OPTIONS if key in requests.values}
@@ -213,6 +249,51 @@ def parse_override(text: str) -> Override:
     return Override(key, value, "--set")
 
 
+def read_openvino_property(name: str, value: str, origin: str) -> tuple[tuple[str, str] | None, str]:
+    """Read a parameter of Triton's `openvino` backend, or an entry of `plugin_config` of OpenVINO Model Server.
+
+    Args:
+        name: A key of OPENVINO_BACKEND_KEYS.
+        value: Its value.
+        origin: Where it is written, for errors.
+
+    Returns:
+        Key and value of the setting, or None and the reason why it has no effect, which is empty if it needs none.
+
+    Raises:
+        RepositoryError: It cannot be met.
+    """
+    word = value.upper()
+    if name == OPENVINO_DEVICE:
+        if word not in _CPU_DEVICES:
+            raise _invalid(origin, value, "CPU, the device of OpenVINO here")
+        return None, ""
+    if name in OPENVINO_REFUSED and word not in _OPENVINO_DEFAULTS:
+        raise RepositoryError(f"{origin} cannot be met: {OPENVINO_REFUSED[name]}", hint="remove it")
+    if name not in OPENVINO_SETTINGS or word in _OPENVINO_DEFAULTS:
+        return None, OPENVINO_UNUSED.get(name, "graphkiln chooses it itself")
+    return (OPENVINO_SETTINGS[name], _OPENVINO_PRECISIONS.get(word, value.lower())), ""
+
+
+def openvino_override(name: str, value: str, where: str) -> tuple[Override | None, str]:
+    """Read an entry of `plugin_config` of OpenVINO Model Server.
+
+    Args:
+        name: Its key.
+        value: Its value.
+        where: Where it is written.
+
+    Returns:
+        The setting, or None and the reason why it has no effect, which is empty if it needs none.
+
+    Raises:
+        RepositoryError: It is unknown or cannot be met.
+    """
+    _check_known([name], OPENVINO_BACKEND_KEYS, where)
+    setting, reason = read_openvino_property(name, value, where)
+    return (Override(*setting, where) if setting else None), reason
+
+
 class _Requests:
     """Requested keys with their values and origins. The first value of a key wins, so add by precedence.
 
@@ -234,6 +315,12 @@ class _Requests:
     def add_parameter(self, key: str, value: str, origin: str) -> None:
         """Add a key of `parameters`, and the setting that a foreign key stands for."""
         self.add(key, value, origin)
+        if key in OPENVINO_BACKEND_KEYS:
+            setting, reason = read_openvino_property(key, value, origin)
+            if setting:
+                self.add(*setting, origin)
+            elif reason:
+                self.reject(key, value, origin, reason)
         if key == "xrt":
             if value not in ENGINE_FOR_XRT:
                 raise _invalid(origin, value, ", ".join(ENGINE_FOR_XRT))

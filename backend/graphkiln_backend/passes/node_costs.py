@@ -23,6 +23,7 @@ from graphkiln_backend.graph.graph_costs import GraphCosts, NodeCost
 from graphkiln_backend.passes.constants import bring_to_readers, find_constant_nodes
 from graphkiln_backend.passes.graph_file import load
 from graphkiln_backend.repository.onnx_file import PRODUCTS
+from graphkiln_backend.repository.openvino_ir import is_ir, read_ir
 
 ALL_REDUCE = "AllReduce"  # graphkiln's own operator: the sum of a tensor over all shards of a stage
 PARTIAL = "_partial"  # suffix of the partial sum that an `AllReduce` reads; the sum has the original name
@@ -56,9 +57,9 @@ class Census:
         weight_bytes: Total size of the weights.
         precisions: Element type -> number of weight elements.
         flops: Floating-point operations of convolutions and matrix products for one sample (a multiply-add counts as
-            two; dynamic dimensions count as 1). None if a shape is unknown.
-        opset: Version of the ONNX operator set.
-        ir_version: Version of the ONNX file format.
+            two; dynamic dimensions count as 1). None if a shape is unknown, and for other formats than ONNX.
+        opset: Version of the ONNX operator set; None for other formats.
+        ir_version: Version of the file format.
     """
 
     operators: dict[str, int]
@@ -66,16 +67,28 @@ class Census:
     weight_bytes: int
     precisions: dict[str, int]
     flops: int | None
-    opset: int
+    opset: int | None
     ir_version: int
 
 
 def census(graph_path: Path) -> Census:
-    """Compute the statistics of an ONNX file.
+    """Compute the statistics of a graph in ONNX or OpenVINO IR.
 
     Raises:
         RepositoryError: The file cannot be read.
+        ManifestError: The graph is in OpenVINO IR, and Triton does not support an element type.
     """
+    if is_ir(graph_path):
+        ir = read_ir(graph_path)
+        return Census(
+            operators=dict(ir.operators),
+            parameters=sum(ir.weights.values()),
+            weight_bytes=ir.weight_bytes,
+            precisions={_openvino_name(name): count for name, count in ir.weights.items()},
+            flops=None,
+            opset=None,
+            ir_version=ir.version,
+        )
     try:
         model = onnx_ir.load(graph_path)
         ShapeInferencePass()(model)
@@ -119,6 +132,13 @@ def flops_of(node: onnx_ir.Node) -> int | None:
 
 def _elements(shape: onnx_ir.Shape, start: int = 0) -> int:
     return math.prod(dim if isinstance(dim, int) else 1 for dim in list(shape)[start:])
+
+
+def _openvino_name(element: str) -> str:
+    try:
+        return str(DType.from_openvino(element))
+    except ManifestError:
+        return element.upper()
 
 
 def _name(dtype: onnx_ir.DataType) -> str:

@@ -74,6 +74,7 @@ BACKEND = "graphkiln"
 DROP_IN_BACKEND = "onnxruntime"
 DROP_IN_PLATFORM = "onnxruntime_onnx"
 ONEFLOW_BACKEND = "oneflow"
+OPENVINO_BACKEND = "openvino"
 
 # Parameter of a configuration that `serve` gives to Triton's C++ backend in place of graphkiln's (`lowering.seat`).
 SEAT, NATIVE = "seat", "native"

@@ -25,7 +25,13 @@ from graphkiln_backend.repository.config import (
 )
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import publish
-from graphkiln_backend.repository.version import CONFIG_FILE, find_labels_file, newest_version, read_version_signature
+from graphkiln_backend.repository.version import (
+    CONFIG_FILE,
+    find_labels_file,
+    holds_ir,
+    newest_version,
+    read_version_signature,
+)
 from graphkiln_backend.repository.version_folders import confuses_triton, version_number
 
 # Version folder -> folder that holds its graph: the same folder, unless the graph was imported from another framework.
@@ -160,13 +166,15 @@ def complete_config(
             hint=f'rename the folder, or remove the line `name: "{config.name}"` from {CONFIG_FILE}',
         )
     config.name = model.name
-    config.backend = backend_of(config, backends)
+    folder = newest_version(model) if version is None else model / str(version)
+    is_ir = not config.backend and not config.platform and holds_ir(folder, config.default_model_filename)
+    config.backend = BACKEND if is_ir else backend_of(config, backends)
     if config.backend not in backends:
         raise OtherBackend(
             f"model '{model.name}' uses the backend '{config.backend or config.platform}'",
             hint="`graphkiln serve` can serve it beside others; other commands need a model of the graphkiln backend",
         )
-    graph = graph_folder(newest_version(model) if version is None else model / str(version))
+    graph = graph_folder(folder)
     signature = read_version_signature(graph, config.default_model_filename)
     complete(config, signature, labels_file=find_labels_file(model))
     publish(config, model, served)

@@ -124,7 +124,7 @@ def _is_folder(path: Path) -> bool:
 def model_at(path: Path) -> Path | None:
     """Find the model folder of a path to a model, a version or a graph; None for any other path."""
     path = path.absolute()
-    if path.is_file() and path.suffix == ".onnx":
+    if path.is_file() and path.suffix in (".onnx", ".xml"):
         path = path.parent
     for folder in (path, path.parent):
         if (folder == path or is_version(path.name)) and folder.is_dir() and _holds_model(folder):

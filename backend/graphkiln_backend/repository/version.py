@@ -173,6 +173,13 @@ def find_ir(folder: Path) -> tuple[Path, ...]:
     return tuple(named or [path for path in found if openvino_ir.weights_of(path).is_file()] or found)
 
 
+def holds_ir(folder: Path, default_filename: str = "") -> bool:
+    """Return true if the graph of a version folder is in OpenVINO IR; arguments as for `find_graph`."""
+    if default_filename:
+        return openvino_ir.is_ir(Path(default_filename))
+    return not (folder / GRAPH_FILE).exists() and bool(find_ir(folder))
+
+
 def has_own_graph(folder: Path) -> bool:
     """Return true if a version folder holds a graph or a manifest."""
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists() or bool(find_ir(folder))

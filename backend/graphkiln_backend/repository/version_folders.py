@@ -99,4 +99,5 @@ def _contain_model_files(entries: list[Path], depth: int) -> bool:
 
 def _is_model_file(path: Path) -> bool:
     known = path.name in _FILES or path.suffix.lower() in _SUFFIXES
+    known = known or (path.suffix == ".xml" and path.with_suffix(".bin").is_file())  # OpenVINO IR
     return known or (_LIKE_A_VERSION.fullmatch(path.name) is not None and path.is_dir())

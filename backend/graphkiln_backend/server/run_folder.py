@@ -7,6 +7,7 @@ Contents of `/tmp/graphkiln-XXXX/`:
 - `backends/python/`: Triton's Python backend with the stub of the running Python
 - `backends/graphkiln/`: model.py, which imports graphkiln_backend.triton.instance
 - `backends/onnxruntime/`: the same, if no C++ backend of that name is installed
+- `backends/openvino/`: the same, if no C++ backend of that name is installed
 - `backends/oneflow/`: the same, for repositories of oneflow-serving
 - `stores/0`, `1`, ...: links to model stores whose paths Triton does not accept
 - `cache`: link to the artifact cache, if its path is not ASCII
@@ -38,7 +39,7 @@ from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND, OPENVINO_BACKEND
 from graphkiln_backend.server import installation
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.system.closing import Closeable
@@ -63,7 +64,7 @@ _log = logging.getLogger("graphkiln.server")
 
 
 # Names of graphkiln's backend in configurations.
-BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
+BACKEND_NAMES = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND, OPENVINO_BACKEND})
 _MODEL_FILE = '''"""Loads graphkiln's Triton backend."""
 
 import gc
@@ -285,7 +286,7 @@ def installed_backend_names(extra: Path | None = None) -> frozenset[str]:
 def backend_names(folders: Sequence[Path], *, replace_onnxruntime: bool) -> frozenset[str]:
     """Names under which graphkiln's backend is installed beside the backends of some folders."""
     installed = {path.name for folder in folders for path in folder.iterdir()}
-    kept = installed & {ONEFLOW_BACKEND, *(() if replace_onnxruntime else (DROP_IN_BACKEND,))}
+    kept = installed & {ONEFLOW_BACKEND, OPENVINO_BACKEND, *(() if replace_onnxruntime else (DROP_IN_BACKEND,))}
     return BACKEND_NAMES - kept
 
 

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from graphkiln_backend.passes.node_costs import Census
     from graphkiln_backend.repository.version import ModelVersion
 
-_READABLE = (".onnx", ".xml")
 _OPERATORS_SHOWN = 8
+_READABLE = (".onnx", ".xml")  # suffixes of graphs that graphkiln reads
 _UNPROVEN = (
     "unproven: this graph has no manifest with golden samples (graphkiln adopt STORE/NAME --reference ... adds them; "
     "graphkiln convert FILE.onnx creates a proven version)"
@@ -30,7 +30,9 @@ _UNPROVEN = (
 def inspect(
     path: Annotated[
         str,
-        typer.Argument(help="Version folder, model folder (its newest version), or FILE.onnx; also s3:// and others."),
+        typer.Argument(
+            help="Version folder, model folder (its newest version), FILE.onnx or FILE.xml; also s3:// and others."
+        ),
     ],
     trusted_keys: TrustedKeysOption = None,
     as_json: AsJson = False,
@@ -46,7 +48,7 @@ def inspect(
         version = bare or _read(version_folder(folder))
         signed = NOT_SIGNED if bare else describe_signers(version_folder(folder), trusted_keys)
         signature = _signature(version)
-        found = census(version.graph_path) if version.graph_path.suffix == ".onnx" else None
+        found = census(version.graph_path) if version.graph_path.suffix in _READABLE else None
         if as_json:
             print_json({**_document(version, signature, found), "signed": signed})
         else:
@@ -83,13 +85,12 @@ def _bare_graph(path: Path) -> ModelVersion | None:
     Raises:
         RepositoryError: The file is no graph.
     """
-    from graphkiln_backend.repository.onnx_file import read_signature
-    from graphkiln_backend.repository.version import ModelVersion
+    from graphkiln_backend.repository.version import ModelVersion, read_graph_signature
     from graphkiln_backend.repository.version_folders import is_version
 
     if not path.is_file() or is_version(path.absolute().parent.name):
         return None
-    read_signature(path)  # checks the file before another library opens it
+    read_graph_signature(path)  # checks the file before another library opens it
     return ModelVersion(graph_path=path, manifest=None, golden=None)
 
 
@@ -141,7 +142,8 @@ def _census_rows(found: Census) -> Iterator[tuple[str, str]]:
     yield "parameters", f"{found.parameters:,} ({found.weight_bytes / 2**20:.1f} MB)"
     shares = [f"{name} {count / max(1, found.parameters):.1%}" for name, count in found.precisions.items()]
     yield "weights in", ", ".join(shares) or "-"
-    yield "format", f"opset {found.opset}, IR {found.ir_version}"
+    is_onnx = found.opset is not None
+    yield "format", f"opset {found.opset}, IR {found.ir_version}" if is_onnx else f"OpenVINO IR {found.ir_version}"
 
 
 def _manifest_rows(version: ModelVersion) -> Iterator[tuple[str, str]]:

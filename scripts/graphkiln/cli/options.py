@@ -79,24 +79,37 @@ def local_path(path: str) -> Iterator[Path]:
 
 @contextmanager
 def open_stores(paths: Sequence[Path]) -> Iterator[list[Path]]:
-    """Open model stores: folders of models as they are, and single models linked into a temporary store.
+    """Open model stores: folders of models as they are, others linked into a temporary store.
+
+    Linked are single models, and the models of a `config.json` of OpenVINO Model Server.
 
     Raises:
         ServerSetupError: A path is not one of these, or a folder that this user may not open.
+        RepositoryError: A `config.json` cannot be met.
     """
+    from graphkiln_backend.repository.ovms import read_ovms
     from graphkiln_backend.repository.stores import model_at
     from graphkiln_backend.system.owned_folder import OwnedFolder
 
     for path in paths:
         _check_readable(path)
-    models = {path: model for path in paths if (model := model_at(path))}
-    stores = [path for path in paths if path not in models]
+    listed = {path: found for path in paths if (found := read_ovms(path))}
+    models = {path: model for path in paths if path not in listed and (model := model_at(path))}
+    stores = [path for path in paths if path not in models and path not in listed]
     for store in stores:
         _check_store(store)
-    if not models:
+    if not models and not listed:
         yield stores
         return
     with OwnedFolder() as temporary:
+        for number, each in enumerate(listed.values()):
+            linked = temporary.path / str(number)
+            linked.mkdir()
+            each.link(linked)
+            stores.append(linked)
+        if not models:
+            yield stores
+            return
         chosen = temporary.path / "store"
         chosen.mkdir()
         for model in dict.fromkeys(models.values()):
@@ -118,6 +131,11 @@ def _check_readable(path: Path) -> None:
 def _check_store(store: Path) -> None:
     if store.is_dir():
         return
+    if store.suffix == ".xml" and store.is_file():
+        raise ServerSetupError(
+            f"{store} is a graph, not a model store",
+            hint=f"copy it and its .bin to models/{store.stem}/1/, then serve models",
+        )
     if store.suffix == ".onnx" and store.is_file():
         raise ServerSetupError(
             f"{store} is a graph, not a model store",

@@ -276,8 +276,11 @@ def serve(
                 stores=stores,
                 copies=copies,
                 flags=triton_flags,
-                overrides=_overrides(
-                    set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores
+                overrides=_with_listed(
+                    _overrides(
+                        set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores
+                    ),
+                    [store for store in named if isinstance(store, Path)],
                 ),
                 cache=settings,
                 load_deadline_s=load_deadline_s,
@@ -360,6 +363,28 @@ def _overrides(settings: list[str], enabled: dict[str, list[str]], stores: list[
                 raise ServerSetupError(f"both --enable-{engines[name]} and --enable-{engine} are given for '{name}'")
             overrides.setdefault(name, []).append(Override("engine", engine, f"--enable-{engine}"))
     return overrides
+
+
+def _with_listed(overrides: Overrides, stores: Sequence[Path]) -> Overrides:
+    """Add the settings of models in a `config.json` of OpenVINO Model Server, and say which keys have no effect."""
+    from graphkiln_backend.lowering.settings import openvino_override
+    from graphkiln_backend.repository.ovms import read_ovms
+
+    found = {name: list(settings) for name, settings in overrides.items()}
+    for store in filter(None, map(read_ovms, stores)):
+        for note in store.notes:
+            say(note, logging.WARNING)
+        for model in store.models:
+            for note in model.notes:
+                say(note, logging.WARNING)
+            for key, value in model.properties.items():
+                where = f"{store.path}: model '{model.name}': {key}"
+                override, reason = openvino_override(key, value, where)
+                if override:
+                    found.setdefault(model.name, []).append(override)
+                elif reason:
+                    say(f"{where} {value} has no effect: {reason}", logging.WARNING)
+    return found
 
 
 def _check_model(name: str, models: list[str], stores: list[Path], flag: str) -> None:

@@ -35,7 +35,7 @@ class Need:
 
     Attributes:
         model: Name.
-        engine: Configured engine, or "".
+        engine: Configured engine, or that of the graph's format, or "".
         device: Device of the instances.
         has_fallback: A fallback is configured.
         instances: Number of instances, including those of its image model.
@@ -57,6 +57,7 @@ class Need:
 def check_models(request: Request) -> Iterator[Finding]:
     """Check all versions of all models in all stores."""
     from graphkiln_backend.lowering.seat import find_native_backend
+    from graphkiln_backend.repository.ovms import read_ovms
     from graphkiln_backend.repository.stores import model_at, model_folders
     from graphkiln_backend.repository.version_folders import reason_to_ignore
 
@@ -70,7 +71,13 @@ def check_models(request: Request) -> Iterator[Finding]:
             )
             continue
         yield from find_unfinished(store, time.time())
-        folders = [model] if (model := model_at(store)) else model_folders(store)
+        try:
+            listed = read_ovms(store)
+        except GraphkilnError as error:
+            yield refused(str(store), error)
+            continue
+        model = None if listed else model_at(store)
+        folders = [each.folder for each in listed.models] if listed else [model] if model else model_folders(store)
         others = {folder: reason for folder in folders if (reason := reason_to_ignore(folder))}
         for folder, reason in others.items():
             hint = "remove it from the store, or add a version"
@@ -157,7 +164,7 @@ def need_of(model: Path) -> Need:
     from graphkiln_backend.repository.importers import find_foreign_graph
     from graphkiln_backend.repository.model_config import ModelConfig
     from graphkiln_backend.repository.overlay import complete_config
-    from graphkiln_backend.repository.version import has_own_graph, newest_version
+    from graphkiln_backend.repository.version import has_own_graph, holds_ir, newest_version
     from graphkiln_backend.server.image_models import find_taker
     from graphkiln_backend.server.limits import region_bytes
     from graphkiln_backend.server.run_folder import BACKEND_NAMES
@@ -172,7 +179,7 @@ def need_of(model: Path) -> Need:
     _check_devices(settings, config)
     return Need(
         model=model.name,
-        engine=settings.engine,
+        engine=settings.engine or ("openvino" if holds_ir(newest, config.default_model_filename) else ""),
         device=str(config.device),
         has_fallback=bool(settings.fallback),
         instances=sum(each.instances for each in served),

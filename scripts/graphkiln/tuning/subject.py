@@ -25,7 +25,7 @@ from graphkiln_backend.repository.config_changes import NO_BATCHER, ConfigChange
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.onnx_file import read_mixing
 from graphkiln_backend.repository.overlay import complete_config, copy_labels, write_mirror
-from graphkiln_backend.repository.version import CONFIG_FILE, read_version_signature
+from graphkiln_backend.repository.version import CONFIG_FILE, GraphFormat, read_version_signature
 from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.owned_folder import OwnedFolder
@@ -90,6 +90,11 @@ def read_subject(version: Path, cache: ArtifactCache) -> Subject:
     )
     config = ModelConfig.from_protobuf(completed, has_gpu=bool(gpus()))
     deployment = Deployment.here(version, config, cache)
+    if deployment.version.format is not GraphFormat.ONNX:
+        raise RepositoryError(
+            f"{deployment.version.graph_path} is in {deployment.version.format}; tune compares engines for ONNX graphs",
+            hint="tune the ONNX file that the graph was made from",
+        )
     has_batcher = completed.HasField("dynamic_batching") and completed.max_batch_size >= 2
     batching = completed.dynamic_batching
     return Subject(

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 from commands import RunVerb, words
-from ir_files import save_ir
+from ir_files import product, save_ir
 
 TENSORS = (
     'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } '
@@ -91,6 +91,23 @@ def test_adopted_versions_are_signed(run: RunVerb, plan: Path, reference: Path, 
     assert run("keygen", tmp_path / "key").code == 0
     assert "4 files signed" in run("sign", plan, "--key", tmp_path / "key").out
     assert "by " in words(run("inspect", plan, "--trusted-keys", tmp_path / "key.pub").out).partition("signed")[2]
+
+
+def test_openvino_ir(run: RunVerb, tmp_path: Path) -> None:
+    path = save_ir(product(), tmp_path / "store" / "m" / "1" / "any.xml")
+    for place in (path, path.parent, path.parent.parent):
+        shown = words(run("inspect", place).out)
+        for fact in ("x FP32[x.0,3]", "y FP32[y.0,4]", "1 MatMul", "12 (0.0 MB)", "FP32 100.0%", "OpenVINO IR 11"):
+            assert fact in shown
+        assert "unproven" in shown
+    assert "recorded, not proven" in words(run("adopt", path.parent.parent).out)
+    assert "unproven" not in words(run("inspect", path).out)
+    explained = run("explain", path.parent.parent, "--cache", "off")
+    assert "self-test: fp32 on openvino: error 0" in explained.out
+    assert "rejected: onnxruntime: it does not read OpenVINO IR" in explained.out
+    assert run("lower", path.parent.parent, "--cache", tmp_path / "cache").code == 0
+    document = json.loads(run("inspect", path, "--json").out)
+    assert (document["opset"], document["ir_version"]) == (None, 11)
 
 
 def test_mistakes(run: RunVerb, plan: Path, reference: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -131,6 +132,56 @@ class TestStores:
         assert supervisor.launch.stores == [store]
 
 
+class TestOpenVinoModelServer:
+    @pytest.fixture
+    def listed(self, store: Path, tmp_path: Path) -> Callable[..., Path]:
+        """Write a `config.json` with the model `bare`, named `one`, and a `plugin_config`."""
+
+        def write(**plugin_config: object) -> Path:
+            model = {"name": "one", "base_path": str(store / "bare"), "nireq": 2, "plugin_config": plugin_config}
+            (tmp_path / "listed").mkdir(exist_ok=True)
+            text = json.dumps({"model_config_list": [{"config": model}]})
+            (tmp_path / "listed" / "config.json").write_text(text)
+            return tmp_path / "listed"
+
+        return write
+
+    def test_models_are_linked_and_their_properties_are_settings(
+        self, run: RunVerb, supervisor: FakeSupervisor, listed: Callable[..., Path]
+    ) -> None:
+        place = listed(INFERENCE_NUM_THREADS=3, PERFORMANCE_HINT="LATENCY")
+        finished = run("serve", place, *port_flags(), "--set", "one.threads=1")
+        assert finished.code == 0, finished.err
+        assert [(each.key, each.value) for each in supervisor.launch.overrides["one"]] == [
+            ("threads", "1"),
+            ("threads", "3"),
+        ]
+        assert "nireq has no effect" in finished.err
+        assert "PERFORMANCE_HINT LATENCY has no effect" in finished.err
+        (linked,) = supervisor.launch.stores
+        assert linked not in (place, place / "config.json")
+
+    def test_links_lead_to_the_models(self, store: Path, listed: Callable[..., Path]) -> None:
+        with open_stores([listed(), store]) as (plain, linked):
+            assert plain == store
+            assert [path.resolve() for path in linked.iterdir()] == [store / "bare"]
+
+    @pytest.mark.parametrize(
+        ("key", "value", "message"),
+        [
+            ("NUM_STREAM", 1, "did you mean 'NUM_STREAMS'"),
+            ("TARGET_DEVICE", "GPU", "must be CPU"),
+            ("CPU_EXTENSION_PATH", "a.so", "cannot be met"),
+        ],
+    )
+    def test_properties_that_cannot_be_met(
+        self, run: RunVerb, listed: Callable[..., Path], key: str, value: object, message: str
+    ) -> None:
+        finished = run("serve", listed(**{key: value}), *port_flags())
+        assert finished.code == 2
+        assert message in finished.err
+
+
 class TestLaunch:
     def test_options_are_passed_on(self, serve: Serve, supervisor: FakeSupervisor, tmp_path: Path) -> None:
         cache = ("--cache", tmp_path / "cache", "--cache-size", "3G")
@@ -243,7 +294,7 @@ def test_json_log_has_an_event_per_version(caplog: pytest.LogCaptureFixture) -> 
 def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Files that are no stores, and a second model `bare`, in the working folder."""
     monkeypatch.chdir(tmp_path)
-    for name in ("net.onnx", "text.txt", "again/bare/1/model.onnx"):
+    for name in ("net.onnx", "net.xml", "text.txt", "again/bare/1/model.onnx"):
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).touch()
 
@@ -267,6 +318,7 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["--model-store", "stor"], ["is missing (did you mean './store'?: --model-store DIR)"]),
         (["--model-store", "text.txt"], ["text.txt' is not a folder"]),
         (["--model-store", "net.onnx"], ["is a graph, not a model store (graphkiln convert net.onnx"]),
+        (["--model-store", "net.xml"], ["is a graph, not a model store (copy it and its .bin to models/net/1/"]),
         (["--model-store", "store/bare", "--model-store", "again/bare"], ["two models are named bare"]),
     ],
 )

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from ir_files import product, save_ir
 
 from graphkiln.doctor import models as module
 from graphkiln.doctor.examination import Finding, Level, Request
@@ -37,6 +39,27 @@ def store(tmp_path: Path, digits: Path) -> Path:
 
 def check(*stores: Path) -> dict[str, Finding]:
     return {found.subject: found for found in check_models(Request(stores=stores))}
+
+
+def test_models_in_openvino_ir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, elsewhere = tmp_path / "store", tmp_path / "models"
+    save_ir(product(), elsewhere / "net" / "1" / "any.xml")
+    store.mkdir()
+    monkeypatch.setattr(module, "start_probe", lambda name: name)
+    monkeypatch.setattr(module, "read_probe", lambda _: ({"cpu": ""}, ""))
+    model = {"name": "one", "base_path": "../models/net"}
+    (store / "config.json").write_text(json.dumps({"model_config_list": [{"config": model}]}))
+    assert check(store)["net"].message == "version 1: whole, no golden samples"
+    monkeypatch.setattr(module, "read_probe", lambda _: ({}, "it is not installed"))
+    assert "requests openvino on cpu, which cannot be used" in check(elsewhere)["net"].message
+    (store / "config.json").write_text('{"model_config_list": [{}]}')
+    assert check(store)[str(store)].level is Level.ERROR
+
+
+def test_damaged_openvino_ir(tmp_path: Path) -> None:
+    path = save_ir(product(), tmp_path / "net" / "1" / "model.xml")
+    os.truncate(path.with_suffix(".bin"), 4)
+    assert "is cut short" in check(tmp_path)["net"].message
 
 
 def test_intact_model(store: Path) -> None:

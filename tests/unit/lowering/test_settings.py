@@ -33,6 +33,53 @@ def read(document: dict[str, Any], *overrides: Override, gpu: bool = False) -> S
     return Settings.from_config(config, Device.gpu() if gpu else CPU, overrides)
 
 
+class TestOpenVinoBackend:
+    """Triton's C++ `openvino` backend."""
+
+    def read(self, **parameters: str) -> Settings:
+        return read({"backend": "openvino", **config(parameters)})
+
+    def test_its_models_run_in_openvino(self) -> None:
+        assert self.read().engine == "openvino"
+        assert self.read().origins == {"engine": "backend openvino"}
+        assert self.read(engine="onnxruntime").engine == "onnxruntime"
+
+    def test_its_keys(self) -> None:
+        found = self.read(INFERENCE_NUM_THREADS="3", NUM_STREAMS="2", HINT_BF16="YES", TARGET_DEVICE="CPU")
+        assert (found.threads, found.streams, found.precision, found.rejected) == (3, 2, Precision.BF16, ())
+
+    @pytest.mark.parametrize(("word", "precision"), [("f32", Precision.FP32), ("FP16", Precision.FP16), ("", None)])
+    def test_precision_hint(self, word: str, precision: Precision | None) -> None:
+        assert self.read(INFERENCE_PRECISION_HINT=word).precision is precision
+
+    def test_keys_without_effect_are_named(self) -> None:
+        found = self.read(NUM_STREAMS="AUTO", PERFORMANCE_HINT="LATENCY", SKIP_OV_DYNAMIC_BATCHSIZE="YES")
+        assert found.streams == 0
+        assert [line.partition(" ")[0] for line in found.rejected] == [
+            "NUM_STREAMS",
+            "PERFORMANCE_HINT",
+            "SKIP_OV_DYNAMIC_BATCHSIZE",
+        ]
+
+    @pytest.mark.parametrize(
+        ("parameters", "message"),
+        [
+            ({"TARGET_DEVICE": "GPU"}, "TARGET_DEVICE must be CPU"),
+            ({"RESHAPE_IO_LAYERS": "YES"}, "RESHAPE_IO_LAYERS cannot be met"),
+            ({"CPU_EXTENSION_PATH": "ops.so"}, "CPU_EXTENSION_PATH cannot be met"),
+            ({"NUM_STREAMS": "many"}, "must be a whole number"),
+            ({"NUM_STREAM": "1"}, "did you mean 'NUM_STREAMS'"),
+        ],
+    )
+    def test_refused_keys(self, parameters: dict[str, str], message: str) -> None:
+        with pytest.raises(RepositoryError, match=message):
+            self.read(**parameters)
+
+    def test_its_keys_are_unknown_elsewhere(self) -> None:
+        with pytest.raises(RepositoryError, match="unknown key 'NUM_STREAMS'"):
+            read(config({"NUM_STREAMS": "1"}))
+
+
 @pytest.mark.parametrize(
     ("number", "search"),
     [("0", "exhaustive"), ("1", "heuristic"), ("2", "default"), ("EXHAUSTIVE", "exhaustive")],

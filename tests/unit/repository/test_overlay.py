@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import zoo
+from ir_files import product, save_ir
 
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError, RepositoryError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND, read_config
@@ -39,6 +40,26 @@ def build(store: Path, mirror: Path) -> Path:
     for model in sorted(store.iterdir()):
         write_mirror(model, mirror / model.name, {1, 2}, complete_config(model, ALL, as_is))
     return mirror
+
+
+class TestOpenVinoIr:
+    def test_configuration_is_completed(self, tmp_path: Path) -> None:
+        save_ir(product(), tmp_path / "m" / "1" / "any.xml")
+        config = complete_config(tmp_path / "m", ALL, as_is)
+        assert (config.backend, config.max_batch_size) == (BACKEND, 4)
+        assert [(each.name, list(each.dims)) for each in (*config.input, *config.output)] == [("x", [3]), ("y", [4])]
+
+    def test_fixed_batch_is_not_batched(self, tmp_path: Path) -> None:
+        save_ir(product((2, 3)), tmp_path / "m" / "1" / "model.xml")
+        config = complete_config(tmp_path / "m", ALL, as_is)
+        assert (config.max_batch_size, list(config.input[0].dims), list(config.output[0].dims)) == (0, [2, 3], [2, 4])
+
+    def test_backend_of_another_name_is_left_alone(self, tmp_path: Path) -> None:
+        version = save_ir(product(), tmp_path / "m" / "1" / "model.xml").parent
+        (version.parent / "config.pbtxt").write_text('backend: "openvino"')
+        with pytest.raises(OtherBackend):
+            complete_config(version.parent, ALL, as_is)
+        assert complete_config(version.parent, ALL | {"openvino"}, as_is).backend == "openvino"
 
 
 class TestMirror:

@@ -62,6 +62,7 @@ def test_system_folders_are_ignored(tmp_path: Path, name: str) -> None:
         ("train.py", "data/2024-01/x.csv"),
         ("empty/",),
         ("a/b/c/model.onnx",),  # too deep
+        ("pom.xml",),
     ],
 )
 def test_folders_without_models(tmp_path: Path, files: tuple[str, ...]) -> None:
@@ -76,6 +77,7 @@ def test_folders_without_models(tmp_path: Path, files: tuple[str, ...]) -> None:
         ("config.pbtxt",),
         ("labels.txt", "README.md"),
         ("model.onnx",),
+        ("net.xml", "net.bin"),
         ("weights.SAFETENSORS",),
         ("v1/",),
         ("01/",),

@@ -282,12 +282,13 @@ class TestBackends:
     @pytest.mark.parametrize(
         ("installed", "replace", "names"),
         [
-            ((), False, {"graphkiln", "onnxruntime", "oneflow"}),
-            (("python", "tensorflow"), False, {"graphkiln", "onnxruntime", "oneflow"}),
-            (("onnxruntime",), False, {"graphkiln", "oneflow"}),
-            (("onnxruntime",), True, {"graphkiln", "onnxruntime", "oneflow"}),
-            (("onnxruntime", "oneflow"), True, {"graphkiln", "onnxruntime"}),
-            (("graphkiln",), False, {"graphkiln", "onnxruntime", "oneflow"}),
+            ((), False, {"graphkiln", "onnxruntime", "oneflow", "openvino"}),
+            (("python", "tensorflow"), False, {"graphkiln", "onnxruntime", "oneflow", "openvino"}),
+            (("onnxruntime",), False, {"graphkiln", "oneflow", "openvino"}),
+            (("onnxruntime",), True, {"graphkiln", "onnxruntime", "oneflow", "openvino"}),
+            (("onnxruntime", "oneflow"), True, {"graphkiln", "onnxruntime", "openvino"}),
+            (("openvino",), True, {"graphkiln", "onnxruntime", "oneflow"}),
+            (("graphkiln",), False, {"graphkiln", "onnxruntime", "oneflow", "openvino"}),
         ],
     )
     def test_names_beside_what_is_installed(

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from ir_files import product, save_ir
 from task_outputs import DETECTION
 
 from graphkiln.tuning import subject as calibration
@@ -42,6 +43,12 @@ def test_queue_delay(digits: Path, tmp_path: Path, added: str, delay: int) -> No
     (model / "config.pbtxt").write_text(f'name: "digits" backend: "graphkiln" {added}\n')
     with vanishing_cache() as cache:
         assert read_subject(model / "1", cache).queue_delay_us == delay
+
+
+def test_openvino_ir_is_refused(tmp_path: Path) -> None:
+    version = save_ir(product(), tmp_path / "m" / "1" / "model.xml").parent
+    with vanishing_cache() as cache, pytest.raises(RepositoryError, match="is in OpenVINO IR"):
+        read_subject(version, cache)
 
 
 def test_sequence_batching_is_refused(subject: Subject) -> None:
