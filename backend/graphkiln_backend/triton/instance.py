@@ -34,7 +34,7 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import Phases, ProvenSession
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors, read_sequence_tensors
-from graphkiln_backend.repository.config import ModelConfigProto, complete_dictionary, parse_json
+from graphkiln_backend.repository.config import NATIVE, ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.version import read_version_signature
@@ -147,6 +147,8 @@ class TritonPythonModel:
             _log.info(line)
         for line in (*proven.failures, *proven.notes):
             _log.warning(line)
+        if deployment.settings.seat == NATIVE:
+            _log.warning("seat: native has no effect in explicit mode, in which Triton reads the store itself")
         self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes, FAILURES.counts)
         self._status = StatusFile.publish(instance, status)
         # Held around each batch and each replay; counts them for the supervisor if there is one.
