@@ -304,9 +304,18 @@ def _signature(net: _Document) -> Signature:
 
 
 def _source(net: _Document, result: _Layer) -> tuple[_Layer, _Port]:
-    layer, port = net.sources[result.id]
+    """Return the layer and the port that a result comes from.
+
+    Raises:
+        LookupError: There is no such layer.
+        ValueError: It has no such port.
+    """
+    layer, number = net.sources[result.id]
     source = net.layers[layer]
-    return source, next(each for each in source.outputs if each.id == port)
+    found = [port for port in source.outputs if port.id == number]
+    if not found:
+        raise ValueError(f"layer '{source.name}' has no output port {number}")
+    return source, found[0]
 
 
 def _name(net: _Document, names: Sequence[str], otherwise: str) -> str:

@@ -15,6 +15,7 @@ from typing import Any
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.onnx_file import external_files
+from graphkiln_backend.repository.openvino_ir import is_ir, weights_of
 from graphkiln_backend.repository.remote_copy import Listing, Unit, by_unit
 from graphkiln_backend.repository.stores import scan_stores, walk
 from graphkiln_backend.repository.version_folders import is_version, version_number
@@ -30,13 +31,14 @@ from graphkiln_backend.storage.oci import (
 )
 
 _GRAPH_SUFFIX = ".onnx"
+_GRAPH_SUFFIXES = (_GRAPH_SUFFIX, ".xml")
 
 
 def fetch_path(address: RemoteAddress, folder: Path) -> Path:
     """Fetch a model, a version of it, or a single graph.
 
     Args:
-        address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of a version, or any `FILE.onnx`.
+        address: `STORE/NAME`, `STORE/NAME/VERSION`, the graph of a version, or any `FILE.onnx` or `FILE.xml`.
         folder: Target folder.
 
     Returns:
@@ -45,7 +47,7 @@ def fetch_path(address: RemoteAddress, folder: Path) -> Path:
     Raises:
         RemoteStoreError: The address does not exist or cannot be read.
     """
-    if not address.root.endswith(_GRAPH_SUFFIX):
+    if not address.root.endswith(_GRAPH_SUFFIXES):
         return fetch_model(address, folder)
     above, _ = address.split()
     in_version = is_version(above.root.rpartition("/")[2])
@@ -70,6 +72,8 @@ def fetch_file(address: RemoteAddress, folder: Path) -> Path:
     files = RemoteFiles(above)
     path = folder / name
     files.fetch(name, path)
+    if is_ir(path):
+        files.fetch(weights_of(path).name, weights_of(path))
     for weights in external_files(path) if path.suffix == _GRAPH_SUFFIX else ():
         if ".." not in PurePosixPath(weights).parts and not weights.startswith(
             "/"

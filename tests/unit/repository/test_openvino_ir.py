@@ -208,6 +208,11 @@ def damaged(text: str) -> Iterator[tuple[str, str, str]]:
         "no out",
     )
     yield "an edge too few", re.sub(r"<edge from[^>]*to-layer=\"3\"[^>]*>", "", text), "is not a graph in OpenVINO IR"
+    yield (
+        "another port",
+        text.replace('from-port="2" to-layer="3"', 'from-port="9" to-layer="3"'),
+        "has no output port 9",
+    )
     yield "offset", text.replace('offset="0"', f'offset="{1 << 40}"'), "is cut short"
     yield "size", text.replace('size="48"', 'size="47"'), "12 elements of f32 in 47 bytes"
     yield "negative", text.replace('size="48"', 'size="-48"'), "the size of layer"

@@ -73,6 +73,14 @@ def test_paths_of_models_versions_and_graphs(
     assert not (tmp_path / "x").exists()
 
 
+def test_graph_in_openvino_ir_comes_with_its_weights(store: str, bucket: Any, tmp_path: Path) -> None:
+    for key in ("net.xml", "net.bin", "other/1/model.xml", "other/1/model.bin"):
+        bucket.put_object(Key=f"store/{key}", Body=b"x")
+    assert fetch_any(f"{store}/net.xml", tmp_path) == "net.xml"
+    assert (tmp_path / "net.bin").is_file()
+    assert fetch_any(f"{store}/other/1/model.xml", tmp_path) == "other/1"
+
+
 # Pulling models into a store: versions appear whole, what is there stays, and something else is refused.
 
 ADDRESS = "oci://h/r:1"
