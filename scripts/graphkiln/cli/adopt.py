@@ -71,6 +71,7 @@ def _facts(manifest: Manifest) -> Iterator[tuple[str, str]]:
     yield "inputs", "\n".join(map(str, manifest.signature.inputs))
     yield "outputs", "\n".join(map(str, manifest.signature.outputs))
     if adoption and golden:
-        yield "reference", f"{adoption.reference}: {golden.samples} samples, meant to be in {adoption.precision}"
+        samples = "one sample" if golden.samples == 1 else f"{golden.samples} samples"
+        yield "reference", f"{adoption.reference}: {samples}, meant to be in {adoption.precision}"
         verdicts = [verification.verdict for verification in manifest.verification]
         yield "proof", _RECORDED if adoption.recorded else "\n".join(verdicts) or _UNPROVEN
