@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -206,13 +207,11 @@ class Manifest:
                 type.
         """
         try:
-            document = json.loads(read_bytes(path, TEXT_LIMIT))
+            return _parse(read_bytes(path, TEXT_LIMIT))
         except OSError as error:
             raise ManifestError(f"cannot read {path}: {error.strerror}") from error
         except (ValueError, RecursionError) as error:
             raise ManifestError(f"{path} is not JSON: {error}") from error
-        try:
-            return _decode(document)
         except ManifestError as error:
             raise ManifestError(f"{path}: {error.message}", hint=error.hint) from error
 
@@ -222,6 +221,11 @@ class Manifest:
         if self.format_version > 1:
             document[_DIGEST] = _digest(document)
         path.write_text(json.dumps(document, indent=2) + "\n")
+
+
+@lru_cache(maxsize=256)  # a start reads each manifest several times
+def _parse(content: bytes) -> Manifest:
+    return _decode(json.loads(content))
 
 
 def _decode(document: Any) -> Manifest:

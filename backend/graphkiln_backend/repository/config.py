@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable
+from functools import lru_cache
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
@@ -98,11 +99,19 @@ def read_config(path: Path) -> ModelConfigProto:
         return pb.ModelConfig()
     try:
         text = read_text(path).removeprefix("\ufeff")  # byte order mark of some Windows editors
-        return text_format.Parse(text, pb.ModelConfig())
+        config = _parse(text)
     except (text_format.ParseError, UnicodeDecodeError, RecursionError) as error:
         raise RepositoryError(f"{path} is not a model configuration: {error}") from error
     except OSError as error:
         raise RepositoryError(f"cannot read {path}: {error}") from error
+    copied = pb.ModelConfig()
+    copied.CopyFrom(config)
+    return copied
+
+
+@lru_cache(maxsize=256)  # parsing takes a millisecond, and a start reads each configuration several times
+def _parse(text: str) -> ModelConfigProto:
+    return text_format.Parse(text, pb.ModelConfig())
 
 
 def parse_json(text: str) -> ModelConfigProto:
