@@ -98,7 +98,9 @@ from `graphkiln_backend.triton.metric_catalog`; a test compares it with a runnin
 [scoring.md](scoring.md); those of HAProxy are at `/edge/metrics` of the same port.
 
 Prometheus renames our label `instance` (a model instance: `digits_0`) to `exported_instance`, because `instance` is the
-target.
+target. It is `server` for versions that other backends compute, whose golden samples are replayed through the server.
+`seat` is `python` for versions that graphkiln's instances compute, `native` for those that graphkiln gave to a C++
+backend of Triton, else empty.
 
 """
 _END = """

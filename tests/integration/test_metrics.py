@@ -1,13 +1,20 @@
-"""graphkiln's Prometheus metrics on Triton's metrics port, on the real server."""
+"""graphkiln's Prometheus metrics beside Triton's on the metrics port, on the real server."""
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 import time
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
-from running import Server
+import zoo
+from running import Server, StartServer
 
+from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
@@ -28,7 +35,7 @@ def settled_metrics(server: Server) -> dict[str, float]:
 
 
 def test_every_metric_has_the_right_value(server: Server) -> None:
-    server.wait_until(lambda: bool(server.metrics()))  # this port opens last
+    server.wait_until(lambda: "graphkiln_instance_info" in str(server.metrics()))  # tritonserver opens this port last
     before = settled_metrics(server)
 
     def value(found: dict[str, float], name: str, *words: str) -> float:
@@ -53,3 +60,32 @@ def test_every_metric_has_the_right_value(server: Server) -> None:
         name = "graphkiln_batch_size_bucket"
         assert value(after, name, bound) - value(before, name, bound) == count
     assert value(after, "graphkiln_batch_size_sum") - value(before, "graphkiln_batch_size_sum") == 7
+
+
+def test_proofs_and_restarts_while_tritonserver_is_away(
+    start_server: StartServer, digits: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store" / "digits").symlink_to(digits)
+    zoo.add(tmp_path / "store", "unproven", zoo.scale(("batch", 3)), "max_batch_size: 4")  # without golden samples
+    server = start_server("--model-store", tmp_path / "store")
+    proven = {
+        'graphkiln_version_proven{backend="graphkiln",model="digits",seat="python",version="1"}': 1.0,
+        'graphkiln_version_proven{backend="onnxruntime",model="unproven",seat="python",version="1"}': 0.0,
+    }
+    server.wait_until(lambda: proven.items() <= server.metrics().items())
+    (triton,) = [each for each in psutil.Process(server.process.pid).children() if each.name() == "tritonserver"]
+    os.kill(triton.pid, signal.SIGKILL)
+    server.wait_until(lambda: not triton.is_running() or triton.status() == psutil.STATUS_ZOMBIE)
+    texts = []
+    while not texts or not all(name in texts[-1] for name in proven):
+        texts.append(fetch_metrics(f"http://127.0.0.1:{server.metrics_port}/metrics"))  # it answers at any time
+    alone = [text for text in texts if "graphkiln_triton_info" not in text]
+    assert alone
+    assert not any("nv_" in text for text in alone)
+    counts = [float(count) for text in texts for count in re.findall(r"graphkiln_restarts_total{.*} (.+)", text)]
+    assert set(counts) <= {0.0, 1.0}
+    server.wait_ready()
+    restarts = {name: value for name, value in server.metrics().items() if "restarts_total" in name}
+    assert sum(restarts.values()) == 1
+    assert restarts['graphkiln_restarts_total{cause="server_died"}'] == 1

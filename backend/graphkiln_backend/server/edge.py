@@ -12,7 +12,6 @@ connections wait instead of being refused.
 from __future__ import annotations
 
 import csv
-import dataclasses
 import logging
 import os
 import resource
@@ -26,14 +25,14 @@ import time
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.server.access import Access
-from graphkiln_backend.server.flags import DEFAULT_HOST, SERVICES, ListenAddress, TritonFlags, free_port
+from graphkiln_backend.server.flags import DEFAULT_HOST, SERVICES, ListenAddress, TritonFlags
 from graphkiln_backend.server.ports import listen
 from graphkiln_backend.server.run_folder import temporary_parent
 from graphkiln_backend.server.tls import TlsFiles
@@ -75,7 +74,7 @@ class EdgePlan:
     Attributes:
         program: Path of HAProxy.
         public: The user's flags, whose addresses the edge listens on.
-        inner: Flags of tritonserver behind the edge.
+        inner: Flags of the services behind the edge: tritonserver's, and the supervisor's metrics port.
         access: Endpoints that need the admin key.
         tls: Certificate, key and client authorities; None for plain connections.
         rate: Maximum requests per second from one address; 0 for no limit.
@@ -85,7 +84,7 @@ class EdgePlan:
     program: Path
     public: TritonFlags
     inner: TritonFlags
-    access: Access = dataclasses.field(default_factory=Access)
+    access: Access = field(default_factory=Access)
     tls: TlsFiles | None = None
     rate: int = 0
     whole_bodies: bool = True
@@ -213,15 +212,8 @@ def fronted(flags: TritonFlags) -> list[str]:
 
 
 def behind_edge(flags: TritonFlags) -> TritonFlags:
-    """Flags of a tritonserver behind the edge, on free ports of the loopback interface."""
-    taken = {address.port for address in flags.listen_addresses()}
-    moved: dict[str, str] = {}
-    for name in fronted(flags):
-        port = next(port for port in iter(free_port, 0) if port not in taken)
-        taken.add(port)
-        moved |= {f"{name}-address": DEFAULT_HOST, f"{name}-port": str(port)}
-    arguments = (*flags.arguments, *(f"--{name}={value}" for name, value in moved.items()))
-    return dataclasses.replace(flags, arguments=arguments, values={**flags.values, **moved})
+    """Flags of the services behind the edge, on free ports of the loopback interface."""
+    return flags.on_loopback(fronted(flags))
 
 
 def _connections() -> int:
@@ -242,8 +234,8 @@ def _fill(template: str, tags: set[str], values: Mapping[str, object]) -> str:
     return string.Template("\n\n".join(sections) + "\n").substitute(values)
 
 
-# Backends in `haproxy.cfg` that lead to a service of tritonserver.
-_BACKENDS = {"http": ("http", "http-1.0"), "grpc": ("grpc", "streams"), "metrics": ("metrics",)}
+# Backends in `haproxy.cfg` that lead to a service of tritonserver; the supervisor itself answers for metrics.
+_BACKENDS = {"http": ("http", "http-1.0"), "grpc": ("grpc", "streams")}
 _WITH_REQUESTS = {*_BACKENDS["http"], *_BACKENDS["grpc"]}
 _CHECK_S = 1.0
 _PAUSE_S = 0.2  # before HAProxy is restarted
@@ -471,7 +463,7 @@ class Edge(Closeable):
         """Send the current state to HAProxy; `_watch` retries if HAProxy is being restarted."""
         if self._closing.is_set():
             return
-        backends = [backend for service in self._plan.services() for backend in _BACKENDS[service]]
+        backends = [backend for service in self._plan.services() for backend in _BACKENDS.get(service, ())]
         with self._lock, suppress(OSError):  # locked, so that HAProxy gets the newest state last
             self._applied = False
             state = "ready" if self._admits else "maint"

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import ServerSetupError
@@ -233,6 +233,22 @@ class TritonFlags:
         return {
             name: spelled_for(service, self.default_host) for service, name in names.items() if name not in self.values
         }
+
+    def on_loopback(self, services: Iterable[str], reserved: Iterable[ListenAddress] = ()) -> TritonFlags:
+        """Flags with services on free ports of the loopback interface.
+
+        Args:
+            services: `http`, `grpc` and `metrics`; those that are off stay off.
+            reserved: Addresses whose ports are not chosen, besides those of these flags.
+        """
+        taken = {address.port for address in (*self.listen_addresses(), *reserved)}
+        moved: dict[str, str] = {}
+        for name in filter(self.is_on, services):
+            port = next(port for port in iter(free_port, 0) if port not in taken)
+            taken.add(port)
+            moved |= {f"{name}-address": DEFAULT_HOST, f"{name}-port": str(port)}
+        arguments = (*self.arguments, *(f"--{name}={value}" for name, value in moved.items()))  # the last one counts
+        return replace(self, arguments=arguments, values={**self.values, **moved})
 
     def listen_addresses(self) -> list[ListenAddress]:
         """All listen addresses of the server."""

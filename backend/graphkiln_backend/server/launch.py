@@ -153,7 +153,7 @@ class Launch:
     Attributes:
         installation: The tritonserver to run.
         stores: Model stores.
-        flags: The user's flags for tritonserver.
+        flags: Flags of tritonserver: the user's, except for the addresses that the edge or the supervisor serves.
         overrides: Settings of the command line, by model.
         cache: The artifact cache.
         replace_onnxruntime: Whether graphkiln's backend replaces an installed C++ `onnxruntime` backend.

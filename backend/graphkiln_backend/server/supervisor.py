@@ -10,6 +10,8 @@
    first server was live is an error of the set-up and is not retried, unless a signal killed the server.
 5. On SIGTERM or SIGINT, drain it (`server.drain`); no process, folder or shared memory of a run remains.
 
+From first to last, this process also serves the metrics port (`server.metrics_port`).
+
     process                  started by                            ends
     HAProxy, the edge        `cli.serve` (`server.edge`), first    after tritonserver
     page                     `cli.serve` (`graphkiln.page`)        with the supervisor
@@ -24,27 +26,27 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.limits import MemoryLimit
+from graphkiln_backend.server.metrics_port import MetricsPort
 from graphkiln_backend.server.model_states import LoadProgress, ModelState, list_models, load_progress
 from graphkiln_backend.server.ports import publish_address
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.watchdog import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
 from graphkiln_backend.system.signals import Interrupted, StopSignals
-from graphkiln_backend.triton.instance_status import write_restarts
 from graphkiln_backend.triton.snapshot import SnapshotReader
 
 if TYPE_CHECKING:
     import psutil
 
     from graphkiln_backend.server.edge import Edge
+    from graphkiln_backend.server.flags import ListenAddress
     from graphkiln_backend.server.golden_requests import Asking
     from graphkiln_backend.server.version_control import VersionController
 else:
@@ -77,6 +79,7 @@ class Supervisor:
         on_loading: Called with the progress of loading, repeatedly until the server is live.
         limits: Time limits.
         edge: HAProxy in front of the server, or None.
+        metrics: Address of the metrics port, which this process serves; None for none.
 
     Attributes:
         last_words: The reason for a nonzero exit code of `run`; empty otherwise.
@@ -90,12 +93,14 @@ class Supervisor:
         on_loading: Callable[[list[LoadProgress]], None] = lambda _: None,
         limits: TimeLimits | None = None,
         edge: Edge | None = None,
+        metrics: ListenAddress | None = None,
     ) -> None:
         self._launch = launch
         self._on_live = on_live
         self._on_loading = on_loading
         self._limits = limits or TimeLimits()
         self._edge = edge
+        self._metrics = metrics
         self._budget = RestartBudget()
         self._reaper = Reaper()
         self._versions: VersionController | None = None
@@ -117,7 +122,7 @@ class Supervisor:
         """
         reported = ""
         delay_s: float | None
-        with StopSignals() as signals:
+        with StopSignals() as signals, self._open_metrics_port():
             while True:
                 try:
                     outcome = self._serve(signals)
@@ -138,6 +143,18 @@ class Supervisor:
                 if not self._wait(delay_s, signals):
                     return 0
 
+    def _open_metrics_port(self) -> AbstractContextManager[object]:
+        triton = self._launch.flags.listen_address("metrics")
+        if self._metrics is None or triton is None:
+            return nullcontext()
+        return MetricsPort(
+            self._metrics,
+            triton,
+            version=self._launch.installation.version,
+            restarts=self._budget.counts,
+            rows=self._launch.proofs.rows,
+        )
+
     def _serve(self, signals: StopSignals) -> int | Fault | ServePart:
         """Run one server from its start to its end.
 
@@ -155,7 +172,6 @@ class Supervisor:
             except Interrupted:
                 _log.info("stopped before the server was started")
                 return 0
-            self._budget.write(folder.instances)
             publish_address(folder.path, self._launch.flags)
             with self._launch.start(folder, command) as server, ExitStack() as guard:
                 try:
@@ -193,7 +209,6 @@ class Supervisor:
                     return Fault(cause=Cause.WRONG_OUTPUTS, what=self._versions.fault)
                 if aborted := watchdog.end_endless_loading(seen):
                     self._budget.count(Cause.LOAD_DEADLINE, aborted)
-                    self._budget.write(folder.instances)
                 if self._live_at:
                     endless.clear()  # later loads may be of other files, see `Readiness`
                 elif self._is_listening(server):
@@ -315,15 +330,12 @@ class RestartBudget:
         """Count a cause without spending a restart."""
         self._counts[cause] += number
 
-    def write(self, instances: Path) -> None:
-        """Write the counts for the instances of a run, which publish them.
+    def counts(self) -> dict[str, int]:
+        """Restarts by cause.
 
         Causes with 0 are included: Prometheus sees no increase of a counter that appears with its first fault.
         """
-        try:
-            write_restarts(instances, {cause.value: self._counts[cause] for cause in Cause})
-        except OSError as error:  # a full disk
-            _log.warning("the metric of restarts is not up to date: %s", error)
+        return {cause.value: self._counts[cause] for cause in Cause}
 
 
 class Pace:

@@ -149,7 +149,14 @@ class TritonPythonModel:
             _log.warning(line)
         if deployment.settings.seat == NATIVE:
             _log.warning("seat: native has no effect in explicit mode, in which Triton reads the store itself")
-        self._metrics = InstanceMetrics(instance, status, _shared_memory_bytes(), executor.batch_sizes, FAILURES.counts)
+        self._metrics = InstanceMetrics(
+            instance,
+            status,
+            _shared_memory_bytes(),
+            executor.batch_sizes,
+            FAILURES.counts,
+            backend=document.backend,
+        )
         self._status = StatusFile.publish(instance, status)
         # Held around each batch and each replay; counts them for the supervisor if there is one.
         self._computing: AbstractContextManager[object] = self._status.computing if self._status else threading.Lock()

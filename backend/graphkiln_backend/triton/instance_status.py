@@ -8,8 +8,7 @@ They are in the supervisor's folder, named after the instance and its process:
 - `.crash`: the signal that killed the process during loading, written by Python's faulthandler
 - `.fault`: the instance computed wrong outputs and refuses requests; the difference in one line
 
-Beside them the supervisor, which has no metrics port, writes `restarts.json`; exactly one instance publishes the counts
-(`triton.metrics`). `triton.snapshot` reads all other files.
+`triton.snapshot` reads them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -42,7 +41,6 @@ _HEARTBEAT = struct.Struct("=d")
 _PROGRESS = struct.Struct("=dqqd")
 _BEAT_EVERY_S = 1.0
 _MOST_CHARACTERS = 80  # of the current step
-RESTARTS_FILE = "restarts.json"  # cause -> restarts since the supervisor started
 
 # faulthandler's names of signals, in the first line of its report. Source: CPython, "faulthandler".
 _FATAL = re.compile(r"Fatal Python error: (.+)")
@@ -338,21 +336,3 @@ def write_whole(path: Path, content: bytes) -> None:
     temporary = path.with_name(f"{path.name}.tmp")
     temporary.write_bytes(content)
     temporary.rename(path)
-
-
-def write_restarts(folder: Path, counts: Mapping[str, int]) -> None:
-    """Write the restarts of the server by cause.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    write_whole(folder / RESTARTS_FILE, json.dumps(counts).encode())
-
-
-def read_restarts(folder: Path) -> dict[str, int]:
-    """Read the restarts by cause; empty if the file is missing or truncated."""
-    try:
-        counts: dict[str, int] = json.loads((folder / RESTARTS_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    return counts

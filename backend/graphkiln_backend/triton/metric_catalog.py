@@ -26,7 +26,8 @@ class PublishedMetric:
     of_server: bool = False
 
 
-# Each instance publishes its own metrics; one of all instances publishes graphkiln_restarts_total.
+# Each instance publishes its own metrics. The supervisor publishes those of the server, and the self-tests of versions
+# that other backends compute (`instance="server"`).
 METRICS = (
     PublishedMetric(
         "graphkiln_instance_info", "gauge, 1", "engine, device and precision of each instance",
@@ -53,6 +54,11 @@ METRICS = (
         "graphkiln_shared_memory_bytes", "gauge", "size of the region that an instance shares with tritonserver"
     ),
     PublishedMetric(
+        "graphkiln_version_proven", "gauge, 1 or 0",
+        "1 for a version whose golden samples were right before it was served, 0 for one without any",
+        ("backend", "seat"),
+    ),
+    PublishedMetric(
         "graphkiln_self_test_error", "gauge", "relative L2 error on the golden samples; -1 without any"
     ),
     PublishedMetric("graphkiln_self_test_replays_total", "counter", "replays of the golden samples while serving"),
@@ -72,12 +78,17 @@ METRICS = (
         "graphkiln_restarts_total", "counter", "restarts of the whole server", ("cause",), of_server=True
     ),
     PublishedMetric(
-        "graphkiln_triton_info", "gauge, 1", "version of the running tritonserver", ("version",), of_server=True
+        "graphkiln_triton_info", "gauge, 1", "version of tritonserver, while it serves", ("version",), of_server=True
     ),
 )  # fmt: skip
-_DESCRIPTIONS = {metric.name: metric.description for metric in METRICS}
+_BY_NAME = {metric.name: metric for metric in METRICS}
 
 
 def describe(name: str) -> str:
     """Help text of a metric."""
-    return _DESCRIPTIONS[name]
+    return _BY_NAME[name].description
+
+
+def kind_of(name: str) -> str:
+    """`gauge`, `counter` or `histogram`."""
+    return _BY_NAME[name].kind.partition(",")[0]

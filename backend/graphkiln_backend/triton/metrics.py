@@ -1,24 +1,18 @@
-"""graphkiln's own Prometheus metrics, next to Triton's on the metrics port; `metric_catalog` describes them."""
+"""Prometheus metrics of an instance, next to Triton's on its metrics port; `metric_catalog` describes them."""
 
 from __future__ import annotations
 
 import math
-import os
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.system.locks import try_lock
-from graphkiln_backend.triton.environment import instances_folder
-from graphkiln_backend.triton.features import TritonFeatures
-from graphkiln_backend.triton.instance_status import InstanceStatus, read_restarts
+from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.metric_catalog import describe
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -40,12 +34,10 @@ class _Publisher(Closeable):
 
     Args:
         counts: Counts of this instance.
-        restarts: Counts of the server's restarts, if this instance may publish them.
     """
 
-    def __init__(self, counts: Sequence[_Counts], restarts: RestartCounts | None = None) -> None:
+    def __init__(self, counts: Sequence[_Counts]) -> None:
         self._counts = counts
-        self._restarts = restarts
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphkiln-metrics", daemon=True)
         self._thread.start()
@@ -54,8 +46,6 @@ class _Publisher(Closeable):
         """Publish the last counts and stop."""
         self._closing.set()
         self._thread.join()
-        if self._restarts:
-            self._restarts.close()
 
     def _run(self) -> None:
         while True:
@@ -64,8 +54,6 @@ class _Publisher(Closeable):
                 counts.publish()
             if is_last:
                 return
-            if self._restarts:
-                self._restarts.publish()
             self._closing.wait(_PUBLISH_EVERY_S)
 
 
@@ -78,6 +66,7 @@ class InstanceMetrics(_Publisher):
         shared_memory_bytes: Size of its region of shared memory.
         batch_sizes: Rows of each run: the instance appends, the publisher removes.
         failed: Requests answered with an error so far, by Triton's code.
+        backend: Triton's name of the backend.
     """
 
     def __init__(
@@ -87,12 +76,16 @@ class InstanceMetrics(_Publisher):
         shared_memory_bytes: int,
         batch_sizes: deque[int],
         failed: Mapping[str, int],
+        *,
+        backend: str,
     ) -> None:
-        labels = {"model": status.model, "version": str(status.version), "instance": instance}
+        version = {"model": status.model, "version": str(status.version)}
+        labels = {**version, "instance": instance}
         serving = {"engine": status.engine, "device": status.device, "precision": status.precision}
         metrics = _Metrics()
         metrics.gauge("graphkiln_instance_info", {**labels, **serving}, 1)
-        metrics.gauge("graphkiln_triton_info", {"version": TritonFeatures.of_this_stub().version}, 1)
+        seat = {"backend": backend, "seat": "python"}
+        metrics.gauge("graphkiln_version_proven", {**version, **seat}, 1 if status.self_test else 0)
         for executor, count in status.nodes.items():
             metrics.gauge("graphkiln_nodes", {**labels, "executor": executor}, count)
         for precision, count in status.products.items():
@@ -106,11 +99,7 @@ class InstanceMetrics(_Publisher):
         self._failures = metrics.counter("graphkiln_self_test_failures_total", labels)
         passed_at = time.time() if status.self_test else 0
         self._last_pass = metrics.gauge("graphkiln_self_test_timestamp_seconds", labels, passed_at)
-        folder = instances_folder()
-        super().__init__(
-            (_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed)),
-            RestartCounts(folder) if folder else None,
-        )
+        super().__init__((_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed)))
 
     def count_replay(self, *, passed: bool) -> None:
         """Count a replay of the samples."""
@@ -153,9 +142,6 @@ class _Metrics:
 
     def counter(self, name: str, labels: Mapping[str, str], *, part_of: str = "") -> Any:
         return self._create(pb_utils.MetricFamily.COUNTER, name, describe(part_of or name), labels)
-
-    def drop(self) -> None:
-        self._alive.clear()
 
     def _create(self, kind: Any, name: str, description: str, labels: Mapping[str, str]) -> Any:
         family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
@@ -215,46 +201,3 @@ class _BatchSizeHistogram:
             bucket.increment(sum(count for rows, count in counts.items() if rows <= bound))
         self._sum.increment(sum(rows * count for rows, count in counts.items()))
         self._count.increment(counts.total())
-
-
-class RestartCounts(Closeable):
-    """Publish the server's restarts while this instance holds the lock of the folder of status files.
-
-    When the instance ends, another one takes the lock and publishes the counts.
-    """
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._lock: int | None = None
-        self._metrics = _Metrics()
-        self._counters: dict[str, Any] = {}
-        self._published: dict[str, int] = {}
-
-    def publish(self) -> None:
-        """Publish new restarts, unless another instance does."""
-        if not self._owns():
-            return
-        for cause, count in read_restarts(self._folder).items():
-            if cause not in self._counters:
-                self._counters[cause] = self._metrics.counter("graphkiln_restarts_total", {"cause": cause})
-            if (new := count - self._published.get(cause, 0)) > 0:
-                self._counters[cause].increment(new)
-                self._published[cause] = count
-
-    def close(self) -> None:
-        """Withdraw the metric and release the lock."""
-        self._counters.clear()  # before the lock is released: the counts of two owners would be added
-        self._metrics.drop()
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
-
-    def _owns(self) -> bool:
-        if self._lock is None:
-            with suppress(OSError):  # the folder was removed: the server is ending
-                descriptor = os.open(self._folder, os.O_RDONLY)
-                if try_lock(descriptor):
-                    self._lock = descriptor
-                else:
-                    os.close(descriptor)
-        return self._lock is not None

@@ -19,7 +19,7 @@ from graphkiln_backend.triton.instance_status import InstanceStatus, Loading, Pr
 
 _log = logging.getLogger("graphkiln.server")
 
-# `instance.pid`, pid and kind; does not match restarts.json of the supervisor, and incomplete `.tmp` files.
+# `instance.pid`, pid and kind; does not match incomplete `.tmp` files.
 _NAME = re.compile(r"(.+\.(\d+))\.(json|counters|loading|fault|crash)", re.DOTALL)
 
 _Content = TypeVar("_Content")

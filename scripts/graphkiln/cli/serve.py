@@ -256,7 +256,7 @@ def serve(
         remove_leftovers()
         settings.remove_unfinished()
         flags.check_ports(page_listens)
-        triton_flags, load_deadline_s = plan.inner if plan else flags, min(load_deadline, _LONGEST_S)
+        inner, load_deadline_s = plan.inner if plan else flags, min(load_deadline, _LONGEST_S)
         remote = [store for store in named if not isinstance(store, Path)]
         with (
             PortClaims(flags),
@@ -275,7 +275,7 @@ def serve(
                 installation=installation,
                 stores=stores,
                 copies=copies,
-                flags=triton_flags,
+                flags=inner.on_loopback(["metrics"], flags.listen_addresses()),
                 overrides=_with_listed(
                     _overrides(
                         set_ or [], {"openvino": enable_openvino or [], "tensorrt": enable_tensorrt or []}, stores
@@ -294,7 +294,7 @@ def serve(
             with (
                 PublishedKey(key, flags),
                 open_edge(plan) as in_front,
-                open_page(page_listens, flags, triton_flags, tls, stores, names=page_name or ()),
+                open_page(page_listens, flags, inner, tls, stores, names=page_name or ()),
                 display,
             ):
                 supervisor = Supervisor(
@@ -303,6 +303,7 @@ def serve(
                     on_loading=display.show,
                     limits=TimeLimits(compute=compute_limit, load=load_deadline_s, drain=drain),
                     edge=in_front,
+                    metrics=inner.listen_address("metrics"),
                 )
                 code = supervisor.run()
     if code:

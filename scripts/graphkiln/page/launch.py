@@ -134,7 +134,7 @@ def open_page(
     Args:
         address: Address of the page; None for no page.
         flags: Flags of the user, with the public address of the server.
-        inner: Flags of tritonserver (see `behind_edge`).
+        inner: Flags with the addresses behind the edge (see `behind_edge`).
         tls: Certificate and key of the server and the page.
         stores: Model stores of the server.
         names: Accepted host names in addition to that of `address`.

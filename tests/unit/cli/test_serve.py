@@ -43,10 +43,18 @@ class FakeSupervisor:
         self.states: list[ModelState] = []
         self.found_key = ""
         self.last_words = ""
+        self.metrics: ListenAddress | None = None
         self.code = 0
 
-    def __call__(self, launch: Launch, *, on_live: Callable[[list[ModelState]], None], **_: object) -> FakeSupervisor:
-        self.started, self._on_live = launch, on_live
+    def __call__(
+        self,
+        launch: Launch,
+        *,
+        on_live: Callable[[list[ModelState]], None],
+        metrics: ListenAddress | None,
+        **_: object,
+    ) -> FakeSupervisor:
+        self.started, self._on_live, self.metrics = launch, on_live, metrics
         return self
 
     @property
@@ -188,7 +196,7 @@ class TestLaunch:
         words = ("--replace-onnxruntime", "--replay-interval", "2.5", "--load-deadline=inf")
         assert serve(*cache, *words, "--log-format=ISO8601", "--log-verbose", "1").code == 0
         launch = supervisor.launch
-        assert launch.flags.arguments[-3:] == ("--log-verbose", "1", "--log-format=ISO8601")
+        assert launch.flags.arguments[3:6] == ("--log-verbose", "1", "--log-format=ISO8601")
         assert (launch.replay_interval_s, launch.replace_onnxruntime) == (2.5, True)
         assert launch.load_deadline_s == 1e6  # replaces infinity
         assert (launch.cache.folder, launch.cache.limit_bytes) == (tmp_path / "cache", 3 << 30)
@@ -371,7 +379,10 @@ class TestAccess:
         assert "DANGER" in serve("--host", "0.0.0.0", "--admin-key-file", "off", "--edge", "off").err
         monkeypatch.setenv("GRAPHKILN_HOST", "0.0.0.0")
         assert "DANGER" not in serve("--edge", "off").err
-        assert {each.host for each in supervisor.launch.flags.listen_addresses()} == {"0.0.0.0"}
+        hosts = {each.protocol: each.host for each in supervisor.launch.flags.listen_addresses()}
+        assert hosts == {"HTTP": "0.0.0.0", "gRPC": "0.0.0.0", "metrics": "127.0.0.1"}
+        assert supervisor.metrics
+        assert supervisor.metrics.host == "0.0.0.0"
 
 
 # Progress of loading, on a terminal and in a log.

@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -277,6 +277,18 @@ class TestPlan:
         assert inner.arguments[0] == "--http-port=9000"
         assert f"--http-port={addresses[0].port}" in inner.arguments[1:], "the last one counts"
 
+    def test_metrics_of_tritonserver_move_behind_those_of_the_supervisor(self) -> None:
+        flags = parse("--http-port=9000", "--metrics-port=9002", host="0.0.0.0")
+        inner = behind_edge(flags)
+        triton = inner.on_loopback(["metrics"], flags.listen_addresses())
+        assert triton.listen_address("http") == inner.listen_address("http")
+        ports = [address.port for address in (*flags.listen_addresses(), *inner.listen_addresses())]
+        address = triton.listen_address("metrics")
+        assert address
+        assert address.host == "127.0.0.1"
+        assert address.port not in ports
+        assert parse("--allow-metrics=false").on_loopback(["metrics"]) == parse("--allow-metrics=false")
+
     def test_grpc_with_the_users_own_tls_stays_where_it_is(self) -> None:
         plan = EdgePlan.choose("on", parse("--grpc-use-ssl=true"), Access(), None)
         assert plan is not None
@@ -370,6 +382,13 @@ class TestRequests:
             answer = b"".join(iter(lambda: connection.recv(4096), b""))
         assert b"keep-alive" not in answer.lower()
         wait_until(lambda: front.edge.in_flight()["http-1.0"] == 0)
+
+    def test_metrics_do_not_wait_until_it_is_live(self, open_front: OpenFront) -> None:
+        front = open_front(admit=False)
+        connection = http.client.HTTPConnection("127.0.0.1", front.ports["metrics"], timeout=30)
+        with closing(connection):
+            connection.request("GET", "/metrics")
+            assert connection.getresponse().status == 200
 
     def test_metrics_of_both(self, front: Front) -> None:
         connection = http.client.HTTPConnection("127.0.0.1", front.ports["metrics"], timeout=30)
@@ -676,10 +695,10 @@ class TestLife:
         monkeypatch.setattr(module, "_SOFT_STOP_S", 30.0)
         front = open_front()
         with front.held():
-            closing = threading.Thread(target=front.edge.close)
-            closing.start()
+            ending = threading.Thread(target=front.edge.close)
+            ending.start()
             wait_until(front.is_refused)
-        closing.join(30)
+        ending.join(30)
         assert front.answers == [200]
 
     @pytest.mark.alone

@@ -5,6 +5,7 @@ from __future__ import annotations
 import http.client
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -33,6 +34,7 @@ from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.model_states import ModelState
+from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.supervisor import Supervisor
 from graphkiln_backend.server.watchdog import TimeLimits
@@ -54,7 +56,9 @@ def no_room() -> RunFolder:
 STATUS = encode(instance_status())
 READY = {"name": "m", "version": "3", "state": "READY"}
 KNOWN = {
-    **dict.fromkeys(("http-port", "grpc-port", "allow-http", "allow-grpc", "allow-metrics"), True),
+    **dict.fromkeys(
+        ("http-port", "grpc-port", "metrics-port", "metrics-address", "allow-http", "allow-grpc", "allow-metrics"), True
+    ),
     **dict.fromkeys(("model-control-mode", "load-model"), True),
 }
 LOADS = ("--model-control-mode=explicit", "--load-model=m")
@@ -72,7 +76,7 @@ class Setup:
         self.temporary = folder / "tmp"
         self.temporary.mkdir()
         monkeypatch.setattr(tempfile, "tempdir", str(self.temporary))
-        (self.port,) = free_ports(1)
+        self.port, self.metrics_port = free_ports(2)
         self.live: list[list[ModelState]] = []
         self.seconds = 0.0
         self.last_words = ""
@@ -84,11 +88,13 @@ class Setup:
         launch: type[Launch] = Launch,
         limits: TimeLimits | None = None,
         edge: str = "off",
+        metrics: bool = False,
         **options: Any,
     ) -> int:
-        """Runs to the end; `on_live` gets how often the server was live."""
+        """Runs to the end; `on_live` gets how often the server was live. With `metrics`, `metrics_url` serves them."""
         self._monkeypatch.setenv("FAKE_TRITON", json.dumps({"starts": str(self._starts), **options}))
-        arguments = [f"--http-port={self.port}", "--allow-grpc=false", "--allow-metrics=false", *flags]
+        wanted = f"--metrics-port={self.metrics_port}" if metrics else "--allow-metrics=false"
+        arguments = [f"--http-port={self.port}", "--allow-grpc=false", wanted, *flags]
 
         def live(states: list[ModelState]) -> None:
             self.live.append(states)
@@ -102,11 +108,12 @@ class Setup:
                 launch(
                     installation=self._installation,
                     stores=[self._store],
-                    flags=plan.inner if plan else flags,
+                    flags=(plan.inner if plan else flags).on_loopback(["metrics"]),
                 ),
                 on_live=live,
                 limits=limits,
                 edge=in_front,
+                metrics=flags.listen_address("metrics"),
             )
             try:
                 return supervisor.run()
@@ -121,6 +128,12 @@ class Setup:
     def when_started(self, action: Callable[[], None]) -> None:
         """Calls it once the first server was started."""
         when(self._starts.exists, action)
+
+    def restarts(self) -> dict[str, float]:
+        """Restarts by cause, from the metrics port."""
+        text = fetch_metrics(f"http://127.0.0.1:{self.metrics_port}/metrics")
+        found = re.findall(r'^graphkiln_restarts_total{cause="(\w+)"} (\S+)$', text, re.MULTILINE)
+        return {cause: float(value) for cause, value in found}
 
     @property
     def starts(self) -> list[dict[str, Any]]:
@@ -316,17 +329,19 @@ class TestExit:
         assert setup.run(on_live=end, on_sigterm=0) == 0
         assert setup.seconds < 30
 
-    def test_instances_know_how_often_it_was_restarted(self, setup: Setup) -> None:
-        counts: list[dict[str, int]] = []
+    def test_restarts_are_counted_on_the_metrics_port(self, setup: Setup) -> None:
+        counts: list[dict[str, float]] = []
 
         def end(count: int) -> None:
-            (folder,) = setup.temporary.glob("graphkiln-*/instances")
-            counts.append(json.loads((folder / "restarts.json").read_text()))
+            counts.append(setup.restarts())
             stop() if count == 3 else os.kill(setup.starts[-1]["pid"], signal.SIGKILL)
 
-        assert setup.run(on_live=end, on_sigterm=0) == 0
-        assert [each["server_died"] for each in counts] == [0, 1, 2]
-        assert {sum(each.values()) for each in counts} == {0, 1, 2}
+        setup.when_started(lambda: counts.append(setup.restarts()))  # before it is live
+        assert setup.run(on_live=end, on_sigterm=0, metrics=True) == 0
+        assert [each["server_died"] for each in counts] == [0, 0, 1, 2]
+        assert [sum(each.values()) for each in counts] == [0, 0, 1, 2]
+        with pytest.raises(OSError, match="refused"):
+            setup.restarts()
 
 
 class TestLive:
@@ -607,14 +622,14 @@ class TestHanging:
     def test_a_model_that_loads_without_end_is_ended_and_the_server_is_not(
         self, setup: Setup, logged: list[str]
     ) -> None:
-        counted: list[dict[str, int]] = []
+        counted: list[dict[str, float]] = []
 
         def read_and_stop(_: int) -> None:
-            folder = Path(setup.starts[0]["environment"]["GRAPHKILN_RUN_FOLDER"])
-            counted.append(json.loads((folder / "restarts.json").read_text()))
+            counted.append(setup.restarts())
             stop(1)
 
-        assert setup.run(on_live=read_and_stop, loading=True, on_sigterm=0, limits=TimeLimits(load=0.5)) == 0
+        limits = TimeLimits(load=0.5)
+        assert setup.run(on_live=read_and_stop, loading=True, on_sigterm=0, limits=limits, metrics=True) == 0
         assert [each["load_deadline"] for each in counted] == [1], "at once, not at the next start"
         assert len(setup.starts) == 1
         assert logged[0] == (

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import json
 import logging
 import os
 import signal
@@ -308,12 +307,6 @@ def test_unreadable_file_is_skipped_and_logged_once(
     (line,) = logged
     assert why in line
     assert seen.ready == ({1, 7} if name.endswith("json") else {1}), "not taken for an instance that is still loading"
-
-
-def test_restarts_file_is_not_a_status(tmp_path: Path) -> None:
-    (tmp_path / "restarts.json").write_text(json.dumps({"instance_died": 1}))
-    with StatusFile(tmp_path, "m_0", STATUS):
-        assert read_snapshot(tmp_path).statuses == {"m_0.1": STATUS}
 
 
 def test_is_ready(tmp_path: Path) -> None:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 from fake_triton import MetricFamily, TritonError, metric
@@ -14,9 +14,8 @@ from statuses import instance_status
 
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.triton import metrics as module
-from graphkiln_backend.triton.instance_status import RESTARTS_FILE, read_restarts, write_restarts
 from graphkiln_backend.triton.metric_catalog import METRICS, describe
-from graphkiln_backend.triton.metrics import ImageMetrics, InstanceMetrics, RestartCounts
+from graphkiln_backend.triton.metrics import ImageMetrics, InstanceMetrics
 
 STATUS = instance_status(
     nodes={"CPUExecutionProvider": 10, "CUDAExecutionProvider": 2},
@@ -36,7 +35,7 @@ def batch_sizes() -> deque[int]:
 
 @pytest.fixture
 def metrics(batch_sizes: deque[int]) -> Iterator[InstanceMetrics]:
-    with InstanceMetrics("m_0", STATUS, 1 << 20, batch_sizes, {}) as metrics:
+    with InstanceMetrics("m_0", STATUS, 1 << 20, batch_sizes, {}, backend="b") as metrics:
         yield metrics
 
 
@@ -56,11 +55,18 @@ def test_instance_metrics() -> None:
     assert metric("graphkiln_products", precision="bf16") == 4
 
 
+@pytest.mark.parametrize(("self_test", "proven"), [("passed", 1), ("", 0)])
+def test_versions_with_golden_samples_are_proven(self_test: str, proven: int) -> None:
+    with InstanceMetrics("m_0", replace(STATUS, self_test=self_test), 0, deque(), {}, backend="onnxruntime"):
+        assert metric("graphkiln_version_proven", backend="onnxruntime", seat="python") == proven
+
+
 @pytest.mark.usefixtures("metrics")
 def test_labels_of_all_metrics() -> None:
-    of_servers = {metric.name for metric in METRICS if metric.of_server}
-    for labels in [labels for name, labels in MetricFamily.published if name not in of_servers]:
-        assert {("model", "m"), ("version", "3"), ("instance", "m_0")} <= labels
+    of_versions = {metric.name for metric in METRICS if "instance" not in metric.labels}
+    for name, labels in MetricFamily.published:
+        assert {("model", "m"), ("version", "3")} <= labels
+        assert (("instance", "m_0") in labels) == (name not in of_versions)
 
 
 @pytest.mark.usefixtures("metrics")
@@ -83,7 +89,7 @@ def test_batch_sizes_are_a_cumulative_histogram(metrics: InstanceMetrics, batch_
 def test_failed_requests_by_code(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0.001)
     failed = Counter[str]()
-    with InstanceMetrics("m_0", STATUS, 0, deque(), failed) as metrics:
+    with InstanceMetrics("m_0", STATUS, 0, deque(), failed, backend="b") as metrics:
         assert metric("graphkiln_failed_requests_total", code="INTERNAL") == 0, "rates need a first value"
         for count in (3, 5):
             failed["INTERNAL"], deadline = count, time.monotonic() + 20
@@ -120,7 +126,7 @@ def test_codes_of_all_error_classes() -> None:
 
 def test_no_batch_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch, batch_sizes: deque[int]) -> None:
     monkeypatch.setattr(module, "_PUBLISH_EVERY_S", 0)
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}) as metrics:
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}, backend="b") as metrics:
         for number in range(5000):
             batch_sizes.append(number % 7)
         metrics.close()
@@ -130,13 +136,13 @@ def test_no_batch_is_lost_or_counted_twice(monkeypatch: pytest.MonkeyPatch, batc
 
 def test_no_thread_outlives_the_instance(batch_sizes: deque[int]) -> None:
     before = set(threading.enumerate())
-    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}):
+    with InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}, backend="b"):
         assert len(set(threading.enumerate()) - before) == 1
     assert set(threading.enumerate()) == before
 
 
 def test_metrics_are_dropped_with_the_instance(batch_sizes: deque[int]) -> None:
-    metrics = InstanceMetrics("m_0", STATUS, 0, batch_sizes, {})
+    metrics = InstanceMetrics("m_0", STATUS, 0, batch_sizes, {}, backend="b")
     metrics.close()
     assert MetricFamily.published
     del metrics
@@ -155,64 +161,18 @@ def test_replays_and_time_of_the_last_pass(metrics: InstanceMetrics) -> None:
     assert metric("graphkiln_self_test_timestamp_seconds") == dated
 
 
-class TestRestartCounts:
-    @staticmethod
-    def counts() -> dict[str, float]:
-        with MetricFamily.lock:
-            return {
-                dict(labels)["cause"]: metric.value
-                for (name, labels), metric in MetricFamily.published.items()
-                if name == "graphkiln_restarts_total"
-            }
-
-    def test_new_restarts_are_added(self, tmp_path: Path) -> None:
-        with RestartCounts(tmp_path) as restarts:
-            restarts.publish()
-            assert self.counts() == {}
-            write_restarts(tmp_path, {"load_deadline": 1, "wrong_outputs": 0})
-            for _ in range(2):
-                restarts.publish()
-                assert self.counts() == {"load_deadline": 1, "wrong_outputs": 0}
-            write_restarts(tmp_path, {"load_deadline": 3, "server_died": 1})
-            restarts.publish()
-            assert self.counts() == {"load_deadline": 3, "wrong_outputs": 0, "server_died": 1}
-
-    def test_one_instance_publishes_until_it_ends(self, tmp_path: Path) -> None:
-        write_restarts(tmp_path, {"instance_died": 2})
-        first, second = RestartCounts(tmp_path), RestartCounts(tmp_path)
-        for restarts in (first, second, first, second):
-            restarts.publish()
-        assert self.counts() == {"instance_died": 2}
-        first.close()
-        assert self.counts() == {}
-        second.publish()
-        assert self.counts() == {"instance_died": 2}
-        second.close()
-        assert self.counts() == {}
-
-    @pytest.mark.parametrize("content", ["", "{", "[1"])
-    def test_truncated_file_is_ignored(self, tmp_path: Path, content: str) -> None:
-        (tmp_path / RESTARTS_FILE).write_text(content)
-        assert read_restarts(tmp_path) == {}
-
-
 # The catalog of metrics.
 
 MINIMAL_STATUS = instance_status(nodes={"CPUExecutionProvider": 1}, products={"fp32": 1})
 
 
-def test_catalog_matches_published_metrics(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("GRAPHKILN_RUN_FOLDER", str(tmp_path))
-    (tmp_path / "restarts.json").write_text('{"instance_died": 3}')
+def test_catalog_matches_published_metrics() -> None:
     labels = ("m.images_0", "m.images", "3")
-    with InstanceMetrics("m_0", MINIMAL_STATUS, 0, deque(), {}), ImageMetrics(*labels, {}, deque()):
-        deadline = time.monotonic() + 20
-        while "graphkiln_restarts_total" not in MetricFamily.names():  # published by a thread
-            assert time.monotonic() < deadline
-            time.sleep(0.001)
+    instance = InstanceMetrics("m_0", MINIMAL_STATUS, 0, deque(), {}, backend="b")
+    with instance, ImageMetrics(*labels, {}, deque()):
         found = published()
-    common = {"model", "version"}
-    assert found == {each.name: {*each.labels, *(() if each.of_server else common)} for each in METRICS}
+    of_instances = [each for each in METRICS if not each.of_server]  # the supervisor publishes the others
+    assert found == {each.name: {"model", "version", *each.labels} for each in of_instances}
 
 
 def published() -> dict[str, set[str]]:

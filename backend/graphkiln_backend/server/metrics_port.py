@@ -1,0 +1,167 @@
+"""The metrics port: the supervisor's own metrics beside those of tritonserver.
+
+The supervisor answers on the user's metrics port, tritonserver on a port of the loopback interface. The supervisor adds
+what belongs to no Python instance of graphkiln: restarts, the version of tritonserver, and the proofs of versions that
+other backends compute. While tritonserver is away, it answers with its own metrics alone.
+"""
+
+from __future__ import annotations
+
+import re
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from http import HTTPStatus
+
+from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.ports import listen
+from graphkiln_backend.server.proofs import ProofState
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.triton.metric_catalog import describe, kind_of
+
+_PATH = "/metrics"
+_TYPE = "text/plain; version=0.0.4; charset=utf-8"  # source: Prometheus, "Exposition formats"
+_THREADS = 4  # requests at the same time; others wait in the queue of the socket
+_CLIENT_TIMEOUT_S = 5.0  # until the request has arrived, and again until the response is sent
+_TRITON_TIMEOUT_S = 3.0  # less than that of clients
+_REQUEST_LIMIT = 1 << 14  # bytes
+_PAUSE_S = 0.2  # after a failed `accept`, for example for lack of open files
+_INSTANCE = "server"  # label of metrics that instances publish of other versions
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+
+
+class MetricsPort(Closeable):
+    """Serve `GET /metrics` until it is closed.
+
+    Args:
+        address: Address to listen on.
+        triton: Metrics address of tritonserver, running or not.
+        version: Version of tritonserver; empty if unknown.
+        restarts: Returns the number of restarts by cause.
+        rows: Returns the proofs of versions that no Python instance of graphkiln computes.
+
+    Raises:
+        ServerSetupError: The address is in use, or not of this machine.
+    """
+
+    def __init__(
+        self,
+        address: ListenAddress,
+        triton: ListenAddress,
+        *,
+        version: str,
+        restarts: Callable[[], Mapping[str, int]],
+        rows: Callable[[], Sequence[ProofState]],
+    ) -> None:
+        self._triton = triton
+        self._version = version
+        self._restarts = restarts
+        self._rows = rows
+        self._closing = threading.Event()
+        self._socket = listen(address)
+        names = (f"graphkiln-metrics-{number}" for number in range(_THREADS))
+        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
+        for thread in self._threads:
+            thread.start()
+
+    def close(self) -> None:
+        """Stop listening; the thread of a request in progress ends on its own within the timeouts."""
+        self._closing.set()
+        with suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)  # wakes the threads that wait in `accept`
+        self._socket.close()
+
+    def text(self) -> str:
+        """All metrics, in Prometheus' text format."""
+        tritons = self._fetch()
+        return _merge(tritons, self._own(is_up=bool(tritons)))
+
+    def _run(self) -> None:
+        while not self._closing.is_set():
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                self._closing.wait(_PAUSE_S)
+                continue
+            with connection, suppress(OSError):  # the client is gone, or too slow
+                connection.sendall(self._respond(_read_request(connection)))
+                connection.shutdown(socket.SHUT_WR)
+
+    def _respond(self, request: bytes) -> bytes:
+        method, path, *_ = (*request.split(b" ", 2), b"")
+        if method != b"GET":
+            return _response("405 Method Not Allowed", f"expected GET {_PATH}\n")
+        if path.partition(b"?")[0] != _PATH.encode():
+            return _response("404 Not Found", f"expected GET {_PATH}\n")
+        return _response("200 OK", self.text())
+
+    def _fetch(self) -> str:
+        """Metrics of tritonserver; empty if it is away."""
+        from http.client import HTTPConnection, HTTPException  # imports ssl, which a start does not need
+
+        connection = HTTPConnection(*self._triton.local_address, timeout=_TRITON_TIMEOUT_S)
+        with closing(connection), suppress(OSError, HTTPException):
+            connection.request("GET", _PATH, headers={"Connection": "close"})
+            response = connection.getresponse()
+            if response.status == HTTPStatus.OK:
+                return response.read().decode("utf-8", "replace")
+        return ""
+
+    def _own(self, *, is_up: bool) -> Iterator[tuple[str, str]]:
+        """Name and line of each of the supervisor's metrics."""
+        for cause, number in self._restarts().items():
+            yield _sample("graphkiln_restarts_total", number, cause=cause)
+        if is_up and self._version:
+            yield _sample("graphkiln_triton_info", 1, version=self._version)
+        for row in self._rows():
+            labels = {"model": row.model, "version": str(row.version)}
+            yield _sample("graphkiln_version_proven", int(row.proven), **labels, backend=row.backend, seat=row.seat)
+            labels["instance"] = _INSTANCE
+            yield _sample("graphkiln_self_test_error", row.error, **labels)
+            yield _sample("graphkiln_self_test_replays_total", row.replays, **labels)
+            yield _sample("graphkiln_self_test_failures_total", row.failures, **labels)
+            yield _sample("graphkiln_self_test_timestamp_seconds", row.last_right_at, **labels)
+
+
+def _read_request(connection: socket.socket) -> bytes:
+    """Read the first line and the headers of a request.
+
+    Raises:
+        OSError: It is incomplete, too long, or arrives too slowly.
+    """
+    request, deadline = b"", time.monotonic() + _CLIENT_TIMEOUT_S
+    while b"\r\n\r\n" not in request:
+        connection.settimeout(max(1e-3, deadline - time.monotonic()))  # 0 would not block
+        part = connection.recv(_REQUEST_LIMIT)
+        request += part
+        if not part or len(request) > _REQUEST_LIMIT:
+            raise ConnectionError("the request is incomplete or too long")
+    connection.settimeout(_CLIENT_TIMEOUT_S)  # `sendall` counts it for the whole response
+    return request
+
+
+def _response(status: str, text: str) -> bytes:
+    body = text.encode()
+    head = f"HTTP/1.1 {status}\r\nContent-Type: {_TYPE}\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+    return head.encode() + body
+
+
+def _sample(name: str, value: float, **labels: str) -> tuple[str, str]:
+    written = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
+    return name, f"{name}{{{written}}} {value!r}\n"
+
+
+def _merge(text: str, samples: Iterator[tuple[str, str]]) -> str:
+    """Add samples to metrics in text format, in which the lines of one metric follow each other."""
+    families: dict[str, str] = {}
+    for name, line in samples:
+        families[name] = families.get(name, "") + line
+    for name, lines in families.items():
+        head = f"# HELP {name} {describe(name)}\n# TYPE {name} {kind_of(name)}\n"
+        if found := re.search(rf"^# TYPE {name} .*\n", text, re.MULTILINE):
+            text = text[: found.end()] + lines + text[found.end() :]
+        else:
+            text += head + lines
+    return text
