@@ -72,6 +72,7 @@ class FakeDeployment:
         )
         self.version = ModelVersion(graph_path=Path("model.onnx"), manifest=None, golden=None)
         self.places: tuple[Place, ...] = ()
+        self.settings = SimpleNamespace(seat="auto")
         self.plan = SimpleNamespace(explain=lambda: "candidates:\n  onnxruntime on cpu")
 
     def read(self, *arguments: Any) -> FakeDeployment:
