@@ -83,7 +83,9 @@ def verify(
         raise VerificationError(
             f"{version.graph_path} cannot be verified here",
             report="no engine of graphkiln reads it",
-            hint="graphkiln serve proves it by its own backend before it answers",
+            hint="graphkiln serve proves it by its own backend before it answers"
+            if version.golden
+            else "it is unproven: graphkiln adopt adds golden samples",
         )
     engine = engine or reference_engine(version.graph_path)
     config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")

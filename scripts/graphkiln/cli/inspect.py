@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import print_json, print_table
-from graphkiln.cli.options import AsJson, local_path, version_folder
+from graphkiln.cli.options import AsJson, local_path, read_any_version, version_folder
 from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, describe_signers
-from graphkiln_backend.graph.errors import RepositoryError
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.manifest import Manifest
@@ -45,7 +44,7 @@ def inspect(
 
     with local_path(path) as folder:
         bare = _bare_graph(folder)
-        version = bare or _read(version_folder(folder))
+        version = bare or read_any_version(version_folder(folder))
         signed = NOT_SIGNED if bare else describe_signers(version_folder(folder), trusted_keys)
         signature = _signature(version)
         found = census(version.graph_path) if version.graph_path.suffix in _READABLE else None
@@ -53,30 +52,6 @@ def inspect(
             print_json({**_document(version, signature, found), "signed": signed})
         else:
             print_table((), [*_rows(version, signature, found), ("signed", signed)])
-
-
-def _read(folder: Path) -> ModelVersion:
-    """Read a version folder; without a manifest, its graph may be for any backend.
-
-    Raises:
-        RepositoryError: There is no graph, or its files differ from the manifest.
-        ManifestError: The manifest or the golden samples cannot be read.
-    """
-    from graphkiln_backend.graph.manifest import MANIFEST_FILE
-    from graphkiln_backend.repository.config import read_config
-    from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion, find_served_graph, read_version
-
-    if (folder / MANIFEST_FILE).exists():
-        return read_version(folder)
-    config = read_config(folder.parent / CONFIG_FILE)
-    name = config.default_model_filename
-    try:
-        graph = find_served_graph(folder, backend=config.backend, platform=config.platform, default_filename=name)
-    except RepositoryError:
-        return read_version(folder, name)  # a graph of another framework, or a better error
-    if graph.suffix in _READABLE:
-        return read_version(folder, name)
-    return ModelVersion(graph_path=graph, manifest=None, golden=None)
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:

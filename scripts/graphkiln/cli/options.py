@@ -6,13 +6,16 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphkiln_backend.engines.compute_limit import DEFAULT_COMPUTE_LIMIT_S
-from graphkiln_backend.graph.errors import ServerSetupError
+from graphkiln_backend.graph.errors import RepositoryError, ServerSetupError
 from graphkiln_backend.graph.text import did_you_mean
+
+if TYPE_CHECKING:
+    from graphkiln_backend.repository.version import ModelVersion as StoredVersion
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 AsCsv = Annotated[bool, typer.Option("--csv", help="Print CSV instead of a table.")]
@@ -56,6 +59,30 @@ def version_folder(path: Path) -> Path:
     if path.is_file() and is_version(path.absolute().parent.name):
         path = path.absolute().parent
     return path if path.is_dir() and is_version(path.name) else newest_version(path)
+
+
+def read_any_version(folder: Path) -> StoredVersion:
+    """Read a version folder; without a manifest, its graph may be for any backend.
+
+    Raises:
+        RepositoryError: There is no graph, or its files differ from the manifest.
+        ManifestError: The manifest or the golden samples cannot be read.
+    """
+    from graphkiln_backend.graph.manifest import MANIFEST_FILE
+    from graphkiln_backend.repository.config import read_config
+    from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion, find_served_graph, read_version
+
+    if (folder / MANIFEST_FILE).exists():
+        return read_version(folder)
+    config = read_config(folder.parent / CONFIG_FILE)
+    name = config.default_model_filename
+    try:
+        graph = find_served_graph(folder, backend=config.backend, platform=config.platform, default_filename=name)
+    except RepositoryError:
+        return read_version(folder, name)  # a graph of another framework, or a better error
+    if graph.suffix in (".onnx", ".xml"):
+        return read_version(folder, name or graph.name)
+    return ModelVersion(graph_path=graph, manifest=None, golden=None)
 
 
 @contextmanager

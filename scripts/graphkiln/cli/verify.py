@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from graphkiln.cli.console import print_json
-from graphkiln.cli.options import COMPUTE_LIMIT_S, AsJson, Cache, ComputeLimit, local_path, version_folder
+from graphkiln.cli.options import (
+    COMPUTE_LIMIT_S,
+    AsJson,
+    Cache,
+    ComputeLimit,
+    local_path,
+    read_any_version,
+    version_folder,
+)
 from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, check_signers
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.decoding import encode
@@ -47,7 +55,6 @@ def verify(
     manifest.
     """
     from graphkiln_backend.graph.precision import SAVED, Precision
-    from graphkiln_backend.repository.version import read_version
     from graphkiln_backend.system.resources import usable_cores
     from graphkiln_converters.verify import verify as run
 
@@ -57,7 +64,7 @@ def verify(
     with local_path(path) as folder, limit_computing(compute_limit):
         version = version_folder(folder)
         signed = check_signers(version, trusted_keys)
-        verified = run(read_version(version), engine=engine, precision=row, samples=samples, threads=usable_cores())
+        verified = run(read_any_version(version), engine=engine, precision=row, samples=samples, threads=usable_cores())
         if not as_json:
             _show(verified.verdicts, verified.placement)
         if requested_split(version):

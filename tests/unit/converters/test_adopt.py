@@ -150,6 +150,41 @@ class TestRoundTrips:
         assert (set(golden.inputs), set(golden.graph_outputs)) == ({"INPUT__0"}, {"OUTPUT__0"})
         assert 0 < manifest.provenance.metrics["reference_fp64_error"] < 1e-6
 
+    TWO = "(float[batch,4] a, float[batch,4] b) => (float[batch,3] y) { c = Sub(a, b) y = MatMul(c, w) }"
+
+    @pytest.mark.parametrize("names", [("INPUT__1", "INPUT__0"), ("b", "a")])
+    def test_several_inputs_by_number_or_name(self, tmp_path: Path, names: tuple[str, str]) -> None:
+        """Their order in config.pbtxt does not matter."""
+        onnx_ir.save(graph(self.TWO, w=W), tmp_path / "reference.onnx")
+        inputs = "".join(f'input {{ name: "{name}" data_type: TYPE_FP32 dims: [ 4 ] }}' for name in names)
+        version = plan(tmp_path, f'max_batch_size: 8 {inputs} output {{ name: "y" data_type: TYPE_FP32 dims: [ 3 ] }}')
+        run(version, tmp_path / "reference.onnx")
+        golden = read_version(version).golden
+        assert golden is not None
+        second, first = (golden.inputs[name] for name in names)
+        np.testing.assert_allclose(golden.graph_outputs["y"], (first - second) @ W, rtol=1e-4, atol=1e-5)
+
+    def test_sizes_of_the_graph_apply_to_dynamic_dimensions(self, tmp_path: Path) -> None:
+        onnx_ir.save(graph("(float[batch,n] x) => (float[batch,n] y) { y = Tanh(x) }"), tmp_path / "reference.onnx")
+        version = plan(tmp_path, f"max_batch_size: 8 {TENSORS.replace('[ 4 ]', '[ 7 ]').replace('[ 3 ]', '[ 7 ]')}")
+        run(version, tmp_path / "reference.onnx")
+        golden = read_version(version).golden
+        assert golden is not None
+        assert golden.inputs["x"].shape == (4, 7)
+
+    def test_text(self, tmp_path: Path) -> None:
+        text = np.array([["a"], ["b"], ["größe"]], np.object_)
+        found = record(tmp_path / "recorded.npz", x=text.astype(str), y=np.array([[1], [2], [3]], np.int64))
+        config = (
+            'max_batch_size: 8 input { name: "x" data_type: TYPE_STRING dims: [ 1 ] } '
+            'output { name: "y" data_type: TYPE_INT64 dims: [ 1 ] }'
+        )
+        version = plan(tmp_path, config)
+        run(version, found)
+        golden = read_version(version).golden
+        assert golden is not None
+        assert golden.inputs["x"].tolist() == text.tolist()
+
     def test_half_precision_tensors(self, tmp_path: Path, reference: Path) -> None:
         """An engine built in fp16 may have fp16 at its border."""
         version = plan(tmp_path, f"max_batch_size: 8 {TENSORS.replace('FP32', 'FP16')}")
@@ -281,6 +316,12 @@ class TestReferenceDiffers:
             (TENSORS.replace("[ 4 ]", "[ 5 ]"), r"expected x FP32\[batch,5\], got x FP32\[batch,4\]"),
             (TENSORS.replace("[ 3 ]", "[ 2 ]"), r"expected y FP32\[batch,2\], got y FP32\[6,3\]"),
             (TENSORS.replace("[ 3 ]", "[ 3, 1 ]"), r"expected y FP32\[batch,3,1\], got y FP32\[6,3\]"),
+            (
+                TENSORS.replace('"x"', '"x1"').replace(
+                    "output", 'input { name: "x2" data_type: TYPE_FP32 dims: [4] } output'
+                ),
+                r"expected x1 FP32\[batch,4\], x2 FP32\[batch,4\], got x FP32\[batch,4\]",
+            ),
             (TENSORS.replace("FP32", "INT64"), r"expected x INT64\[batch,4\], got x FP32"),
         ],
     )
