@@ -80,7 +80,7 @@ def test_unproven_graphs(run: RunVerb, plan: Path) -> None:
     shown = words(run("inspect", plan).out)
     assert "x FP32[batch,4]" in shown
     assert "unproven: this graph has no manifest" in shown
-    assert "cannot be verified here: no engine" in run("verify", plan).err
+    assert "it is unproven: graphkiln adopt adds" in run("verify", plan).err
     (plan / "config.pbtxt").write_text('platform: "tensorrt_plan"')
     assert "not known: config.pbtxt leaves them to the backend" in words(run("inspect", plan).out)
     document = json.loads(run("inspect", plan, "--json").out)
