@@ -138,6 +138,26 @@ def test_damaged_graphs_do_not_serve(server: Server, name: str) -> None:
     assert any(FAULTS[name] in line for line in server.log.splitlines() if name in line), server.log
 
 
+def test_new_versions_of_a_listed_model(tmp_path: Path) -> None:
+    model = tmp_path / "listed" / "two"
+    save_ir(product(), model / "1" / "net.xml")
+    config = {"model_config_list": [{"config": {"name": "two", "base_path": "two"}}]}
+    (tmp_path / "listed" / "config.json").write_text(json.dumps(config))
+    flags = ("--model-store", tmp_path / "listed", "--model-control-mode=poll", "--repository-poll-secs=1")
+    with Serving(tmp_path, *flags) as running:
+        running.wait_ready()
+        newer = save_ir(product(scale=2), tmp_path / "new" / "net.xml")
+        newer.parent.rename(model / "2")
+        running.wait_until(lambda: running.status("/v2/models/two/versions/2/ready") == 200)
+        damaged = save_ir(product(), tmp_path / "new" / "net.xml")
+        damaged.with_suffix(".bin").write_bytes(b"")
+        damaged.parent.rename(model / "3")
+        running.wait_until(lambda: "two version 3 is not served" in running.log)
+        assert "is cut short" in running.log
+        with Client(running.url) as client:
+            check_answers(client, model / "2" / "net.xml", "two", x=np.eye(3, dtype=np.float32))
+
+
 def test_explicit_mode(graphs: dict[str, Path], tmp_path: Path) -> None:
     """Triton itself chooses the backend of a `model.xml`."""
     shutil.copytree(graphs["bare"].parents[1], tmp_path / "store" / "bare")

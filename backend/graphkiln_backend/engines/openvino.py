@@ -240,7 +240,7 @@ def check_values(name: str, array: AnyArray, limit: int = LIMIT) -> None:
     least, most = int(array.min()), int(array.max())
     if least < lowest or most >= limit:
         raise SignatureError(
-            f"input '{name}' does not fit: OpenVINO computes integers in 32 bits (engine: onnxruntime takes all)",
+            f"input '{name}' does not fit: OpenVINO computes integers in 32 bits, ONNX Runtime in 64",
             expected=f"{lowest} to {limit - 1}",
             got=f"{least} to {most}",
         )
