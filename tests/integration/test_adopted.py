@@ -75,3 +75,12 @@ def test_adopted_versions(tmp_path: Path, start_server: StartServer) -> None:
         for name in ("right", "onnx"):
             found = client.model(name).infer({"x": x})["y"]
             np.testing.assert_allclose(found, x @ draw(4, 3) + draw(3), rtol=1e-4, atol=1e-5)
+    proven = {name: value for name, value in server.metrics().items() if name.startswith("graphkiln_version_proven")}
+    assert proven == {
+        'graphkiln_version_proven{model="right",version="1",backend="python",seat=""}': 1,
+        'graphkiln_version_proven{model="int8",version="1",backend="python",seat=""}': 1,
+        'graphkiln_version_proven{model="unproven",version="1",backend="python",seat=""}': 0,
+        'graphkiln_version_proven{backend="onnxruntime",model="onnx",seat="python",version="1"}': 1,
+    }
+    errors = [name for name in server.metrics() if name.startswith("graphkiln_self_test_error")]
+    assert sum('instance="server"' in name for name in errors) == 3
