@@ -489,6 +489,28 @@ def test_no_view_is_wider_than_its_window(browser: Browser, url: str, width: int
             assert overflow(it) == 0, view
 
 
+@pytest.mark.parametrize("width", [320, 1280])
+def test_versions_of_other_backends(browser: Browser, url: str, shown: Shown, width: int) -> None:
+    serves = shown.transport.responses["model_statistics"]
+
+    def statistics(model: str, version: str) -> dict[str, Any]:
+        rows = serves(model, version)["model_stats"]
+        return {"model_stats": [*rows, {**rows[-1], "name": 'other "one"\\'}]}
+
+    shown.transport.responses["model_statistics"] = statistics
+    with opened(browser, url, width=width) as it:
+        it.page.click("#tab-models")
+        rows = it.page.locator("#models tbody tr")
+        for number, cell in enumerate(("onnxruntime, cpu", "onnxruntime, native seat proven", "tensorrt unproven")):
+            expect(rows.nth(number).locator("td").nth(2)).to_have_text(cell)
+        rows.nth(1).locator("th button").click()
+        expect(it.wait_for("#model-detail dl")).to_contain_text("backendonnxruntime, native seat proven")
+        expect(it.page.locator("#model-detail")).to_contain_text("error 2e-7, last right")
+        expect(it.page.locator("#model-detail dl").first).not_to_contain_text("instances")
+        assert faults_of_access(it) == []
+        assert overflow(it) == 0
+
+
 def overflow(it: Opened) -> int:
     wide: int = it.page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return wide

@@ -45,6 +45,7 @@ _SUMMARY = "nv_inference_request_summary_us"
 _BATCHES = "graphkiln_batch_size_bucket"
 _CANCELLED = {"CANCELED", "CANCELLED"}  # spelling of Triton and of model instances
 _INFO = "graphkiln_instance_info"
+_PROVEN = "graphkiln_version_proven"
 _FACTS = {
     "graphkiln_self_test_error": "self_test_error",
     "graphkiln_self_test_timestamp_seconds": "self_test_at_s",
@@ -106,17 +107,23 @@ def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
 
 
 def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any]]:
-    """Return engine, device, precision and self-tests of each version; the worst result of its instances."""
+    """Return engine, device, precision, backend, seat and self-tests of each version; the worst of its instances.
+
+    Versions of other backends and of the native seat have no engine.
+    """
     facts: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"instances": 0})
     for sample in samples:
         row = facts[sample.labels.get("model", ""), sample.labels.get("version", "")]
         if sample.name == _INFO:
             row |= {key: sample.labels.get(key, "") for key in ("engine", "device", "precision")}
             row["instances"] += 1
+        elif sample.name == _PROVEN:
+            row |= {key: sample.labels.get(key, "") for key in ("backend", "seat")}
+            row["proven"] = bool(sample.value)
         elif name := _FACTS.get(sample.name):
             worst = min if name == "self_test_at_s" else max
             row[name] = worst(row.get(name, sample.value), sample.value)
-    return {key: row for key, row in facts.items() if row["instances"]}
+    return {key: row for key, row in facts.items() if row["instances"] or "proven" in row}
 
 
 def _counter_name(sample: Sample) -> str:
@@ -264,7 +271,7 @@ async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any
     """List the loaded model versions; with the admin key, all versions in the repository index.
 
     Returns:
-        Rows of `name`, `version`, `state`, `reason`, and of `engine`, `device`, `precision` if known.
+        Rows of `name`, `version`, `state`, `reason`, and the facts of `placements` if known.
 
     Raises:
         Unauthorized: The key is wrong.
@@ -280,7 +287,7 @@ async def describe_version(server: ShownServer, name: str, version: str) -> dict
 
     Returns:
         `inputs`, `outputs`, `max_batch_size`, `kind` of task (empty for a model without images), `preprocess`,
-        `labels`, `proof`, `proof_problem`, `image_model`, and engine, device and precision.
+        `labels`, `proof`, `proof_problem`, `image_model`, and the facts of `placements`.
 
     Raises:
         ClientError: The request failed.

@@ -102,8 +102,13 @@ def test_placements() -> None:
     assert placements(parse_metrics(TEXT)) == {
         ("m", "1"): {
             "instances": 2, "engine": "onnxruntime", "device": "cpu", "precision": "fp32", "self_test_error": 3e-07,
-            "self_test_at_s": 100,
-        }
+            "self_test_at_s": 100, "backend": "graphkiln", "seat": "python", "proven": True,
+        },
+        ("m", "2"): {
+            "instances": 0, "backend": "onnxruntime", "seat": "native", "proven": True, "self_test_error": 2e-07,
+            "self_test_at_s": 300,
+        },
+        ('other "one"\\', "2"): {"instances": 0, "backend": "tensorrt", "seat": "", "proven": False},
     }  # fmt: skip
 
 

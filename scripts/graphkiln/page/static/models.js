@@ -39,12 +39,12 @@ function follow() {
 function draw(anyway = false) {
   const wanted = $("filter").value.trim().toLowerCase();
   const shown = rows.filter((row) => row.name.toLowerCase().includes(wanted));
-  const now = JSON.stringify([rows.length, shown.map((row) => [keyOf(row), row.state, row.reason, row.engine, row.precision]), chosen]);
+  const now = JSON.stringify([rows.length, shown.map((row) => [keyOf(row), row.state, row.reason, row.engine, row.precision, row.backend, row.proven]), chosen]);
   if (now === drawn && !anyway) return;
   drawn = now;
   const list = shown.map((row) => [
     el("button", { type: "button", "data-control": `show ${keyOf(row)}`, "aria-pressed": chosen === keyOf(row), onclick: () => choose(row) }, row.name),
-    row.version || "–", state(row), row.engine ? `${row.engine}, ${row.device}` : "–", row.precision || "–", buttons(row),
+    row.version || "–", state(row), row.engine ? `${row.engine}, ${row.device}` : backend(row) ?? "–", row.precision || "–", buttons(row),
   ]);
   const count = shown.length === rows.length ? "" : `: ${shown.length} of ${rows.length}`;
   const made = table(`What the server has${count}`, ["model", "version", "state", "engine", "precision", "control"], list);
@@ -57,6 +57,12 @@ function draw(anyway = false) {
 function state({ state: name, reason }) {
   const kind = name === "READY" ? "good" : name === "UNAVAILABLE" ? "bad" : "";
   return [el("span", { class: `pill ${kind}` }, name.toLowerCase()), reason ? el("div", { class: "small faint" }, reason) : null];
+}
+
+/** Who computes a version without instances of ours, and whether its golden samples were right there. */
+function backend({ engine, backend: name, seat, proven }) {
+  if (engine || !name) return null;
+  return [`${name}${seat ? `, ${seat} seat` : ""} `, el("span", { class: `pill ${proven ? "good" : ""}` }, proven ? "proven" : "unproven")];
 }
 
 function buttons(row) {
@@ -105,7 +111,7 @@ function describe(detail) {
     el("h2", {}, detail.name, el("span", { class: "faint" }, ` version ${detail.version}`)),
     facts([
       ["answers", detail.kind || "tensors"], ["engine", detail.engine && `${detail.engine} on ${detail.device}`],
-      ["precision", detail.precision], ["instances", detail.instances && String(detail.instances)],
+      ["backend", backend(detail)], ["precision", detail.precision], ["instances", detail.instances ? String(detail.instances) : ""],
       ["largest batch", String(detail.max_batch_size)], ["loaded in", detail.load_s && `${digits(detail.load_s)} s`],
       ["images as they are", detail.image_model], ["takes images for", detail.tensor_model],
     ]),
