@@ -7,7 +7,9 @@ The requests take the way of a user's: HTTP, Triton's scheduler and batcher, the
 
 from __future__ import annotations
 
+import io
 import json
+import os
 import select
 import signal
 import struct
@@ -16,18 +18,27 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
+from http import HTTPStatus
 from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.decoding import decode, encode
-from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, RepositoryError, VerificationError
+from graphkiln_backend.graph.errors import (
+    ExecutionError,
+    GraphkilnError,
+    RepositoryError,
+    UndecidedError,
+    VerificationError,
+)
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.graph.text import in_path
+from graphkiln_backend.graph.text import in_path, plain_reason
 from graphkiln_backend.repository.version import GOLDEN_FILE
 from graphkiln_backend.server.flags import ListenAddress
+from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import end_with_parent
 from graphkiln_backend.system.resources import usable_cores
@@ -39,7 +50,9 @@ if TYPE_CHECKING:
     import numpy as np
 
     from graphkiln_backend.graph.dtypes import AnyArray
+    from graphkiln_backend.graph.golden import GoldenSamples
     from graphkiln_backend.graph.signature import Signature
+    from graphkiln_backend.proof.policy import Limits
     from graphkiln_backend.repository.config import ModelConfigProto
     from graphkiln_backend.repository.version import ModelVersion
 else:
@@ -140,14 +153,15 @@ class Asking(Closeable):
         self.answers: dict[tuple[str, int], Answers] = {}
         # No process of multiprocessing, which would take two more processes and import the whole command line.
         self._process = subprocess.Popen(
-            [sys.executable, "-P", "-m", __name__],
+            [sys.executable, "-P", "-m", __name__, str(os.getpid())],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             bufsize=0,  # `select` sees every line
         )
         if self._process.stdin:
-            with self._process.stdin as stdin:
-                stdin.write(json.dumps(encode(_Task(targets=tuple(targets), way=way))).encode())
+            task = json.dumps(encode(_Task(targets=tuple(targets), way=way))).encode()
+            with suppress(BrokenPipeError), io.BufferedWriter(self._process.stdin) as stdin:  # `wait` reports its end
+                stdin.write(task)
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the next judgment; return true once all are known.
@@ -199,8 +213,9 @@ def _ask(task: _Task, report: Callable[[Answers], None]) -> None:
 
 
 def _golden_bytes(target: Target) -> int:
-    file = Path(target.folder) / GOLDEN_FILE
-    return file.stat().st_size if file.exists() else 0
+    with suppress(OSError):
+        return (Path(target.folder) / GOLDEN_FILE).stat().st_size
+    return 0
 
 
 def _read(target: Target, way: Way) -> ModelVersion | Answers:
@@ -221,6 +236,8 @@ def _read(target: Target, way: Way) -> ModelVersion | Answers:
         return ModelVersion(graph_path=folder / manifest.graph_file, manifest=manifest, golden=golden)
     except (GraphkilnError, OSError) as error:
         return Answers(reason=str(error))
+    except Exception as error:  # noqa: BLE001 - damaged samples of one version must not affect others
+        return Answers(reason=f"{type(error).__name__}: {error}")
 
 
 def _wait_until_listening(way: Way) -> None:
@@ -240,12 +257,35 @@ def _wait_until_listening(way: Way) -> None:
 
 def _judge_patiently(target: Target, version: ModelVersion, way: Way) -> Answers:
     """Judge a version, and try again if the backend fails. Wrong answers are final."""
-    for _ in range(_ATTEMPTS - 1):
+    for attempt in range(1, _ATTEMPTS + 1):
         try:
             return _judge(target, version, way)
-        except ExecutionError:
-            time.sleep(_RETRY_S)
-    return _judge(target, version, way)
+        except ExecutionError as error:
+            if answers := _look_up(target, way):
+                return answers
+            if attempt == _ATTEMPTS:
+                return Answers(reason=str(error), answered=not isinstance(error, _BusyError))
+        time.sleep(_RETRY_S)
+    raise AssertionError
+
+
+def _look_up(target: Target, way: Way) -> Answers | None:
+    """Return the server's reason why a version is not loaded; None if it is loaded.
+
+    Raises:
+        OSError: The server does not list its models.
+    """
+    rows = RepositoryControl(http=way.address, headers=way.headers).index()
+    row = next((row for row in rows if (row.model, row.version) == (target.model, str(target.version))), None)
+    if row and row.failed:
+        return Answers(reason=plain_reason(row.reason))
+    if way.thorough or (row and row.state == "READY"):
+        return None
+    return Answers(reason="it is not loaded any more", answered=False)  # the user unloads it
+
+
+class _BusyError(ExecutionError):
+    """The server takes no more requests for a model, which says nothing about its versions."""
 
 
 def _judge(target: Target, version: ModelVersion, way: Way) -> Answers:
@@ -256,57 +296,90 @@ def _judge(target: Target, version: ModelVersion, way: Way) -> Answers:
         OSError, HTTPException: The server does not answer.
     """
     from graphkiln_backend.lowering.acceptance import Replay, check_golden, limits_behind_triton
-    from graphkiln_backend.repository.config import read_config
     from graphkiln_backend.repository.model_config import ModelConfig
 
-    golden, config = version.golden, read_config(Path(target.config))
+    golden = version.golden
     if golden is None:
         raise VerificationError("the samples prove nothing", report="the manifest names none")
-    if golden.whole and config.max_batch_size > 0:
-        raise RepositoryError(
-            f"max_batch_size is {config.max_batch_size}, but the graph was verified without batching",
-            hint="set max_batch_size: 0 and write dims with all dimensions",
-        )
-    limits = limits_behind_triton(version)
-    read = ModelConfig.from_protobuf(config, has_gpu=False)
-    server = ServedSession(target, config, way)
-    if not way.thorough:
-        replay = Replay.of_golden(server, golden, limits, version.reading)
-        computed = []
-        for sample in range(len(replay.samples)):
-            server.wait_until_idle(way.idle_s)
-            computed.append(replay.run(sample, tuple(replay.reference)))
-        verification = replay.judge(computed)
-        return Answers(verdict=verification.verdict, error=verification.relative_l2)
-    largest = max(1, read.max_batch_size)
-    # As many callers as instances, all at once: each instance computes, and requests share batches.
-    with futures.ThreadPoolExecutor(read.processes) as callers:
-        asked = [
-            callers.submit(check_golden, server, golden, limits, largest, version.reading)
-            for _ in range(read.processes)
-        ]
-        verifications = [future.result() for future in asked]
-    worst = max(verifications, key=lambda verification: verification.relative_l2)
-    return Answers(verdict=worst.verdict, error=worst.relative_l2)
+    with ServedSession(target, way) as server:
+        config = server.config
+        if golden.whole and config.max_batch_size > 0:
+            raise RepositoryError(
+                f"max_batch_size is {config.max_batch_size}, but the graph was verified without batching",
+                hint="set max_batch_size: 0 and write dims with all dimensions",
+            )
+        limits = limits_behind_triton(version)
+        if version.adoption:
+            _check_decides(golden, limits)
+        read = ModelConfig.from_protobuf(config, has_gpu=False)
+        if not way.thorough:
+            replay = Replay.of_golden(server, golden, limits, version.reading)
+            computed = []
+            for sample in range(len(replay.samples)):
+                server.wait_until_idle(way.idle_s)
+                computed.append(replay.run(sample, tuple(replay.reference)))
+            verification = replay.judge(computed)
+            return Answers(verdict=verification.verdict, error=verification.relative_l2)
+        largest = max(1, read.max_batch_size)
+        # As many callers as instances, all at once: each instance computes, and requests share batches.
+        with futures.ThreadPoolExecutor(read.processes) as callers:
+            asked = [
+                callers.submit(check_golden, server, golden, limits, largest, version.reading)
+                for _ in range(read.processes)
+            ]
+            verifications = [future.result() for future in asked]
+        worst = max(verifications, key=lambda verification: verification.relative_l2)
+        return Answers(verdict=worst.verdict, error=worst.relative_l2)
 
 
-class ServedSession:
+def _check_decides(golden: GoldenSamples, limits: Limits) -> None:
+    """Check that samples which another program may have written differ in their outputs.
+
+    Raises:
+        UndecidedError: They do not: a graph that ignores its inputs would pass.
+    """
+    outputs = golden.graph_outputs
+    if golden.count > 1:
+        from graphkiln_backend.proof.comparison import compare
+
+        others = {name: np.roll(array, 1, axis=0) for name, array in outputs.items()}
+        if all(error.within(limits) for error in compare(outputs, others)):
+            raise UndecidedError(
+                "the samples prove nothing",
+                report=f"all have the same outputs, within the limits of {limits.name}",
+                hint="adopt the version again, with other samples: graphkiln adopt --samples",
+            )
+
+
+class ServedSession(Closeable):
     """A version behind a server, with the methods of a session that proofs need.
 
     Args:
         target: The version.
-        config: Configuration that the server has.
         way: Way of asking.
     """
 
-    def __init__(self, target: Target, config: ModelConfigProto, way: Way) -> None:
+    def __init__(self, target: Target, way: Way) -> None:
         self._target = target
         self._way = way
-        self._batched = config.max_batch_size > 0
-        self._inputs = {tensor.name: tensor for tensor in config.input}
-        self._outputs = {tensor.name: tensor for tensor in config.output}
         self._local = threading.local()
+        self._connections: list[client.HTTPConnection] = []
         self._path = f"/v2/models/{in_path(target.model)}/versions/{target.version}"
+
+    def close(self) -> None:
+        """Close the connections of all threads."""
+        for connection in self._connections:
+            connection.close()
+
+    @cached_property
+    def config(self) -> ModelConfigProto:
+        """Configuration that the server has, which may be more complete than the file."""
+        from graphkiln_backend.repository.config import parse_json, read_config
+
+        status, _, answer = self._send("GET", f"{self._path}/config", b"", {})
+        if status == HTTPStatus.OK:
+            return parse_json(answer.decode())
+        return read_config(Path(self._target.config))  # the user restricts this endpoint, or the version is not loaded
 
     @cached_property
     def signature(self) -> Signature:
@@ -316,14 +389,26 @@ class ServedSession:
         return Manifest.read(Path(self._target.folder) / MANIFEST_FILE).signature
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
-        """Ask the server.
+        """Ask the server, in several requests if there are more rows than it takes in one.
 
         Raises:
             ExecutionError: It answers with an error.
             OSError, HTTPException: It does not answer.
         """
+        from graphkiln_backend.graph.golden import joined
+
+        largest = self.config.max_batch_size
+        rows = max(map(len, feeds.values())) if largest > 0 else 1
+        step = max(1, largest)
+        if rows <= step:
+            return self._ask(feeds, outputs)
+        starts = range(0, rows, step)
+        parts = [{name: array[start : start + step] for name, array in feeds.items()} for start in starts]
+        return joined([self._ask(part, outputs) for part in parts])
+
+    def _ask(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None) -> dict[str, AnyArray]:
         names = [spec.name for spec in self.signature.outputs] if outputs is None else outputs
-        contents = [(name, self._outside(name, array, self._inputs)) for name, array in feeds.items()]
+        contents = [(name, self._outside(name, array)) for name, array in feeds.items()]
         rows = [(*_encode(name, array), array.shape) for name, array in contents]
         header = {
             "id": _REQUEST_ID,
@@ -341,8 +426,9 @@ class ServedSession:
         document = json.dumps(header).encode()
         body = b"".join([document, *(content for _, _, content, _ in rows)])
         status, length, answer = self._send("POST", f"{self._path}/infer", body, {_HEADER: str(len(document))})
-        if status != 200:
-            raise ExecutionError(f"the server answers a golden sample with an error: {_error_in(answer)}")
+        if status != HTTPStatus.OK:
+            kind = _BusyError if status == HTTPStatus.SERVICE_UNAVAILABLE else ExecutionError
+            raise kind(f"the server answers a golden sample with an error: {_error_in(answer)}")
         return {name: self._inside(name, array) for name, array in _decode(answer, length)}
 
     def wait_until_idle(self, timeout_s: float) -> None:
@@ -350,7 +436,7 @@ class ServedSession:
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             status, _, answer = self._send("GET", f"{self._path}/stats", b"", {})
-            if status != 200:
+            if status != HTTPStatus.OK:
                 return
             last_ms = json.loads(answer)["model_stats"][0].get("last_inference", 0)
             idle_s = time.time() - last_ms / 1e3
@@ -358,21 +444,23 @@ class ServedSession:
                 return
             time.sleep(_IDLE_S - max(0.0, idle_s) + 0.01)
 
-    def _outside(self, name: str, array: AnyArray, tensors: Mapping[str, Any]) -> AnyArray:
+    def _outside(self, name: str, array: AnyArray) -> AnyArray:
         """Give a tensor the shape that clients send: that of config.pbtxt, if the graph has another (`reshape`)."""
-        tensor = tensors.get(name)
+        tensor = next((tensor for tensor in self.config.input if tensor.name == name), None)
         if tensor is None or not (tensor.HasField("reshape") or array.ndim == 0):
             return array
-        rows = [len(array)] if self._batched else []
-        return array.reshape([*rows, *tensor.dims])
+        return array.reshape([*self._rows(array), *tensor.dims])
 
     def _inside(self, name: str, array: AnyArray) -> AnyArray:
         """Give an output the shape of the graph."""
-        tensor = self._outputs.get(name)
+        tensor = next((tensor for tensor in self.config.output if tensor.name == name), None)
         spec = next((spec for spec in self.signature.outputs if spec.name == name), None)
         if tensor is not None and tensor.HasField("reshape"):
-            return array.reshape([*([len(array)] if self._batched else []), *tensor.reshape.shape])
+            return array.reshape([*self._rows(array), *tensor.reshape.shape])
         return array.reshape(()) if spec is not None and not spec.shape and array.shape == (1,) else array
+
+    def _rows(self, array: AnyArray) -> list[int]:
+        return [len(array)] if self.config.max_batch_size > 0 else []
 
     def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, int, bytes]:
         """Send a request on the connection of this thread; return status, length of the JSON header, and body."""
@@ -380,6 +468,7 @@ class ServedSession:
         if connection is None:
             connection = client.HTTPConnection(*self._way.address.local_address, timeout=_REQUEST_S)
             self._local.connection = connection
+            self._connections.append(connection)
         try:
             connection.request(method, path, body, {**headers, **self._way.headers})
             response = connection.getresponse()
@@ -429,7 +518,7 @@ def _texts(content: bytes) -> Iterator[bytes]:
 
 def _error_in(answer: bytes) -> str:
     try:
-        return str(json.loads(answer)["error"])
+        return plain_reason(str(json.loads(answer)["error"]).removeprefix(f"[request id: {_REQUEST_ID}] "))
     except (ValueError, KeyError, TypeError):
         return answer[:200].decode(errors="replace")
 
@@ -437,6 +526,8 @@ def _error_in(answer: bytes) -> str:
 def _main() -> None:
     """Read a task from standard input; write a line for each judgment."""
     end_with_parent()
+    if os.getppid() != int(sys.argv[1]):  # it ended before the call above
+        return
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the supervisor handles Ctrl-C and ends this process
 
     def report(answers: Answers) -> None:

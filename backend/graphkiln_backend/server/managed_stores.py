@@ -158,7 +158,7 @@ class ManagedStores:
     @property
     def provable(self) -> bool:
         """True if a shown version has golden samples and is not computed by an instance of graphkiln."""
-        return any(model.provable for model in self.shown.values())
+        return any(model.provable for model in [*self.shown.values()])  # a controller may add models
 
     def shows_all(self) -> bool:
         """True if there is at least one model, and each has a shown version."""

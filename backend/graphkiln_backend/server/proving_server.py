@@ -16,14 +16,13 @@ import subprocess
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.text import plain_reason
 from graphkiln_backend.lowering.artifacts import Kind, recall
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.overlay import write_mirror
@@ -31,7 +30,6 @@ from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, free_port
 from graphkiln_backend.server.golden_requests import Answers, Asking, Target, Way
 from graphkiln_backend.server.managed_stores import ShownModel
-from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.watchdog import describe_exit
 from graphkiln_backend.system.processes import Guard, kill_group
 from graphkiln_backend.system.signals import ServerStopping
@@ -39,7 +37,7 @@ from graphkiln_backend.system.signals import ServerStopping
 _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.05
-_ENDED = "it ended the server that proved it: "
+_ENDS_S = 1.0  # from a broken connection to the end of the server
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -122,10 +120,9 @@ class ProvingServer:
                 answers[candidate.which] = Answers(verdict=known.verdict, error=known.error)
         for group in _groups([each for each in candidates if each.which not in answers], self.memory_bytes):
             found = self._prove_together(group, stopped)
-            if len(group) > 1:  # which of them ended the server is not known
-                alone = [each for each in group if found[each.which].reason.startswith(_ENDED)]
-                for each in alone:
-                    found |= self._prove_together([each], stopped)
+            unknown = [each for each in group if not found[each.which].answered]
+            for each in unknown if len(group) > 1 else ():  # which of them ended or blocked the server is not known
+                found |= self._prove_together([each], stopped)
             answers |= found
         for candidate in candidates:
             if not answers[candidate.which].reason:
@@ -143,17 +140,13 @@ class ProvingServer:
             way = Way(address=address, headers={}, start_s=self.deadline_s)
             with self._serving(store, address) as server, Asking(targets, way) as asked:
                 reason = self._wait(asked, server, stopped)
-                failed = {} if reason else _failed_loads(address)
             answers = {}
             for candidate in candidates:
-                which = name, _ = candidate.which
-                found = asked.answers.get(which)
-                if found is None or not found.answered:
-                    found = Answers(reason=reason or (found.reason if found else "it was not asked"))
-                elif found.reason and which in failed:  # the cause, in place of "not found"
-                    cause = failed[which].replace(str(store / name), str(candidate.shown.stored.folder))
-                    found = Answers(reason=cause)
-                answers[which] = found
+                name, _ = candidate.which
+                found = asked.answers.get(candidate.which, Answers(reason="it was not asked", answered=False))
+                cause = found.reason if found.answered else reason or found.reason
+                cause = cause.replace(str(store / name), str(candidate.shown.stored.folder))
+                answers[candidate.which] = replace(found, reason=cause)
             return answers
 
     def _wait(self, asked: Asking, server: subprocess.Popen[bytes], stopped: Callable[[], bool]) -> str:
@@ -163,13 +156,19 @@ class ProvingServer:
             while not asked.wait(_POLL_S):
                 if stopped():
                     raise ServerStopping
-                if (code := server.poll()) is not None:
-                    return f"{_ENDED}{describe_exit(code).what}"
+                if server.poll() is not None:
+                    break
                 if time.monotonic() > deadline:
                     return f"its proof did not finish within {self.deadline_s:g} s"
         except EOFError:
             return "the process that asked its golden samples has ended"
-        return ""
+        if all(answers.answered for answers in asked.answers.values()) and server.poll() is None:
+            return ""
+        try:
+            code = server.wait(_ENDS_S)
+        except subprocess.TimeoutExpired:
+            return ""
+        return f"it ended the server that proved it: {describe_exit(code).what}"
 
     @contextmanager
     def _serving(self, store: Path, address: ListenAddress) -> Iterator[subprocess.Popen[bytes]]:
@@ -203,7 +202,7 @@ class ProvingServer:
             "backend": " ".join(_stamps(backend)),
             "arguments": " ".join(self.arguments),
             "triton": self.release,
-            "machine": hardware.identity(CPU),
+            "machine": ", ".join([hardware.identity(CPU), *map(str, hardware.gpus())]),
         }
 
     def _recall(self, candidate: Candidate, key: Mapping[str, str]) -> ProvenAnswers | None:
@@ -247,20 +246,12 @@ def _with_all_versions(config: ModelConfigProto) -> ModelConfigProto:
     return copied
 
 
-def _failed_loads(address: ListenAddress) -> dict[tuple[str, int], str]:
-    """Triton's reasons for versions that could not be loaded."""
-    with suppress(OSError):
-        rows = RepositoryControl(http=address).index()
-        return {(row.model, int(row.version)): plain_reason(row.reason) for row in rows if row.failed and row.version}
-    return {}
-
-
 def _groups(candidates: Sequence[Candidate], limit_bytes: int) -> list[list[Candidate]]:
     """Divide versions into groups that may be loaded together."""
     groups: list[list[Candidate]] = []
     total = 0
     for candidate in candidates:
-        size = sum(path.stat().st_size for path in candidate.folder.rglob("*") if path.is_file())
+        size = _bytes_of(candidate.folder)
         if groups and total + size <= limit_bytes:
             groups[-1].append(candidate)
             total += size
@@ -268,6 +259,15 @@ def _groups(candidates: Sequence[Candidate], limit_bytes: int) -> list[list[Cand
             groups.append([candidate])
             total = size
     return groups
+
+
+def _bytes_of(folder: Path) -> int:
+    """Size of the files of a version, which may change meanwhile."""
+    total = 0
+    for path in folder.rglob("*"):
+        with suppress(OSError):
+            total += path.stat().st_size if path.is_file() else 0
+    return total
 
 
 def _stamps(folder: Path) -> Iterator[str]:

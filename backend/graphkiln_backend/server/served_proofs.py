@@ -99,7 +99,10 @@ class ServedProofs:
                         raise ServerStopping
             except EOFError:
                 _log.warning("the process that replays golden samples has ended")
-            found = {which: answers for which, answers in asked.answers.items() if answers.answered}
+            asked_for = {(target.model, target.version) for target in targets}  # fewer than `asking` began with
+            found = {
+                which: answers for which, answers in asked.answers.items() if answers.answered and which in asked_for
+            }
         for (name, version), answers in found.items():
             self._record(shown[name], version, answers, replayed=True)
         return {which: answers.reason for which, answers in found.items() if answers.reason}

@@ -246,12 +246,12 @@ class Supervisor:
         self._live_at = time.monotonic()
         self._was_live = True
         self._versions = self._launch.version_controller(folder, self._first_replay)
-        if self._edge and not self._launch.managed.provable:  # otherwise once their golden samples are right
-            self._edge.admit()
         if self._versions:
             self._versions.begin(lambda: self._report(folder))
         else:
             self._report(folder)
+        if self._edge and not self._launch.managed.provable:  # otherwise once their golden samples are right
+            self._edge.admit()
 
     def _report(self, folder: RunFolder) -> None:
         if self._edge:

@@ -117,7 +117,7 @@ class VersionController:
         self._first_replay = first_replay
         self._replay_interval_s = replay_interval_s
         self._unasked: set[str] = set()  # models that were loaded, and not asked their golden samples since
-        self._served: dict[str, tuple[int, ...]] = {}  # in explicit mode: what served at the last look
+        self._followed: dict[str, ShownModel] = {}  # in explicit mode: what served at the last look
         self.fault = ""
         self._thread: threading.Thread | None = None
         self._stop = threading.Event()
@@ -225,6 +225,8 @@ class VersionController:
         """
         self._replace_failed()
         self._failed_at_start = {name for name, model in self._stores.shown.items() if not model.versions}
+        if self._is_explicit:
+            self._followed = {name: model for name, model in self._stores.shown.items() if name not in self._unasked}
         self._forget_failures(self._states())
 
     def step(self) -> float | None:
@@ -250,28 +252,38 @@ class VersionController:
 
     def _replay_now_and_then(self) -> None:
         """Replay the golden samples of what serves, until one is wrong; main function of a thread."""
-        while not self._stop.wait(self._replay_interval_s):
-            models = [model for model in self._stores.shown.values() if model.provable]
-            try:
-                wrong = self._proofs.replay(models, self._stop.is_set, idle_s=_IDLE_S) if self._proofs else {}
-            except ServerStopping:
-                return
-            except OSError as error:
-                self._warn(str(error))
-                continue
-            for (name, version), reason in wrong.items():
-                if self._stores.shown.get(name) in models:  # otherwise it was replaced meanwhile
-                    self.fault = f"{name} version {version} computes wrong outputs: {reason}"
-                    _log.error("replayed samples: %s", self.fault)
+        while not self.fault and not self._stop.wait(self._replay_interval_s):
+            self._attempt(self._replay)
+
+    def _replay(self) -> None:
+        models = self._unchanged()
+        wrong = self._proofs.replay(models, self._stop.is_set, idle_s=_IDLE_S) if self._proofs else {}
+        same = self._unchanged() if wrong else []
+        for (name, version), reason in wrong.items():
+            if any(model.stored.name == name and model in models for model in same):  # it was not replaced meanwhile
+                self.fault = f"{name} version {version} computes wrong outputs: {reason}"
+                _log.error("replayed samples: %s", self.fault)
+
+    def _unchanged(self) -> list[ShownModel]:
+        """Return the serving models with golden samples whose files are those that were loaded."""
+        models = [*(self._followed if self._is_explicit else self._stores.shown).values()]
+        models = [model for model in models if model.provable]
+        found = self._stores.scan() if models else {}
+        return [
+            model
+            for model in models
+            if (stored := found.get(model.stored.name))
+            and all(model.shows_version(stored, version) for version in model.versions)
+        ]
 
     def _quarantine_wrong(self, states: Mapping[str, list[VersionState]]) -> set[str]:
         """Ask newly loaded versions their golden samples; return the names of models with a version in quarantine."""
         names = {name for name in self._unasked if name in self._stores.shown and _serving(states.get(name, []))}
-        self._unasked -= names
         if self._proofs is None or not names:
             return set()
         first, self._first_replay = self._first_replay, None
         wrong = self._proofs.replay([self._stores.shown[name] for name in names], self._stop.is_set, asking=first)
+        self._unasked -= names
         for (name, version), reason in wrong.items():
             self._stores.quarantine.add(self._stores.shown[name].stored, version, reason)
         return {name for name, _ in wrong}
@@ -294,8 +306,12 @@ class VersionController:
 
         Triton reads the user's stores itself in this mode, so that a version can be asked only once it serves.
         """
-        loaded = {name for name, versions in serving.items() if self._served.get(name) != versions}
-        self._served = dict(serving)
+        self._followed = {name: model for name, model in self._followed.items() if name in serving}
+        loaded = {
+            name
+            for name, versions in serving.items()
+            if name not in self._followed or self._followed[name].versions != versions
+        }
         if self._proofs is None or not loaded:
             return
         found = self._stores.scan()
@@ -305,6 +321,7 @@ class VersionController:
         }
         for model in models.values():
             self._proofs.note(model)
+        self._followed |= models
         for (name, version), reason in self._proofs.replay([*models.values()], self._stop.is_set).items():
             stored = models[name].stored
             self._stores.quarantine.add(stored, version, reason)
