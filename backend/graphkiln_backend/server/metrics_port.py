@@ -24,7 +24,8 @@ from graphkiln_backend.triton.metric_catalog import describe, kind_of
 _PATH = "/metrics"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"  # source: Prometheus, "Exposition formats"
 _THREADS = 4  # requests at the same time; others wait in the queue of the socket
-_CLIENT_TIMEOUT_S = 5.0  # until the request has arrived, and again until the response is sent
+_REQUEST_TIMEOUT_S = 2.0  # until a request has arrived
+_RESPONSE_TIMEOUT_S = 5.0  # until its response is sent
 _TRITON_TIMEOUT_S = 3.0  # less than that of clients
 _REQUEST_LIMIT = 1 << 14  # bytes
 _PAUSE_S = 0.2  # after a failed `accept`, for example for lack of open files
@@ -61,10 +62,8 @@ class MetricsPort(Closeable):
         self._rows = rows
         self._closing = threading.Event()
         self._socket = listen(address)
-        names = (f"graphkiln-metrics-{number}" for number in range(_THREADS))
-        self._threads = [threading.Thread(target=self._run, name=name, daemon=True) for name in names]
-        for thread in self._threads:
-            thread.start()
+        for number in range(_THREADS):
+            threading.Thread(target=self._run, name=f"graphkiln-metrics-{number}", daemon=True).start()
 
     def close(self) -> None:
         """Stop listening; the thread of a request in progress ends on its own within the timeouts."""
@@ -76,7 +75,7 @@ class MetricsPort(Closeable):
     def text(self) -> str:
         """All metrics, in Prometheus' text format."""
         tritons = self._fetch()
-        return _merge(tritons, self._own(is_up=bool(tritons)))
+        return _merge(tritons or "", self._own(is_up=tritons is not None))
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -97,8 +96,8 @@ class MetricsPort(Closeable):
             return _response("404 Not Found", f"expected GET {_PATH}\n")
         return _response("200 OK", self.text())
 
-    def _fetch(self) -> str:
-        """Metrics of tritonserver; empty if it is away."""
+    def _fetch(self) -> str | None:
+        """Metrics of tritonserver; None if it is away."""
         from http.client import HTTPConnection, HTTPException  # imports ssl, which a start does not need
 
         connection = HTTPConnection(*self._triton.local_address, timeout=_TRITON_TIMEOUT_S)
@@ -107,7 +106,7 @@ class MetricsPort(Closeable):
             response = connection.getresponse()
             if response.status == HTTPStatus.OK:
                 return response.read().decode("utf-8", "replace")
-        return ""
+        return None
 
     def _own(self, *, is_up: bool) -> Iterator[tuple[str, str]]:
         """Name and line of each of the supervisor's metrics."""
@@ -131,14 +130,14 @@ def _read_request(connection: socket.socket) -> bytes:
     Raises:
         OSError: It is incomplete, too long, or arrives too slowly.
     """
-    request, deadline = b"", time.monotonic() + _CLIENT_TIMEOUT_S
+    request, deadline = b"", time.monotonic() + _REQUEST_TIMEOUT_S
     while b"\r\n\r\n" not in request:
         connection.settimeout(max(1e-3, deadline - time.monotonic()))  # 0 would not block
         part = connection.recv(_REQUEST_LIMIT)
         request += part
         if not part or len(request) > _REQUEST_LIMIT:
             raise ConnectionError("the request is incomplete or too long")
-    connection.settimeout(_CLIENT_TIMEOUT_S)  # `sendall` counts it for the whole response
+    connection.settimeout(_RESPONSE_TIMEOUT_S)  # `sendall` counts it for the whole response
     return request
 
 

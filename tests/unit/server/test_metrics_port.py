@@ -143,7 +143,7 @@ def test_requests(open_port: Open, request_: bytes, status: bytes) -> None:
 
 
 def test_slow_and_silent_clients_hold_nobody_up(open_port: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "_CLIENT_TIMEOUT_S", 0.3)
+    monkeypatch.setattr(module, "_REQUEST_TIMEOUT_S", 0.3)
     url = open_port()
     port = int(url.split(":")[2].partition("/")[0])
     with ExitStack() as stack:
