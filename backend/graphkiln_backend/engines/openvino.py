@@ -105,12 +105,17 @@ def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
 
     Raises:
         RuntimeError: OpenVINO refuses the graph.
-        LoweringError: The graph computes with a constant of more than 32 bits, or deviates from ONNX.
+        LoweringError: The graph computes with a constant of more than 32 bits, deviates from ONNX, or keeps a state.
         RepositoryError: A file of a graph in OpenVINO IR is damaged.
     """
     is_onnx = not is_ir(path)
-    if not is_onnx:
-        read_ir(path)  # checks both files, since OpenVINO may crash on damaged ones
+    # Reading it checks both files, since OpenVINO may crash on damaged ones.
+    if not is_onnx and read_ir(path).keeps_states:
+        raise LoweringError(
+            "the graph keeps a state between requests, which may come from different clients",
+            attempts=(),
+            hint="export it with its states as inputs and outputs",
+        )
     model = core.read_model(str(path))
     operations = model.get_ordered_ops()
     if is_onnx:

@@ -43,6 +43,7 @@ _PRODUCTS = frozenset(
 # Layers whose number of rows depends on values.
 _COUNTING = frozenset(("NonMaxSuppression", "NMSRotated", "MulticlassNms", "MatrixNms", "NonZero", "Unique"))
 _DRAWING = frozenset(("RandomUniform", "Multinomial"))
+_STATES = frozenset(("ReadValue", "Assign"))
 _PRECISIONS = {"f32": Precision.FP32, "f16": Precision.FP16, "bf16": Precision.BF16}
 
 
@@ -71,6 +72,11 @@ class IrGraph:
     def draws_numbers(self) -> bool:
         """True if equal requests may get different responses."""
         return not _DRAWING.isdisjoint(self.operators)
+
+    @property
+    def keeps_states(self) -> bool:
+        """True if requests change the responses to later ones."""
+        return not _STATES.isdisjoint(self.operators)
 
 
 def is_ir(path: Path) -> bool:

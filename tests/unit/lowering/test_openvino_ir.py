@@ -206,6 +206,16 @@ class TestAdopted:
 
 
 class TestFaults:
+    def test_state_between_requests(self, tmp_path: Path, cache: ArtifactCache) -> None:
+        x = parameter("x", [1, 3])
+        before = opset13.read_value(opset13.constant(np.zeros((1, 3), np.float32)), "sum")
+        total = opset13.add(x, before)
+        total.output(0).set_names({"y"})
+        model = openvino.Model([opset13.result(total)], [opset13.assign(total, "sum")], [x], "states")
+        path = save_ir(model, tmp_path / "m" / "1" / "model.xml")
+        with pytest.raises(LoweringError, match="keeps a state between requests"):
+            build(path.parent, cache)
+
     def test_weights_cut_short(self, version: Path, cache: ArtifactCache) -> None:
         deployment = deploy(version)
         os.truncate(version / "model.bin", 8)
