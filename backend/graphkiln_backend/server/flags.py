@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -337,6 +338,18 @@ def check_free(service: str, address: ListenAddress) -> None:
                 f"port {address.port} ({address.protocol}) is in use",
                 hint=f"stop the program that uses it, or choose another: --{service}-port={free_port()}",
             ) from error
+
+
+@contextmanager
+def reserved_port() -> Iterator[int]:
+    """Reserve a free TCP port of the loopback interface for a program that listens there after a while.
+
+    The program must set SO_REUSEADDR, as tritonserver does. Source: socket(7), "SO_REUSEADDR".
+    """
+    with socket.socket() as holder:
+        holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        holder.bind((DEFAULT_HOST, 0))
+        yield int(holder.getsockname()[1])
 
 
 def free_port() -> int:

@@ -304,17 +304,17 @@ class Launch:
         from graphkiln_backend.server.proving_server import ProvingServer  # few servers need it
         from graphkiln_backend.server.served_proofs import ServedProofs
 
-        prefix = f"--backend-config=python,shm-region-prefix-name={folder.shared_memory_prefix}proof-"
         of_backends = [
             f"--{name}={value}" for name in _BACKEND_FLAGS for value in self.flags.repeated_values.get(name, ())
         ]
-        own = [prefix, *(f"--{name}={value}" for name, value in _default_values(self.installation, self.flags).items())]
+        own = [f"--{name}={value}" for name, value in _default_values(self.installation, self.flags).items()]
         return ServedProofs(
             prover=ProvingServer(
                 start=lambda arguments: self.start(folder, [str(self.installation.binary), *own, *arguments]),
                 backends=folder.backends,
                 arguments=of_backends,
                 temporary=folder.temporary,
+                regions=f"{folder.shared_memory_prefix}proof-",
                 cache=self.cache,
                 release=self.installation.version,
                 deadline_s=self.load_deadline_s,

@@ -27,9 +27,10 @@ from graphkiln_backend.lowering.artifacts import Kind, recall
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.overlay import write_mirror
 from graphkiln_backend.repository.version import CONFIG_FILE
-from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, free_port
+from graphkiln_backend.server.flags import DEFAULT_HOST, ListenAddress, reserved_port
 from graphkiln_backend.server.golden_requests import Answers, Asking, Target, Way
 from graphkiln_backend.server.managed_stores import ShownModel
+from graphkiln_backend.server.run_folder import SHARED_MEMORY
 from graphkiln_backend.server.watchdog import describe_exit
 from graphkiln_backend.system.processes import Guard, kill_group
 from graphkiln_backend.system.signals import ServerStopping
@@ -89,6 +90,7 @@ class ProvingServer:
         backends: Folder of the installed backends.
         arguments: The user's arguments that concern backends.
         temporary: Folder for temporary files.
+        regions: Name prefix of the shared-memory regions of its Python instances.
         cache: Remembers proofs.
         release: Version of tritonserver.
         deadline_s: Time limit of one proof.
@@ -99,6 +101,7 @@ class ProvingServer:
     backends: Path
     arguments: Sequence[str]
     temporary: Path
+    regions: str
     cache: CacheSettings
     release: str
     deadline_s: float
@@ -133,8 +136,8 @@ class ProvingServer:
         self, candidates: Sequence[Candidate], stopped: Callable[[], bool]
     ) -> dict[tuple[str, int], Answers]:
         """Load versions into one server, and ask it."""
-        address = ListenAddress(protocol="HTTP", host=DEFAULT_HOST, port=free_port())
-        with TemporaryDirectory(prefix="proof-", dir=self.temporary) as scratch:
+        with TemporaryDirectory(prefix="proof-", dir=self.temporary) as scratch, reserved_port() as port:
+            address = ListenAddress(protocol="HTTP", host=DEFAULT_HOST, port=port)
             store = Path(scratch) / "models"
             targets = _fill(store, candidates)
             way = Way(address=address, headers={}, start_s=self.deadline_s)
@@ -175,6 +178,7 @@ class ProvingServer:
         arguments = [
             f"--model-repository={store}",
             f"--backend-directory={self.backends}",
+            f"--backend-config=python,shm-region-prefix-name={self.regions}",
             *self.arguments,
             f"--http-address={address.host}",
             f"--http-port={address.port}",
@@ -190,6 +194,8 @@ class ProvingServer:
                 yield server
         finally:
             kill_group(server)
+            for region in SHARED_MEMORY.glob(f"{self.regions}*"):  # a killed server leaves them
+                region.unlink(missing_ok=True)
 
     def _key(self, candidate: Candidate) -> dict[str, str]:
         """Everything that a proof depends on."""
