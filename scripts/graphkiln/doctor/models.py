@@ -62,7 +62,8 @@ def check_models(request: Request) -> Iterator[Finding]:
     from graphkiln_backend.repository.version_folders import reason_to_ignore
 
     needs = []
-    native = find_native_backend(backend_folders_of(request))
+    backends = backend_folders_of(request)
+    native = find_native_backend(backends)
     for store in request.stores:
         if not store.is_dir():
             missing = "is not a folder" if store.exists() else "does not exist"
@@ -87,6 +88,9 @@ def check_models(request: Request) -> Iterator[Finding]:
         if not models:
             yield Finding(subject=str(store), level=Level.WARNING, message="the model store contains no model")
         for model in models:
+            if backend := other_backend(model, backends):
+                yield find_other(model, backend, backends)
+                continue
             found, need = examine_model(model, compare_hashes=is_small)
             needs += [need] if need else []
             yield from found
@@ -95,6 +99,47 @@ def check_models(request: Request) -> Iterator[Finding]:
     if needs:
         yield from find_fit(needs)
     yield from find_missing_engines(needs)
+
+
+def other_backend(model: Path, backends: Sequence[Path]) -> str:
+    """Return the name of the backend that computes a model if it is not graphkiln's, else "".
+
+    Args:
+        model: Folder of the model.
+        backends: Backend directories of `serve`.
+    """
+    from graphkiln_backend.repository.config import read_config
+    from graphkiln_backend.repository.overlay import backend_of
+    from graphkiln_backend.repository.version import CONFIG_FILE
+    from graphkiln_backend.server.run_folder import backend_names
+
+    names = backend_names(backends, replace_onnxruntime=False)
+    try:
+        config = read_config(model / CONFIG_FILE)
+    except GraphkilnError:
+        return ""  # reported by `examine_model`
+    name = backend_of(config, names)
+    return "" if name in names else name or str(config.platform)
+
+
+def find_other(model: Path, backend: str, backends: Sequence[Path]) -> Finding:
+    """Check that a model's backend is installed and that its versions can be proven through the server."""
+    from graphkiln_backend.repository.version import has_golden
+
+    message = f"backend {backend}"
+    if not any((folder / backend.partition("_")[0]).is_dir() for folder in backends):
+        hint = "serve it with NVIDIA's image of Triton, or name its folder: --backend-directory DIR"
+        return Finding(subject=model.name, level=Level.ERROR, message=f"{message} is not installed", hint=hint)
+    versions = versions_of(model)
+    unproven = [version.name for version in versions if not has_golden(version)]
+    return graded(
+        model.name,
+        f"{message}: {'unproven' if unproven else 'proven by its golden samples when it is served'}",
+        warning=unproven,
+        hint=f"graphkiln adopt STORE/{model.name} --reference MODEL",
+        backend=backend,
+        unproven=unproven,
+    )
 
 
 def examine_model(model: Path, *, compare_hashes: bool) -> tuple[list[Finding], Need | None]:

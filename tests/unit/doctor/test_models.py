@@ -56,6 +56,23 @@ def test_models_in_openvino_ir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert check(store)[str(store)].level is Level.ERROR
 
 
+def test_models_of_other_backends(store: Path) -> None:
+    for name, config in {
+        "adopted": 'backend: "python"',
+        "bare": 'backend: "python"',
+        "plan": 'platform: "tensorrt_plan"',
+    }.items():
+        shutil.copytree(store / "digits", store / name)
+        (store / name / "config.pbtxt").write_text(config)
+    (store / "bare" / "1" / "golden.npz").unlink()
+    found = check(store)
+    assert (found["adopted"].level, found["bare"].level, found["plan"].level) == (Level.OK, Level.WARNING, Level.ERROR)
+    assert "proven by its golden samples" in found["adopted"].message
+    assert "unproven" in found["bare"].message
+    assert "graphkiln adopt STORE/bare" in found["bare"].hint
+    assert "not installed" in found["plan"].message
+
+
 def test_damaged_openvino_ir(tmp_path: Path) -> None:
     path = save_ir(product(), tmp_path / "net" / "1" / "model.xml")
     os.truncate(path.with_suffix(".bin"), 4)
