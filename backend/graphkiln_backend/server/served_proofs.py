@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -18,8 +17,6 @@ from graphkiln_backend.server.managed_stores import ShownModel
 from graphkiln_backend.server.proofs import ProofBook, ProofState
 from graphkiln_backend.server.proving_server import Candidate, ProvingServer
 from graphkiln_backend.system.signals import ServerStopping
-
-_log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.1
 
@@ -86,6 +83,7 @@ class ServedProofs:
 
         Raises:
             ServerStopping: `stopped` was true.
+            OSError: The process that asks cannot be started, or has ended.
         """
         targets = self._targets(models)
         if not targets or self.address is None:
@@ -97,8 +95,8 @@ class ServedProofs:
                 while not asked.wait(_POLL_S) and time.monotonic() < deadline:
                     if stopped():
                         raise ServerStopping
-            except EOFError:
-                _log.warning("the process that replays golden samples has ended")
+            except EOFError as error:
+                raise ChildProcessError("the process that replays golden samples has ended") from error
             asked_for = {(target.model, target.version) for target in targets}  # fewer than `asking` began with
             found = {
                 which: answers for which, answers in asked.answers.items() if answers.answered and which in asked_for

@@ -340,7 +340,7 @@ class VersionController:
         found = self._scan()
         if found is None:
             return False
-        before, self._seen = self._seen, found
+        before, self._seen = self._seen, dict(found)
         unstable = [name for name, stored in found.items() if before.get(name) != stored]
         missing = frozenset(name for name in self._stores.shown if _is_missing(found.get(name)))
         gone = missing & self._gone  # missing in two scans: a folder replaced by renaming is missing for a moment
@@ -353,11 +353,12 @@ class VersionController:
                 self._proofs.book.keep(name, ())
             del self._stores.shown[name]  # last: the next step tries again if Triton does not respond
             self._unanswered.discard(name)
+            self._unasked.discard(name)
         changed = [self._update(stored) for name, stored in found.items() if name not in unstable]
-        if any(changed) or gone or self._unanswered:
+        if any(changed) or gone or self._unanswered or self._unasked:
             self._replace_failed()
             self._forget_failures(self._states())
-        return bool(unstable or self._gone)
+        return bool(unstable or self._gone or self._seen.keys() != found.keys())
 
     def _scan(self) -> dict[str, StoredModel] | None:
         """Scan the stores; return None if one cannot be read, or another file system is mounted there."""
@@ -514,7 +515,10 @@ class VersionController:
                     brief = _brief(reason, self._mirror.path / name, model.stored.folder)
                     self._stores.quarantine.add(model.stored, version, brief)
                 if failures or name in wrong or self._stores.is_outdated(model):
-                    self._show(self._stores.plan(model.stored, model.stored.versions))
+                    planned = self._stores.plan(model.stored, model.stored.versions)
+                    if name in wrong and not planned.versions:  # a load that fails leaves what serves
+                        self._control.unload(name)
+                    self._show(planned)
                     pending = True
 
     def _show(self, planned: ShownModel) -> str:
@@ -537,6 +541,7 @@ class VersionController:
         self._unanswered.add(name)
         error = self._control.load(name, self._load_timeout_s, override)
         self._unanswered.discard(name)
+        self._unasked.discard(name)
         if planned.provable:
             self._unasked.add(name)
         if self._proofs:

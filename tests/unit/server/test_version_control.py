@@ -8,17 +8,21 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import zoo
 from fake_repository import FakeTriton, StoreOfFakes
+from waiting import wait_until
 
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelConfigProto
 from graphkiln_backend.server import version_control as module
 from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.flags import ControlMode
+from graphkiln_backend.server.golden_requests import Answers
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.proofs import ProofBook, ProofState
 from graphkiln_backend.server.repository_control import LoadOverride
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.signals import ServerStopping
@@ -567,6 +571,346 @@ class TestExplicitMode:
             setup.start("m")
             assert setup.triton.serving("m") == [1]
             assert setup.triton.ready
+
+
+class FakeProofs:
+    """Proofs through a server, with the verdicts of a test.
+
+    Attributes:
+        refused: Reasons before a version is shown.
+        wrong: Reasons on the serving server.
+        admitted: The versions that were proven.
+        asked: The versions of each replay.
+        meanwhile: Called during a proof or a replay.
+    """
+
+    def __init__(self) -> None:
+        self.book = ProofBook()
+        self.refused: dict[tuple[str, int], str] = {}
+        self.wrong: dict[tuple[str, int], str] = {}
+        self.admitted: list[tuple[str, int]] = []
+        self.asked: list[list[tuple[str, int]]] = []
+        self.first: list[object] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def admit(self, models: list[tuple[ShownModel, int]], _: Callable[[], bool]) -> dict[tuple[str, int], Answers]:
+        self.meanwhile()
+        names = [(model.stored.name, version) for model, version in models]
+        self.admitted += names
+        return {which: Answers(reason=self.refused.get(which, "")) for which in names}
+
+    def replay(
+        self, models: list[ShownModel], _: Callable[[], bool], *, idle_s: float = 0.0, asking: object = None
+    ) -> dict[tuple[str, int], str]:
+        assert idle_s >= 0
+        self.meanwhile()
+        asked = [(model.stored.name, version) for model in models for version in model.provable]
+        self.first.append(asking)
+        if asked:
+            self.asked.append(asked)
+        return {which: reason for which, reason in self.wrong.items() if which in asked}
+
+    def note(self, model: ShownModel) -> None:
+        self.book.keep(model.stored.name, model.versions)
+
+
+OTHER = 'backend: "python"'
+
+
+class ProvenSetup:
+    """A server of versions of another backend, all with golden samples."""
+
+    def __init__(self, store: StoreOfFakes, folder: Path, name: str) -> None:
+        self.store, self.folder, self.name = store, folder, name
+        self.proofs = FakeProofs()
+        self.stores = ManagedStores([store.folder], backends=frozenset({BACKEND}))
+        self.starts = 0
+
+    def add(self, model: str, version: int, graph: str = "good") -> None:
+        is_new = not (self.store.folder / model).exists()
+        folder = self.store.add(model, version, graph, OTHER if is_new else None)
+        for file in ("manifest.json", "golden.npz"):
+            (folder / file).write_text("")
+
+    def start(self, *models: str, first_replay: Any = None) -> None:
+        """Start a server; in explicit mode it loads some models."""
+        self.starts += 1
+        mirror = Mirror(self.folder / f"overlay {self.starts}")
+        explicit = self.name == "explicit"
+        if not explicit:
+            self.stores.open(mirror, frozenset({BACKEND}), None)
+        self.triton = FakeTriton(self.store.folder if explicit else mirror.path)
+        if explicit:
+            for model in models:
+                self.triton.load(model, 1)
+            self.triton.loads.clear()
+        else:
+            self.triton.start()
+        proofs: Any = self.proofs
+        self.controller = VersionController(
+            mode=mode(self.name),
+            stores=self.stores,
+            mirror=mirror,
+            control=self.triton,
+            instances=self.folder,
+            admit=lambda *_: Verdict("never asked"),
+            load_timeout_s=5,
+            proofs=proofs,
+            first_replay=first_replay,
+            replay_interval_s=0.01,
+        )
+
+    def settle(self) -> None:
+        """As the controller does once the server is live."""
+        if not self.controller.is_settled():
+            self.controller.settle()
+        self.follow()
+
+    def follow(self) -> None:
+        """Step until nothing changes any more."""
+        while self.controller.step() not in {POLL_S, module._EXPLICIT_S, None}:
+            pass
+
+
+class TestProofsThroughTheServer:
+    @pytest.fixture
+    def setup(self, fake_store: StoreOfFakes, tmp_path: Path) -> ProvenSetup:
+        return ProvenSetup(fake_store, tmp_path, "poll")
+
+    @pytest.fixture
+    def explicit(self, fake_store: StoreOfFakes, tmp_path: Path) -> ProvenSetup:
+        return ProvenSetup(fake_store, tmp_path, "explicit")
+
+    def test_after_the_start_every_version_is_asked_before_the_report(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.add("n", 1)
+        first = object()
+        setup.start(first_replay=first)
+        assert not setup.controller.is_settled()
+        setup.settle()
+        assert [sorted(asked) for asked in setup.proofs.asked] == [[("m", 1), ("n", 1)]]
+        assert setup.proofs.first == [first]
+        assert setup.controller.fault == ""
+
+    def test_one_that_is_wrong_there_gives_way(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.add("m", 2)
+        setup.proofs.wrong = {("m", 2): "the outputs changed"}
+        setup.start()
+        setup.settle()
+        assert setup.triton.serving("m") == [1]
+        assert setup.proofs.asked == [[("m", 2)], [("m", 1)]]
+        assert setup.stores.refusals() == {("m", "2"): "the outputs changed"}
+
+    def test_if_all_are_wrong_none_serves(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.proofs.wrong = {("m", 1): "the outputs changed"}
+        setup.start()
+        setup.settle()
+        assert setup.triton.serving("m") == []
+        assert not setup.triton.ready
+
+    def test_versions_without_samples_are_not_asked(self, setup: ProvenSetup, fake_store: StoreOfFakes) -> None:
+        fake_store.add("bare", 1, config=OTHER)
+        setup.start()
+        setup.settle()
+        fake_store.add("bare", 2)
+        setup.follow()
+        assert setup.triton.serving("bare") == [2]
+        assert (setup.proofs.asked, setup.proofs.admitted) == ([], [])
+
+    def test_a_new_version_is_proven_loaded_and_asked(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.start()
+        setup.settle()
+        setup.proofs.asked.clear()
+        setup.add("m", 2)
+        setup.follow()
+        assert setup.proofs.admitted == [("m", 2)]
+        assert setup.triton.serving("m") == [2]
+        assert setup.proofs.asked == [[("m", 2)]]
+
+    def test_a_refused_version_never_reaches_the_server(self, setup: ProvenSetup, logged: list[str]) -> None:
+        setup.add("m", 1)
+        setup.start()
+        setup.settle()
+        setup.proofs.refused = {("m", 2): "it is wrong"}
+        setup.add("m", 2)
+        setup.follow()
+        setup.follow()
+        assert setup.proofs.admitted == [("m", 2)]
+        assert setup.triton.loads == []
+        assert logged == ["m version 2 is not served: it is wrong"]
+
+    def test_files_that_change_during_the_proof_are_proven_again(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.start()
+        setup.settle()
+        setup.add("m", 2)
+        graphs = iter(["changed", "changed again"])
+
+        def change() -> None:
+            if graph := next(graphs, ""):
+                setup.store.add("m", 2, graph)
+
+        setup.proofs.meanwhile = change
+        setup.follow()
+        assert setup.proofs.admitted == [("m", 2)] * 3
+        assert setup.triton.serving("m") == [2]
+
+    def test_one_that_goes_during_the_proof(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.start()
+        setup.settle()
+        setup.add("m", 2)
+        setup.proofs.meanwhile = lambda: shutil.rmtree(setup.store.folder / "m" / "2", ignore_errors=True)
+        setup.follow()
+        assert setup.triton.loads == []
+        assert setup.triton.serving("m") == [1]
+
+    def test_a_replay_without_a_verdict_is_repeated(self, setup: ProvenSetup) -> None:
+        """The process that asks was killed."""
+        setup.add("m", 1)
+        setup.start()
+        setup.proofs.meanwhile = lambda: fail() and None
+        with pytest.raises(ConnectionError):
+            setup.settle()
+        setup.proofs.meanwhile = lambda: None
+        setup.follow()
+        setup.follow()
+        assert setup.proofs.asked == [[("m", 1)]]
+
+    def test_explicit_mode_unloads_one_without_a_right_version_at_the_start(self, explicit: ProvenSetup) -> None:
+        explicit.add("m", 1)
+        explicit.proofs.wrong = {("m", 1): "the outputs changed"}
+        explicit.start("m")
+        explicit.settle()
+        assert explicit.triton.serving("m") == []
+
+    def test_a_model_that_is_removed_is_forgotten(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.start()
+        setup.settle()
+        state = ProofState(model="m", version=1, backend="python", seat="", proven=True)
+        setup.proofs.book.record(state)
+        shutil.rmtree(setup.store.folder / "m")
+        setup.follow()
+        assert setup.proofs.book.rows() == ()
+
+    def test_what_turns_wrong_while_it_serves_is_a_fault(self, setup: ProvenSetup) -> None:
+        setup.add("m", 1)
+        setup.start()
+        setup.controller.begin(lambda: None)
+        try:
+            wait_until(lambda: len(setup.proofs.asked) > 2)
+            assert setup.controller.fault == ""
+            setup.proofs.wrong = {("m", 1): "the outputs changed"}
+            wait_until(lambda: bool(setup.controller.fault))
+            assert setup.controller.fault == "m version 1 computes wrong outputs: the outputs changed"
+        finally:
+            setup.controller.end()
+
+    def test_an_error_of_a_replay_does_not_end_the_others(self, setup: ProvenSetup, logged: list[str]) -> None:
+        setup.add("m", 1)
+        setup.start()
+        errors = iter([OSError("too many open files"), KeyError("unforeseen"), RuntimeError("changed size")])
+
+        def raise_next() -> None:
+            if setup.proofs.asked and (error := next(errors, None)):
+                raise error
+
+        setup.proofs.meanwhile = raise_next
+        setup.controller.begin(lambda: None)
+        wait_until(lambda: len(setup.proofs.asked) > 3)
+        setup.controller.end()
+        assert len([line for line in logged if "cannot control the models" in line]) == 3
+
+    @pytest.mark.parametrize("name", ["poll", "explicit"])
+    def test_what_was_replaced_meanwhile_is_no_fault(
+        self, name: str, setup: ProvenSetup, explicit: ProvenSetup
+    ) -> None:
+        setup = {"poll": setup, "explicit": explicit}[name]
+        setup.add("m", 1)
+        setup.start("m")
+        setup.settle()
+        setup.proofs.wrong = {("m", 1): "the outputs changed"}
+        setup.proofs.meanwhile = lambda: setup.add("m", 1, "other files")
+        setup.controller._replay()
+        assert setup.controller.fault == ""
+
+    @pytest.mark.parametrize("name", ["poll", "explicit"])
+    def test_samples_of_other_files_than_those_that_serve_are_not_asked(
+        self, name: str, setup: ProvenSetup, explicit: ProvenSetup
+    ) -> None:
+        """The user replaces a version in place; before it is loaded, the old one serves."""
+        setup = {"poll": setup, "explicit": explicit}[name]
+        setup.add("m", 1)
+        setup.start("m")
+        setup.settle()
+        setup.proofs.asked.clear()
+        setup.add("m", 1, "other files")
+        setup.controller._replay()
+        assert setup.proofs.asked == []
+
+    def test_explicit_mode_asks_what_the_user_loads_once(self, explicit: ProvenSetup) -> None:
+        for version in (1, 2):
+            explicit.add("m", version)
+        explicit.start("m")
+        explicit.settle()
+        explicit.follow()
+        assert explicit.proofs.asked == [[("m", 2)]], "at the start"
+        explicit.add("late", 1)
+        explicit.triton.load("late", 1)
+        explicit.follow()
+        explicit.follow()
+        assert explicit.proofs.asked == [[("m", 2)], [("late", 1)]]
+
+    def test_explicit_mode_replaces_a_wrong_version_by_the_older_one(self, explicit: ProvenSetup) -> None:
+        explicit.add("m", 1)
+        explicit.start("m")
+        explicit.settle()
+        explicit.add("m", 2)
+        explicit.proofs.wrong = {("m", 2): "the outputs changed"}
+        explicit.triton.load("m", 1)
+        explicit.follow()
+        assert explicit.triton.serving("m") == [1]
+        explicit.follow()
+        assert explicit.proofs.asked[-1] == [("m", 1)]
+
+    def test_explicit_mode_unloads_one_that_has_no_right_version(self, explicit: ProvenSetup) -> None:
+        explicit.start()
+        explicit.settle()
+        explicit.add("m", 1)
+        explicit.proofs.wrong = {("m", 1): "the outputs changed"}
+        explicit.triton.load("m", 1)
+        explicit.follow()
+        assert explicit.triton.serving("m") == []
+
+    def test_explicit_mode_replays_what_serves_now(self, explicit: ProvenSetup) -> None:
+        for model in ("m", "late"):
+            explicit.add(model, 1)
+        explicit.start("m")
+        explicit.settle()
+        explicit.triton.unload("m")
+        explicit.triton.load("late", 1)
+        explicit.follow()
+        explicit.proofs.asked.clear()
+        explicit.controller._replay()
+        assert explicit.proofs.asked == [[("late", 1)]]
+
+    @pytest.mark.parametrize("name", ["poll", "explicit"])
+    def test_after_a_restart_all_are_asked_again(self, name: str, setup: ProvenSetup, explicit: ProvenSetup) -> None:
+        setup = {"poll": setup, "explicit": explicit}[name]
+        for version in (1, 2):
+            setup.add("m", version)
+        setup.start("m")
+        setup.settle()
+        setup.proofs.wrong = {("m", 2): "the outputs changed"}
+        setup.proofs.asked.clear()
+        setup.start("m")
+        setup.settle()
+        assert setup.proofs.asked[0] == [("m", 2)]
+        assert setup.triton.serving("m") == [1]
 
 
 class Steps(VersionController):
