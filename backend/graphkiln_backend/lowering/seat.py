@@ -125,7 +125,12 @@ def _runtime_version(library: Path) -> str:
 
 
 def choose_seat(
-    config: ModelConfigProto, versions: Sequence[Path], overrides: Sequence[Override], backend: NativeBackend | None
+    config: ModelConfigProto,
+    versions: Sequence[Path],
+    overrides: Sequence[Override],
+    backend: NativeBackend | None,
+    *,
+    recorded: bool = False,
 ) -> Seat:
     """Choose who computes the versions of a model.
 
@@ -134,6 +139,7 @@ def choose_seat(
         versions: Folders of the versions to serve.
         overrides: Settings of the command line.
         backend: The C++ backend, or None.
+        recorded: Whether requests are recorded (`serve --record`); `seat: native` takes precedence.
 
     Returns:
         The seat. A Python instance is also chosen if the settings are invalid or a file is damaged: it reports the
@@ -150,6 +156,8 @@ def choose_seat(
     asked, origin = settings.seat, settings.origins.get("seat", "")
     if asked == PYTHON:
         return Seat(native=False, reason=f"requested by {origin}")
+    if recorded and asked != NATIVE:
+        return Seat(native=False, reason="requests are recorded, which only graphkiln does")
     if backend is None:
         reason, hint = "Triton's C++ onnxruntime backend is not installed", _INSTALL
     else:

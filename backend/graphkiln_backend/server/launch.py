@@ -41,7 +41,7 @@ from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.processes import end_with_parent, start
-from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, to_environment
+from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, RecordSettings, to_environment
 from graphkiln_backend.triton.features import VERSION_VARIABLE
 
 if TYPE_CHECKING:
@@ -163,6 +163,7 @@ class Launch:
         memory_bytes: Memory limit of tritonserver without its instances; 0 for half of the free memory.
         copies: Stores that are served from a copy.
         prove_memory_bytes: Versions are proven together before they are shown if they are not larger together.
+        record: Settings of recorded requests, or None.
         proofs: Results of proofs through a server.
         managed: The models shown to Triton, filled by `prepare`; kept across restarts, like the following.
         loaded: The loaded models in explicit mode.
@@ -181,6 +182,7 @@ class Launch:
     memory_bytes: int = 0
     copies: StoreCopies = field(default_factory=StoreCopies)
     prove_memory_bytes: int = 4 << 30
+    record: RecordSettings | None = None
     proofs: ProofBook = field(default_factory=ProofBook)
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)
@@ -273,8 +275,10 @@ class Launch:
         folders = [folder for folder in (self.flags.backends, self.installation.backends) if folder]
         backend = None if DROP_IN_BACKEND in backends else find_native_backend(folders)
         overrides = self.overrides.get(config.name, ())
-        if not choose_seat(config, versions, overrides, backend).native:
+        if not choose_seat(config, versions, overrides, backend, recorded=self.record is not None).native:
             return None
+        if self.record:
+            _log.warning("requests of '%s' are not recorded: seat: native is set", config.name)
         native = native_config(config, versions, overrides)
         native.parameters[SEAT].string_value = NATIVE  # for clients, and for `batch_footprints`
         return native
@@ -382,7 +386,11 @@ class Launch:
         return self.memory_bytes or (default_limit() if is_bare else 0)
 
     def _environment(self, folder: RunFolder) -> dict[str, str]:
-        cache = replace(self.cache, folder=folder.readable(self.cache.folder)) if self.cache.folder else self.cache
+        cache, record = self.cache, self.record
+        if cache.folder:
+            cache = replace(cache, folder=folder.readable(cache.folder, "cache"))
+        if record:
+            record = replace(record, folder=folder.readable(record.folder, "record"))
         return {
             **_ALLOCATOR,
             "ORT_DISABLE_TELEMETRY": "1",  # of the C++ backend, as in graphkiln's own instances
@@ -392,7 +400,9 @@ class Launch:
             "PATH": os.pathsep.join((str(Path(sys.executable).parent), os.environ.get("PATH", os.defpath))),
             "TMPDIR": str(folder.temporary),
             VERSION_VARIABLE: self.installation.version,
-            **to_environment(folder.instances, folder.shared, self.overrides, cache, self.replay_interval_s),
+            **to_environment(
+                folder.instances, folder.shared, self.overrides, cache, self.replay_interval_s, record=record
+            ),
         }
 
 

@@ -195,11 +195,11 @@ class RunFolder(Closeable):
             paths.append(path)
         return paths
 
-    def readable(self, path: Path) -> Path:
-        """An ASCII path, a link if necessary: Triton starts stubs without the user's locale."""
+    def readable(self, path: Path, name: str) -> Path:
+        """An ASCII path, a link of a name if necessary: Triton starts stubs without the user's locale."""
         if str(path).isascii():
             return path
-        link = self.path / "cache"
+        link = self.path / name
         link.unlink(missing_ok=True)
         link.symlink_to(path.absolute())
         return link

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+import math
 import os
+import re
 import resource
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.store import DEFAULT_LIMIT_BYTES, ArtifactCache
+from graphkiln_backend.graph.errors import InvalidInput
+from graphkiln_backend.graph.text import parse_duration, read_size
 from graphkiln_backend.lowering.settings import Override
 
 RUN_FOLDER_VARIABLE = "GRAPHKILN_RUN_FOLDER"
@@ -21,10 +27,54 @@ CACHE_FOLDER_VARIABLE = "GRAPHKILN_CACHE_FOLDER"
 CACHE_BYTES_VARIABLE = "GRAPHKILN_CACHE_BYTES"
 REPLAY_INTERVAL_VARIABLE = "GRAPHKILN_REPLAY_INTERVAL"
 LOG_FORMAT_VARIABLE = "GRAPHKILN_LOG_FORMAT"  # `json` if programs read the log
+RECORD_VARIABLE = "GRAPHKILN_RECORDING"  # JSON of `RecordSettings`; empty if nothing is recorded
 
 DEFAULT_REPLAY_INTERVAL_S = 600.0
 
 Overrides = Mapping[str, Sequence[Override]]  # settings of the command line by model name
+
+_SHARE = re.compile(r"(\d+(?:\.\d+)?)(%?)")
+_INPUTS = ("full", "digest")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RecordSettings:
+    """Settings of `serve --record`.
+
+    Attributes:
+        folder: Absolute path of the record.
+        share: Share of requests to record, above 0, at most 1.
+        inputs: `full`, or `digest` to record only SHA-256 digests of the inputs.
+        keep_s: Seconds to keep a file.
+        keep_bytes: Maximum size of all files.
+    """
+
+    folder: Path
+    share: float = 0.01
+    inputs: str = "full"
+    keep_s: float = math.inf
+    keep_bytes: int = sys.maxsize
+
+    @classmethod
+    def parse(cls, folder: Path, share: str, inputs: str, keep: str) -> RecordSettings:
+        """Parse options such as `1%`, `full` and `7d,10GB`.
+
+        Raises:
+            InvalidInput: An option has another form.
+        """
+        found = _SHARE.fullmatch(share.strip())
+        number = float(found[1]) / (100 if found[2] else 1) if found else 0.0
+        if not 0 < number <= 1:
+            raise InvalidInput(f"--record-share {share[:40]}: expected a share above 0, such as 1% or 0.01")
+        if inputs not in _INPUTS:
+            raise InvalidInput(f"--record-inputs {inputs[:40]}: expected {' or '.join(_INPUTS)}")
+        keep_s, keep_bytes = math.inf, sys.maxsize
+        for part in keep.split(","):
+            if size := read_size(part):
+                keep_bytes = size
+            else:
+                keep_s = parse_duration(part, "--record-keep", "7d, or a size such as 10GB, or both: 7d,10GB")
+        return cls(folder=folder.absolute(), share=number, inputs=inputs, keep_s=keep_s, keep_bytes=keep_bytes)
 
 
 def to_environment(
@@ -33,6 +83,8 @@ def to_environment(
     overrides: Overrides,
     cache: CacheSettings,
     replay_interval_s: float = DEFAULT_REPLAY_INTERVAL_S,
+    *,
+    record: RecordSettings | None = None,
 ) -> dict[str, str]:
     """Build the environment variables of a server.
 
@@ -42,6 +94,7 @@ def to_environment(
         overrides: Settings of the command line.
         cache: Settings of the artifact cache.
         replay_interval_s: Seconds between two replays of an instance's golden samples; 0 for none.
+        record: Settings of recorded requests, or None.
     """
     return {
         RUN_FOLDER_VARIABLE: str(instances),
@@ -50,6 +103,7 @@ def to_environment(
         CACHE_FOLDER_VARIABLE: str(cache.folder or ""),
         CACHE_BYTES_VARIABLE: str(cache.limit_bytes),
         REPLAY_INTERVAL_VARIABLE: str(replay_interval_s),
+        RECORD_VARIABLE: json.dumps({**asdict(record), "folder": str(record.folder)}) if record else "",
     }
 
 
@@ -72,6 +126,14 @@ def overrides_for(model: str) -> list[Override]:
 def replay_interval_s() -> float:
     """Seconds between two replays of an instance's golden samples; 0 for none."""
     return float(os.environ.get(REPLAY_INTERVAL_VARIABLE, DEFAULT_REPLAY_INTERVAL_S))
+
+
+def record_settings() -> RecordSettings | None:
+    """Settings of recorded requests, or None if nothing is recorded."""
+    if not (text := os.environ.get(RECORD_VARIABLE)):
+        return None
+    settings = json.loads(text)
+    return RecordSettings(**{**settings, "folder": Path(settings["folder"])})
 
 
 def open_cache() -> ArtifactCache:

@@ -127,7 +127,9 @@ class Executor:
     def execute(self, request: InferenceRequest) -> Result:
         """Execute a single request."""
         try:
-            feeds = self._read(request)
+            if self._contract or self._run_s > CANCELLATION_CHECK_S:
+                self._refuse_outdated(request)
+            feeds = self.read(request)
             return self._run(feeds, self._requested_outputs(request))
         except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
             return self._to_error(error, request)
@@ -142,7 +144,9 @@ class Executor:
         feeds: dict[int, Feeds] = {}
         for index, request in enumerate(requests):
             try:
-                feeds[index] = self._read(request)
+                if self._contract or self._run_s > CANCELLATION_CHECK_S:
+                    self._refuse_outdated(request)
+                feeds[index] = self.read(request)
             except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
                 results[index] = self._to_error(error, request)
         for group in self._groups(feeds):
@@ -150,10 +154,8 @@ class Executor:
             results.update(zip(group, group_results, strict=True))
         return [results[index] for index in range(len(requests))]
 
-    def _read(self, request: InferenceRequest) -> Feeds:
-        """Read and validate the inputs of a request."""
-        if self._contract or self._run_s > CANCELLATION_CHECK_S:
-            self._refuse_outdated(request)
+    def read(self, request: InferenceRequest) -> Feeds:
+        """Read and validate the inputs of a request; they are views of its memory, in the shapes of the graph."""
         feeds: dict[str, AnyArray] = {}
         for tensor in request.inputs():
             name = tensor.name()

@@ -28,6 +28,7 @@ from graphkiln_backend.engines.registry import probe
 from graphkiln_backend.graph.contract import CONTRACTS
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import GraphkilnError
+from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
@@ -37,12 +38,13 @@ from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_
 from graphkiln_backend.repository.config import NATIVE, ModelConfigProto, complete_dictionary, parse_json
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
-from graphkiln_backend.repository.version import read_version_signature
+from graphkiln_backend.repository.version import ModelVersion, read_version_signature
 from graphkiln_backend.system.resources import stay_on, trim_memory, usable_cores
 from graphkiln_backend.triton.environment import (
     lift_memory_limit,
     open_cache,
     overrides_for,
+    record_settings,
     replay_interval_s,
     shared_folder,
 )
@@ -56,6 +58,7 @@ from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.sent_models import note_sent
 
 if TYPE_CHECKING:
+    from graphkiln_backend.triton.recording import Recorder, RecordingExecutor
     from graphkiln_backend.triton.sequences import SequenceExecutor
 
 _log = logging.getLogger("graphkiln.triton")
@@ -132,7 +135,7 @@ class TritonPythonModel:
         # Build the executor of requests. If the server publishes contracts, requests that name another are refused.
         contract = deployment.version.contract.digest if CONTRACTS in config.parameters else ""
         executor = _build_executor(proven, config, tensors, contract)
-        self._executor: Executor | SequenceExecutor | Refusal = executor
+        self._executor: Executor | SequenceExecutor | RecordingExecutor | Refusal = executor
         if sequence:
             from graphkiln_backend.triton.sequences import SequenceExecutor  # needed by few models
 
@@ -149,6 +152,7 @@ class TritonPythonModel:
             _log.warning(line)
         if deployment.settings.seat == NATIVE:
             _log.warning("seat: native has no effect in explicit mode, in which Triton reads the store itself")
+        self._recorder = self._record(deployment.version, status)
         self._metrics = InstanceMetrics(
             instance,
             status,
@@ -156,6 +160,7 @@ class TritonPythonModel:
             executor.batch_sizes,
             FAILURES.counts,
             backend=document.backend,
+            recorder=self._recorder,
         )
         self._status = StatusFile.publish(instance, status)
         # Held around each batch and each replay; counts them for the supervisor if there is one.
@@ -172,6 +177,27 @@ class TritonPythonModel:
         gc.collect()  # otherwise garbage in cycles would be frozen, too
         gc.freeze()  # loaded objects live as long as the instance: collections can skip them
         trim_memory()
+
+    def _record(self, version: ModelVersion, status: InstanceStatus) -> Recorder | None:
+        """Have the executor record requests if the command line asks for it."""
+        settings = record_settings()
+        if settings is None:
+            return None
+        if type(self._executor) is not Executor:
+            _log.warning("requests are not recorded: their answers depend on others (sequences, ragged batches)")
+            return None
+        from graphkiln_backend.triton.recording import Origin, Recorder, RecordingExecutor  # imports pyarrow
+
+        origin = Origin(
+            model=status.model,
+            version=status.version,
+            graph_sha256=version.manifest.sha256 if version.manifest else sha256_of(version.graph_path),
+            engine=status.engine,
+            precision=status.precision,
+        )
+        recorder = Recorder(settings, origin)
+        self._executor = RecordingExecutor(self._executor, recorder)
+        return recorder
 
     def execute(self, requests: list[Any]) -> list[Any]:
         """Compute a response for every request; an error of one request affects only its own response.
@@ -191,6 +217,8 @@ class TritonPythonModel:
         """Free the session; Triton calls this when the version is unloaded."""
         if self._replayer:
             self._replayer.close()
+        if self._recorder:
+            self._recorder.close()
         self._metrics.close()
         if self._status:
             self._status.close()

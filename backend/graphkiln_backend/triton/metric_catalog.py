@@ -75,6 +75,13 @@ METRICS = (
         "processor time of decoding and preprocessing; its rate is the number of busy cores",
     ),
     PublishedMetric(
+        "graphkiln_recorded_requests_total", "counter", "requests in finished files of the record, with `--record`"
+    ),
+    PublishedMetric(
+        "graphkiln_record_dropped_total", "counter",
+        "requests that were chosen for the record and are not in it: too many at once, or a fault of its disk",
+    ),
+    PublishedMetric(
         "graphkiln_restarts_total", "counter", "restarts of the whole server", ("cause",), of_server=True
     ),
     PublishedMetric(

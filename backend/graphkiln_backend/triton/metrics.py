@@ -7,13 +7,16 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import triton_python_backend_utils as pb_utils
 
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.instance_status import InstanceStatus
 from graphkiln_backend.triton.metric_catalog import describe
+
+if TYPE_CHECKING:
+    from graphkiln_backend.triton.recording import Recorder
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
 _PUBLISH_EVERY_S = 1.0
@@ -67,6 +70,7 @@ class InstanceMetrics(_Publisher):
         batch_sizes: Rows of each run: the instance appends, the publisher removes.
         failed: Requests answered with an error so far, by Triton's code.
         backend: Triton's name of the backend.
+        recorder: Records requests, or None.
     """
 
     def __init__(
@@ -78,6 +82,7 @@ class InstanceMetrics(_Publisher):
         failed: Mapping[str, int],
         *,
         backend: str,
+        recorder: Recorder | None = None,
     ) -> None:
         version = {"model": status.model, "version": str(status.version)}
         labels = {**version, "instance": instance}
@@ -99,7 +104,10 @@ class InstanceMetrics(_Publisher):
         self._failures = metrics.counter("graphkiln_self_test_failures_total", labels)
         passed_at = time.time() if status.self_test else 0
         self._last_pass = metrics.gauge("graphkiln_self_test_timestamp_seconds", labels, passed_at)
-        super().__init__((_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed)))
+        recorded = (_Recorded(metrics, labels, recorder),) if recorder else ()
+        super().__init__(
+            (_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed), *recorded)
+        )
 
     def count_replay(self, *, passed: bool) -> None:
         """Count a replay of the samples."""
@@ -165,6 +173,22 @@ class _Failed:
             if more := self._totals.get(code, 0) - self._published[code]:
                 counter.increment(more)
                 self._published[code] += more
+
+
+class _Recorded:
+    """Recorded and dropped requests."""
+
+    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], recorder: Recorder) -> None:
+        self._recorded = metrics.counter("graphkiln_recorded_requests_total", labels)
+        self._dropped = metrics.counter("graphkiln_record_dropped_total", labels)
+        self._recorder = recorder
+        self._published = (0, 0)
+
+    def publish(self) -> None:
+        totals = (self._recorder.recorded, self._recorder.dropped)
+        for counter, total, before in zip((self._recorded, self._dropped), totals, self._published, strict=True):
+            counter.increment(total - before)
+        self._published = totals
 
 
 class _Decoded:

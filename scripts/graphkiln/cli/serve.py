@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.server.installation import Installation
     from graphkiln_backend.server.model_states import LoadProgress, ModelState
     from graphkiln_backend.server.tls import TlsFiles
-    from graphkiln_backend.triton.environment import Overrides
+    from graphkiln_backend.triton.environment import Overrides, RecordSettings
 
 _log = logging.getLogger("graphkiln.cli")
 
@@ -185,6 +185,21 @@ def serve(
             min=0,
         ),
     ] = 600.0,
+    record: Annotated[
+        Path | None,
+        typer.Option(
+            help="Record a share of the requests with their answers in this folder, as Parquet files.",
+            metavar="DIR",
+            show_default="off",
+        ),
+    ] = None,
+    record_share: Annotated[str, typer.Option(help="Share of requests to record.", metavar="SHARE")] = "1%",
+    record_inputs: Annotated[
+        str, typer.Option(help="full, or digest to record only SHA-256 digests of the inputs.", metavar="FORM")
+    ] = "full",
+    record_keep: Annotated[
+        str, typer.Option(help="Age and total size from which the oldest files are removed.", metavar="TIME,SIZE")
+    ] = "7d,10GB",
     prove_memory: Annotated[
         str,
         typer.Option(
@@ -245,6 +260,7 @@ def serve(
     )
     page_listens = chosen_address(page_at, flags.others, wanted=page or bool(page_name))
     flags = with_quantiles(flags) if page_listens else flags
+    recording = _record_settings(record, record_share, record_inputs, record_keep) if record else None
     key = None if admin_key_file == "off" else AdminKey.obtain(Path(admin_key_file) if admin_key_file else None)
     access = Access.plan(flags, key)
     tls = TlsFiles.choose(tls_cert, tls_key, tls_client_ca)
@@ -289,6 +305,7 @@ def serve(
                 access=access,
                 memory_bytes=parse_size(server_memory) if server_memory else 0,
                 prove_memory_bytes=parse_size(prove_memory),
+                record=recording,
             )
             _say_which_triton(installation, flags, has_key=not access.open_endpoints)
             with (
@@ -312,6 +329,18 @@ def serve(
                 f"{supervisor.last_words or f'tritonserver ended with code {code}'}; see the cause above", logging.ERROR
             )
     raise typer.Exit(code)
+
+
+def _record_settings(folder: Path, share: str, inputs: str, keep: str) -> RecordSettings:
+    """Parse the options of the record, and create its folder; instances report a folder that cannot be used."""
+    from graphkiln_backend.graph.modules import require_packages
+    from graphkiln_backend.triton.environment import RecordSettings
+
+    require_packages("--record", ["pyarrow"], extra="score")
+    settings = RecordSettings.parse(folder, share, inputs, keep)
+    with suppress(OSError):
+        settings.folder.mkdir(0o700, parents=True, exist_ok=True)
+    return settings
 
 
 def _say_which_triton(installation: Installation, flags: TritonFlags, *, has_key: bool) -> None:

@@ -20,6 +20,7 @@ from graphkiln.cli import serve as module
 from graphkiln.cli.options import open_stores
 from graphkiln.cli.serve import LoadDisplay, log_states
 from graphkiln.page import launch
+from graphkiln_backend.graph import modules
 from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.server import installation as finding
 from graphkiln_backend.server import supervisor as supervising
@@ -28,7 +29,7 @@ from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
 from graphkiln_backend.server.model_states import LoadProgress, ModelState
 from graphkiln_backend.system.admin_key import HTTP_HEADER, find_key
-from graphkiln_backend.triton.environment import LOG_FORMAT_VARIABLE
+from graphkiln_backend.triton.environment import LOG_FORMAT_VARIABLE, RecordSettings
 
 PORTS = ("http-port", "grpc-port", "metrics-port")
 FLAGS = dict.fromkeys((*PORTS, "http-address", "allow-metrics", "model-repository", "log-verbose", "log-format"), True)
@@ -209,6 +210,28 @@ class TestLaunch:
         launch = supervisor.launch
         assert (launch.replace_onnxruntime, launch.overrides, launch.replay_interval_s) == (False, {}, 600)
 
+    def test_record(self, serve: Serve, supervisor: FakeSupervisor, tmp_path: Path) -> None:
+        assert serve().code == 0
+        assert supervisor.launch.record is None
+        folder = tmp_path / "new" / "record"
+        assert serve("--record", folder).code == 0
+        assert supervisor.launch.record == RecordSettings(
+            folder=folder, share=0.01, keep_s=7 * 86400.0, keep_bytes=10 << 30
+        )
+        assert folder.stat().st_mode & 0o777 == 0o700
+        words = ("--record-share=0.5", "--record-inputs=digest", "--record-keep=1h")
+        assert serve("--record", folder, *words).code == 0
+        expected = RecordSettings(folder=folder, share=0.5, inputs="digest", keep_s=3600.0)
+        assert supervisor.launch.record == expected
+
+    def test_record_needs_pyarrow(
+        self, serve: Serve, supervisor: FakeSupervisor, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(modules, "find_spec", lambda _: None)
+        finished = serve("--record", "record")
+        assert (finished.code, supervisor.started) == (1, None)
+        assert "--record needs pyarrow (pip install 'graphkiln[score]')" in finished.err
+
     def test_page_is_served(self, serve: Serve, run: RunVerb, store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         listening: list[object] = []
         monkeypatch.setattr(launch, "ListeningChild", lambda *given: listening.append(given[-1]) or nullcontext())
@@ -321,6 +344,10 @@ def _odd_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
             ["both --enable-openvino and --enable-tensorrt are given"],
         ),
         (["--http-prt=9"], ["'--http-prt'", "'--http-port'"]),
+        (["--record", "r", "--record-share", "0%"], ["--record-share 0%: expected a share above 0"]),
+        (["--record", "r", "--record-share", "200%"], ["--record-share 200%"]),
+        (["--record", "r", "--record-inputs", "some"], ["--record-inputs some: expected full or digest"]),
+        (["--record", "r", "--record-keep", "7d,much"], ["--record-keep much: expected a time such as 7d"]),
         (["models"], ["unexpected argument 'models'", "--model-store models"]),
         (["--model-store", "nowhere/deep"], ["is missing", "name a folder of models: --model-store DIR"]),
         (["--model-store", "stor"], ["is missing (did you mean './store'?: --model-store DIR)"]),

@@ -279,6 +279,11 @@ class TestAuto:
         (case.versions[0] / MANIFEST_FILE).unlink()
         assert "no golden samples" in choose_seat(config, case.versions, [], NEWEST).reason
 
+    def test_recorded_requests(self, case: Case) -> None:
+        config = case.add(zoo.scale(ROWS))
+        assert "requests are recorded" in choose_seat(config, case.versions, [], NEWEST, recorded=True).reason
+        assert choose_seat(config, case.versions, overrides("seat=native"), NEWEST, recorded=True).native
+
     def test_every_version_counts(self, case: Case) -> None:
         case.add(zoo.scale(ROWS), golden=None)
         config = case.add(zoo.scale(ROWS))

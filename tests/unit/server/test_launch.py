@@ -27,9 +27,11 @@ from graphkiln_backend.server.managed_stores import ShownModel
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.triton.environment import (
+    RecordSettings,
     instances_folder,
     open_cache,
     overrides_for,
+    record_settings,
     replay_interval_s,
     shared_folder,
 )
@@ -289,6 +291,7 @@ class TestStart:
             overrides={"m": [override]},
             cache=CacheSettings(folder=tmp_path / "cache"),
             replay_interval_s=2.5,
+            record=RecordSettings(folder=tmp_path / "r\u00e9cord", share=0.5, inputs="digest", keep_s=60.0),
         )
         for name, value in self.show(launch, folder).items():
             if name.startswith("GRAPHKILN_"):
@@ -297,6 +300,9 @@ class TestStart:
         assert shared_folder() == folder.shared
         assert overrides_for("m") == [override]
         assert replay_interval_s() == 2.5
+        assert launch.record is not None
+        assert record_settings() == dataclasses.replace(launch.record, folder=folder.path / "record")
+        assert (folder.path / "record").readlink() == launch.record.folder
         with open_cache() as cache:
             assert cache.folder == tmp_path / "cache"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 import zoo
 from fake_session import FakeSession, spec
 from fake_triton import InferenceRequest, Logger, TritonError, TritonModelException, metric
+from recorded import rows
 from statuses import instance_status, read_counters, read_statuses
 from waiting import wait_until
 
@@ -32,7 +34,12 @@ from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.triton import instance as module
 from graphkiln_backend.triton import replayer
-from graphkiln_backend.triton.environment import OVERRIDES_VARIABLE, REPLAY_INTERVAL_VARIABLE, RUN_FOLDER_VARIABLE
+from graphkiln_backend.triton.environment import (
+    OVERRIDES_VARIABLE,
+    RECORD_VARIABLE,
+    REPLAY_INTERVAL_VARIABLE,
+    RUN_FOLDER_VARIABLE,
+)
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance import TritonPythonModel, instance_number
 from graphkiln_backend.triton.instance_status import StatusFile
@@ -254,6 +261,37 @@ class TestExecutors:
     def test_invalid_sequence_batching_raises(self) -> None:
         with pytest.raises(TritonModelException, match="state 'x' has no data_type"):
             self.served(sequence_batching={"state": [{"input_name": "x"}]})
+
+
+class TestRecord:
+    """`serve --record`."""
+
+    @pytest.fixture(autouse=True)
+    def _record(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, deployment: FakeDeployment) -> None:
+        graph = tmp_path / "model.onnx"
+        graph.write_bytes(b"graph")
+        deployment.version = ModelVersion(graph_path=graph, manifest=None, golden=None)
+        settings = {"folder": str(tmp_path / "record"), "share": 1.0}
+        (tmp_path / "record").mkdir()
+        monkeypatch.setenv(RECORD_VARIABLE, json.dumps(settings))
+
+    def test_requests_are_recorded_until_the_end(self, tmp_path: Path) -> None:
+        with started() as model:
+            assert metric("graphkiln_recorded_requests_total") == 0
+            model.execute([request(1)])
+            model.execute([request(2), request(3)])
+        found = rows(tmp_path / "record", "m")
+        assert [row.outputs["y"][0, 0] for row in found] == [2, 4, 6]
+        assert {(row.model, row.version, row.engine, row.precision) for row in found} == {
+            ("m", 3, "onnxruntime", "fp32")
+        }
+        assert found[0].graph_sha256 == hashlib.sha256(b"graph").hexdigest()
+        assert metric("graphkiln_recorded_requests_total") == 3
+
+    def test_sequences_are_not_recorded(self, tmp_path: Path) -> None:
+        TestExecutors().served(sequence_batching=TestExecutors.SEQUENCE)
+        assert any("requests are not recorded" in line for _, line in Logger.lines)
+        assert list((tmp_path / "record").iterdir()) == []
 
 
 class TestExecute:

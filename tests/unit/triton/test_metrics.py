@@ -7,6 +7,8 @@ import time
 from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from fake_triton import MetricFamily, TritonError, metric
@@ -168,9 +170,12 @@ MINIMAL_STATUS = instance_status(nodes={"CPUExecutionProvider": 1}, products={"f
 
 def test_catalog_matches_published_metrics() -> None:
     labels = ("m.images_0", "m.images", "3")
-    instance = InstanceMetrics("m_0", MINIMAL_STATUS, 0, deque(), {}, backend="b")
+    recorder: Any = SimpleNamespace(recorded=5, dropped=2)
+    instance = InstanceMetrics("m_0", MINIMAL_STATUS, 0, deque(), {}, backend="b", recorder=recorder)
     with instance, ImageMetrics(*labels, {}, deque()):
         found = published()
+        instance.close()
+        assert (metric("graphkiln_recorded_requests_total"), metric("graphkiln_record_dropped_total")) == (5, 2)
     of_instances = [each for each in METRICS if not each.of_server]  # the supervisor publishes the others
     assert found == {each.name: {"model", "version", *each.labels} for each in of_instances}
 

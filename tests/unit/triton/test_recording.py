@@ -1,0 +1,320 @@
+"""Recording of requests by an instance: which, how, and under faults of the disk."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_session import FakeSession, spec
+from fake_triton import InferenceRequest
+from recorded import numbered, origin, rows, settings, write_record
+from waiting import wait_until
+
+from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.proof.decision import confidence_interval
+from graphkiln_backend.triton import recording as module
+from graphkiln_backend.triton.executor import Executor
+from graphkiln_backend.triton.recording import Recorder, RecordingExecutor, position_of
+
+
+def recorder(folder: Path, **changes: object) -> Recorder:
+    return Recorder(settings(folder, **changes), origin())
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.rglob("*") if path.is_file())
+
+
+class TestChoice:
+    def test_one_percent_of_a_million_ids(self) -> None:
+        chosen = sum(position_of(f"request-{number}", {}) < 0.01 for number in range(1_000_000))
+        low, high = 10_000 - 3.3 * 99.5, 10_000 + 3.3 * 99.5  # of the binomial distribution, at 99.9%
+        assert low < chosen < high
+
+    def test_retry_has_the_same_position(self) -> None:
+        assert position_of("a", {}) == position_of("a", {"x": np.ones(3)}) != position_of("b", {})
+
+    @pytest.mark.parametrize("size", [3, 300, 600_000])
+    def test_without_an_id_the_inputs_decide(self, size: int) -> None:
+        generator = np.random.default_rng(0)
+        first, second = (generator.random((1, size), np.float32) for _ in range(2))
+        assert position_of("", {"x": first}) == position_of("", {"x": first.copy()})
+        assert position_of("", {"x": first}) != position_of("", {"x": second})
+        assert position_of("", {"x": first}) != position_of("", {"y": first})
+
+    def test_text_inputs(self) -> None:
+        one, other = (np.array([[word]], np.object_) for word in (b"one", b"other"))
+        assert position_of("", {"x": one}) != position_of("", {"x": other})
+
+    def test_share_without_ids(self) -> None:
+        inputs = np.random.default_rng(1).random((5000, 1, 40))
+        chosen = sum(position_of("", {"x": row}) < 0.1 for row in inputs)
+        low, high = confidence_interval(chosen, len(inputs))
+        assert low < 0.1 < high
+
+
+class TestExecutor:
+    @pytest.fixture
+    def executor(self, tmp_path: Path) -> Iterator[RecordingExecutor]:
+        signature = Signature(inputs=(spec("x", "batch", 2),), outputs=(spec("y", "batch", 2),))
+        session = FakeSession(signature, lambda feeds: {"y": feeds["x"] * np.float32(2)})
+        with recorder(tmp_path) as self.recorder:
+            yield RecordingExecutor(Executor(session, batching=True, input_ranks={"x": 3}), self.recorder)
+
+    def request(self, number: float, shape: tuple[int, ...] = (1, 1, 2), name: str = "r") -> InferenceRequest:
+        return InferenceRequest({"x": np.full(shape, number, np.float32)}, request_id=name)
+
+    def test_single_request_in_the_shapes_of_the_graph(self, executor: RecordingExecutor, tmp_path: Path) -> None:
+        before = time.time_ns()
+        executor.execute(self.request(1))
+        self.recorder.close()
+        (row,) = rows(tmp_path)
+        assert row.inputs is not None
+        assert (row.inputs["x"].tolist(), row.outputs["y"].tolist()) == ([[1, 1]], [[2, 2]])
+        assert (row.request_id, row.model, row.version, row.engine) == ("r", "m", 1, "onnxruntime")
+        assert before <= row.time_ns <= time.time_ns()
+        assert 0 < row.latency_us < 1e6
+
+    def test_requests_of_a_batch_are_rows(self, executor: RecordingExecutor, tmp_path: Path) -> None:
+        executor.execute_batch([self.request(number, name=str(number)) for number in range(3)])
+        self.recorder.close()
+        assert {row.request_id: row.outputs["y"].tolist() for row in rows(tmp_path)} == {
+            str(number): [[2 * number] * 2] for number in range(3)
+        }
+
+    def test_failed_request_is_no_row(self, executor: RecordingExecutor, tmp_path: Path) -> None:
+        executor.execute_batch([self.request(1), self.request(1, (1, 1, 3))])
+        executor.execute(self.request(1, (1, 1, 3)))
+        self.recorder.close()
+        assert len(rows(tmp_path)) == 1
+
+    def test_share(self, executor: RecordingExecutor, tmp_path: Path) -> None:
+        self.recorder.share = 0.5
+        for number in range(100):
+            executor.execute(self.request(number, name=str(number)))
+            executor.execute(self.request(number, name=""))
+        self.recorder.close()
+        counted = Counter(bool(row.request_id) for row in rows(tmp_path))
+        assert counted[True] == sum(position_of(str(number), {}) < 0.5 for number in range(100))
+        assert 30 < counted[False] < 70
+
+    def test_copies_are_not_views(self, executor: RecordingExecutor, tmp_path: Path) -> None:
+        """Triton frees the memory of a request, and sessions reuse their buffers."""
+        request = self.request(1)
+        executor.execute(request)
+        request.inputs()[0].content[:] = 7
+        self.recorder.close()
+        assert rows(tmp_path)[0].inputs["x"].tolist() == [[1, 1]]  # type: ignore[index]
+
+
+def test_digests(tmp_path: Path) -> None:
+    write_record(tmp_path, numbered(2), inputs="digest")
+    first, second = rows(tmp_path)
+    assert first.inputs is None
+    assert second.outputs["y"].tolist() == [[2, 2, 2]]
+    (file,) = (tmp_path / "m").iterdir()
+    tensor = module.pq.read_table(file)["inputs"][1].as_py()[0]
+    assert tensor["data"] is None
+    assert tensor["sha256"] == hashlib.sha256(np.ones((1, 3), np.float32).tobytes()).hexdigest()
+    assert tensor["shape"] == [1, 3]
+
+
+class TestFiles:
+    def test_file_is_hidden_until_it_is_complete(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_TICK_S", 0.01)
+        monkeypatch.setattr(module, "GROUP_BYTES", 1)
+        with recorder(tmp_path) as writer:
+            writer.record("r", {}, {"y": np.ones(2)}, 1e-3)
+            wait_until(lambda: bool(names(tmp_path)))
+            (name,) = names(tmp_path)
+            assert name.startswith(".")
+            assert name.endswith(".partial")
+            assert writer.recorded == 0
+        (finished,) = names(tmp_path)
+        assert name == f".{finished}.partial"
+        assert writer.recorded == 1
+
+    def test_bounded_age(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "_TICK_S", 0.01)
+        monkeypatch.setattr(module, "FILE_S", 0.1)
+        with recorder(tmp_path) as writer:
+            for count in (1, 2):
+                writer.record("r", {}, {"y": np.ones(2)}, 1e-3)
+                wait_until(lambda count=count: writer.recorded == count)
+                assert len(names(tmp_path)) == count
+
+    def test_bounded_size(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "GROUP_BYTES", 4_000)
+        monkeypatch.setattr(module, "FILE_BYTES", 10_000)
+        write_record(tmp_path, [({"x": np.zeros(250, np.float32)}, {})] * 100)
+        assert len(names(tmp_path)) == 12  # each with 3 groups of 3 rows
+        assert len(rows(tmp_path)) == 100
+
+    def test_only_the_user_can_read_them(self, tmp_path: Path) -> None:
+        write_record(tmp_path, numbered(1))
+        (file,) = (tmp_path / "m").iterdir()
+        assert (file.stat().st_mode & 0o777, file.parent.stat().st_mode & 0o777) == (0o600, 0o700)
+
+    def test_keep(self, tmp_path: Path) -> None:
+        write_record(tmp_path, numbered(1))
+        (old,) = (tmp_path / "m").iterdir()
+        older = old.rename(old.with_name(old.name.replace("2026", "2016")))
+        with recorder(tmp_path, keep_s=3600.0) as writer:
+            writer.record("r", {}, {"y": np.ones(2)}, 1e-3)
+        assert not older.exists()
+        assert len(names(tmp_path)) == 1
+
+    def test_requests_beyond_the_memory_are_dropped(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        writing = threading.Event()
+        monkeypatch.setattr(module, "remove_leftovers", lambda _: writing.wait(20))  # a slow disk
+        row = np.zeros(module.QUEUE_BYTES // 8, np.uint8)
+        with recorder(tmp_path) as writer:
+            for _ in range(20):
+                writer.record("r", {"x": row}, {}, 1e-3)
+            assert writer.dropped == 13
+            writer.record("r", {"x": np.zeros(2 * module.QUEUE_BYTES, np.uint8)}, {}, 1e-3)
+            writing.set()
+            wait_until(lambda: writer._waiting_bytes < module.GROUP_BYTES)
+            writer.record("r", {"x": row}, {}, 1e-3)
+        assert (writer.recorded, writer.dropped, writer._waiting_bytes) == (8, 14, 0)
+
+    def test_no_thread_outlives_the_instance(self, tmp_path: Path) -> None:
+        before = set(threading.enumerate())
+        with recorder(tmp_path):
+            assert len(set(threading.enumerate()) - before) == 1
+        assert set(threading.enumerate()) == before
+
+
+class Fault:
+    """A folder that cannot be written, and its repair."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.stack = ExitStack()
+
+    def mount(self, size: str) -> None:
+        command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", str(self.folder)]
+        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
+            pytest.skip("this user may not mount a file system")
+        self.stack.callback(subprocess.run, ["umount", str(self.folder)], check=True)
+
+    def full(self) -> None:
+        self.mount("64k")
+
+    def read_only(self) -> None:
+        self.mount("1m,ro")
+
+    def removed(self) -> None:
+        self.folder.rmdir()
+        self.stack.callback(self.folder.mkdir)
+
+    def anothers(self) -> None:
+        if os.geteuid() != 0:
+            pytest.skip("only root may give files away")
+        os.chown(self.folder, 12345, 12345)
+        self.stack.callback(os.chown, self.folder, 0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kind", "reason"),
+    [("full", "No space"), ("read_only", "Read-only"), ("removed", "No such file"), ("anothers", "another user")],
+)
+def test_fault_of_the_folder_is_logged_once_and_ends(
+    kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "_TICK_S", 0.01)
+    monkeypatch.setattr(module, "RETRY_S", 0.1)
+    monkeypatch.setattr(module, "GROUP_BYTES", 1)
+    caplog.set_level(logging.INFO)
+    folder = tmp_path / "record"
+    folder.mkdir()
+    fault = Fault(folder)
+    noise = np.random.default_rng(0).random(1 << 16)  # 512 kB that do not compress
+    with fault.stack, recorder(folder, share=1.0) as writer:
+        getattr(fault, kind)()
+        for _ in range(3):
+            offered = writer.dropped
+            while writer.dropped == offered:
+                writer.record("lost", {"x": noise}, {}, 1e-3)
+                time.sleep(0.02)
+            wait_until(lambda: time.monotonic() > writer._paused_until)
+        assert [message for message in caplog.messages if reason in message] == caplog.messages[:1] == caplog.messages
+        assert "not recorded in" in caplog.text
+        fault.stack.close()
+        time.sleep(0.2)
+        writer.record("kept", {"x": noise}, {}, 1e-3)
+    assert "lost" not in {row.request_id for row in rows(folder)}
+    assert [row.request_id for row in rows(folder)] == ["kept"]
+    assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
+    assert "recorded again" in caplog.messages[1]
+    assert not [name for name in names(folder) if name.startswith(".")]
+
+
+WRITER = """
+import itertools, sys, time
+import numpy as np
+from pathlib import Path
+from graphkiln_backend.triton import recording
+from recorded import origin, settings
+recording.FILE_S, recording._TICK_S, recording.GROUP_BYTES, recording.FILE_BYTES = 0.03, 0.003, 40_000, 200_000
+with recording.Recorder(settings(Path(sys.argv[1])), origin()) as recorder:
+    for number in itertools.count():
+        array = np.full((1, 500), number, np.float32)
+        recorder.record(f"{sys.argv[2]}-{number}", {"x": array}, {"y": 2 * array}, 1e-3)
+        if number % 20 == 0:
+            print(number, flush=True)
+            time.sleep(0.002)
+"""
+
+
+@pytest.mark.slow
+def test_kill_at_random_moments(tmp_path: Path) -> None:
+    """Whole files or nothing: no row is torn, none is there twice, and remains are removed."""
+    support = Path(__file__).parents[2] / "support"
+    environment = {**os.environ, "PYTHONPATH": str(support)}
+    generator, kills, remains = random.Random(40), 50, 0
+    with ExitStack() as stack:
+        writers: list[tuple[int, subprocess.Popen[str]]] = []
+        for number in range(kills):
+            command = [sys.executable, "-c", WRITER, str(tmp_path), str(number)]
+            process = stack.enter_context(subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True))
+            stack.callback(process.kill)
+            writers.append((number, process))
+            if len(writers) < 2:  # two at a time, so that one removes the remains of the other
+                continue
+            _, killed = writers.pop(0)
+            assert killed.stdout is not None
+            killed.stdout.readline()
+            time.sleep(generator.uniform(0, 0.4))
+            killed.send_signal(signal.SIGKILL)
+            killed.communicate()
+            remains += any(name.startswith(".") for name in names(tmp_path))
+        writers[0][1].kill()
+        writers[0][1].communicate()
+    found = rows(tmp_path)
+    assert len(found) > 5000
+    assert max(Counter(row.request_id for row in found).values()) == 1
+    for row in found:
+        number = float(row.request_id.partition("-")[2])
+        assert row.inputs is not None
+        assert np.array_equal(row.inputs["x"], np.full((1, 500), number, np.float32))
+        assert np.array_equal(row.outputs["y"], 2 * row.inputs["x"])
+    for name in {row.request_id.partition("-")[0] for row in found}:
+        numbers = [int(row.request_id.partition("-")[2]) for row in found if row.request_id.startswith(f"{name}-")]
+        assert sorted(numbers) == list(range(len(numbers))), "only rows of the unfinished file are lost"
+    assert remains > 10
+    write_record(tmp_path, numbered(1))
+    assert not [name for name in names(tmp_path) if name.startswith(".")]
