@@ -178,11 +178,14 @@ def _fault(version: Path) -> str:
 
 
 def _stamp(paths: Sequence[Path]) -> str:
-    """Hash the names, sizes, times and inodes of all files below some paths."""
+    """Hash names and inodes of all files and folders below some paths, and sizes and times of files."""
     digest = hashlib.sha256()
     for path in sorted(paths):
         for file, status in walk(path):
-            line = (str(file), status.st_size, status.st_mtime_ns, status.st_ino, stat.S_IFMT(status.st_mode))
+            kind = stat.S_IFMT(status.st_mode)
+            # A folder's entries follow; its time also changes with ignored ones, such as `__pycache__`.
+            written = (0, 0) if kind == stat.S_IFDIR else (status.st_size, status.st_mtime_ns)
+            line = (str(file), *written, status.st_ino, kind)
             digest.update(repr(line).encode())
     return digest.hexdigest()[:16]
 

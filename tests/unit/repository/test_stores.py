@@ -48,6 +48,15 @@ def test_stamp_changes_with_the_files(store: Path, change: object) -> None:
     assert after.stamp == before.stamp
 
 
+def test_compiled_code_does_not_change_the_stamp(store: Path) -> None:
+    """Triton's Python backend compiles a `model.py` when it loads it."""
+    before = scan_stores([store])["m"]
+    for folder in (store / "m" / "2", store / "m"):
+        (folder / "__pycache__").mkdir()
+        (folder / "__pycache__" / "model.cpython-311.pyc").write_bytes(b"code")
+    assert scan_stores([store])["m"] == before
+
+
 def test_config_and_labels_belong_to_the_model(store: Path) -> None:
     before = scan_stores([store])["m"]
     (store / "m" / "labels.txt").write_text("red\n")
