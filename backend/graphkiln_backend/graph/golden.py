@@ -72,6 +72,16 @@ class GoldenSamples:
         )
         return replace(self, inputs=inputs, source_outputs={}, graph_outputs=graph)
 
+    def first(self, count: int) -> GoldenSamples:
+        """Select the first samples; a sample of whole tensors stays."""
+        if self.whole:
+            return self
+        inputs, source, graph = (
+            {name: array[:count] for name, array in group.items()}
+            for group in (self.inputs, self.source_outputs, self.graph_outputs)
+        )
+        return replace(self, inputs=inputs, source_outputs=source, graph_outputs=graph)
+
     def only(self, outputs: Collection[str]) -> GoldenSamples:
         """Select outputs."""
         source, graph = (

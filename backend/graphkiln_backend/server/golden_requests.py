@@ -116,6 +116,7 @@ class Way:
         headers: Headers for restricted endpoints.
         thorough: Ask every instance at the same time, alone and in the largest batch, and verify the hashes of the
             version's files; otherwise ask one sample after the other, while the model is idle.
+        samples: Number of samples to ask, if not `thorough`; 0 for all.
         start_s: Seconds to wait until the server listens.
         idle_s: Seconds to wait until the model is idle, if not `thorough`.
     """
@@ -123,6 +124,7 @@ class Way:
     address: ListenAddress
     headers: dict[str, str]
     thorough: bool = True
+    samples: int = 0
     start_s: float = 0.0
     idle_s: float = 0.0
 
@@ -313,7 +315,7 @@ def _judge(target: Target, version: ModelVersion, way: Way) -> Answers:
             _check_decides(golden, limits)
         read = ModelConfig.from_protobuf(config, has_gpu=False)
         if not way.thorough:
-            replay = Replay.of_golden(server, golden, limits, version.reading)
+            replay = Replay.of_golden(server, golden.first(way.samples or golden.count), limits, version.reading)
             computed = []
             for sample in range(len(replay.samples)):
                 server.wait_until_idle(way.idle_s)

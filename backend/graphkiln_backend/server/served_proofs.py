@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from graphkiln_backend.graph.errors import ServerSetupError
 from graphkiln_backend.repository.config import NATIVE
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.flags import ListenAddress
@@ -57,9 +56,14 @@ class ServedProofs:
         return answers
 
     def ask_once_live(self, models: Sequence[ShownModel]) -> AbstractContextManager[Asking | None]:
-        """Prepare the first replay while the server starts."""
+        """Prepare the first replay while the server starts: one sample of each version, to delay the start little."""
         targets = self._targets(models)
-        return Asking(targets, self._way(start_s=self.deadline_s)) if targets and self.address else nullcontext()
+        way = (
+            Way(address=self.address, headers=self.headers, thorough=False, samples=1, start_s=self.deadline_s)
+            if self.address
+            else None
+        )
+        return Asking(targets, way) if targets and way else nullcontext()
 
     def replay(
         self,
@@ -90,7 +94,8 @@ class ServedProofs:
             return {}
         deadline = time.monotonic() + self.deadline_s + idle_s * len(targets)
         shown = {model.stored.name: model for model in models}
-        with asking or Asking(targets, self._way(idle_s=idle_s)) as asked:
+        way = Way(address=self.address, headers=self.headers, thorough=False, idle_s=idle_s)
+        with asking or Asking(targets, way) as asked:
             try:
                 while not asked.wait(_POLL_S) and time.monotonic() < deadline:
                     if stopped():
@@ -116,11 +121,6 @@ class ServedProofs:
             for model in models
             for version in model.provable
         ]
-
-    def _way(self, *, start_s: float = 0.0, idle_s: float = 0.0) -> Way:
-        if self.address is None:
-            raise ServerSetupError("golden samples need HTTP")
-        return Way(address=self.address, headers=self.headers, thorough=False, start_s=start_s, idle_s=idle_s)
 
     def note(self, model: ShownModel) -> None:
         """Record which versions of a model serve now, and which of them cannot be proven."""

@@ -252,8 +252,10 @@ class VersionController:
 
     def _replay_now_and_then(self) -> None:
         """Replay the golden samples of what serves, until one is wrong; main function of a thread."""
-        while not self.fault and not self._stop.wait(self._replay_interval_s):
+        pause_s = min(_SOON_S, self._replay_interval_s)  # a start has asked one sample of each version only
+        while not self.fault and not self._stop.wait(pause_s):
             self._attempt(self._replay)
+            pause_s = self._replay_interval_s
 
     def _replay(self) -> None:
         models = self._unchanged()
