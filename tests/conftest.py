@@ -42,6 +42,20 @@ def repository() -> Path:
     return REPOSITORY
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the option of the tests of the native seat."""
+    parser.addoption("--cpp-backend", metavar="DIR", help="backend directory with Triton's C++ onnxruntime backend")
+
+
+@pytest.fixture(scope="session")
+def cpp_backends(pytestconfig: pytest.Config) -> Path:
+    """A backend directory with Triton's C++ `onnxruntime` backend, which no package holds."""
+    folder = pytestconfig.getoption("--cpp-backend")
+    if not folder:
+        pytest.skip("needs --cpp-backend DIR")
+    return Path(folder).resolve()
+
+
 @pytest.fixture(scope="session")
 def digits(repository: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The example classifier's folder, a copy: alone in its store, so that servers load nothing else."""

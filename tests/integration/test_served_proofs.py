@@ -220,7 +220,7 @@ def test_no_request_is_lost_while_a_wrong_version_arrives(start_server: StartSer
 @pytest.mark.slow
 def test_files_that_change_while_they_are_proven(start_server: StartServer, store: Path) -> None:
     stand_in.add(store, "swap", 1)
-    server = start_server("--model-store", store, *POLL)
+    server = start_server("--model-store", store, *POLL, "--replay-interval", "1")
     server.wait_ready()
     folder = stand_in.publish(store, "swap", 2, load="time.sleep(5)")
     server.wait_until(lambda: bool(list(server.temporary.glob("graphkiln-*/tmp/proof-*"))), timeout_s=60)
@@ -228,7 +228,8 @@ def test_files_that_change_while_they_are_proven(start_server: StartServer, stor
     for path in other.iterdir():
         shutil.copy2(path, folder / path.name)
     server.wait_until(lambda: "swap version 2 has changed while it was proven" in server.log, timeout_s=60)
-    server.wait_until(lambda: "swap version 2 is admitted" in server.log, timeout_s=60)
+    server.wait_until(lambda: server.status("/v2/models/swap/versions/2/ready") == 200, timeout_s=60)
+    server.wait_until(lambda: server.status("/v2/models/swap/versions/1/ready") != 200, timeout_s=60)
     assert not refused(server, "swap", 2, "")
     # While it serves, its files are replaced by wrong ones: what was loaded serves on, and is no fault.
     stand_in.write_model(folder, run=stand_in.FAULTY_RUNS["wrong"])
