@@ -7,9 +7,11 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import pytest
+import stand_in
 from fake_repository import StoreOfFakes
 
 from graphkiln_backend.cache.settings import CacheSettings
@@ -20,6 +22,7 @@ from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server import launch as module
 from graphkiln_backend.server.admission import Candidate, Verdict
 from graphkiln_backend.server.flags import TritonFlags
+from graphkiln_backend.server.golden_requests import Answers
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch, LoadedModels, Readiness, command_line, may_all_load
 from graphkiln_backend.server.limits import SharedMemoryPlan
@@ -243,6 +246,139 @@ class TestPrepare:
         monkeypatch.setattr("graphkiln_backend.server.limits._allowed_by_groups", lambda: limits)
         with pytest.raises(ServerSetupError, match=r"need at least \d+ threads, and only 20 more may run here"):
             make_launch(installation, store).prepare(folder)
+
+
+class FakeProofs:
+    """Proofs through a server; those of the versions named in `wrong` fail."""
+
+    def __init__(self, *wrong: tuple[str, int]) -> None:
+        self.wrong = wrong
+        self.admitted: list[tuple[str, int]] = []
+        self.prepared: list[str] = []
+
+    def admit(self, models: list[tuple[ShownModel, int]]) -> dict[tuple[str, int], Answers]:
+        names = [(model.stored.name, version) for model, version in models]
+        self.admitted += names
+        return {which: Answers(reason="it is wrong" if which in self.wrong else "") for which in names}
+
+    def ask_once_live(self, models: list[ShownModel]) -> AbstractContextManager[None]:
+        self.prepared += [model.stored.name for model in models]
+        return nullcontext()
+
+
+class TestProofsBeforeTheStart:
+    """What no instance of graphkiln computes is proven before Triton sees it."""
+
+    ALL = f"{stand_in.CONFIG}version_policy {{ all {{ }} }}"
+
+    def prepare(
+        self, launch: Launch, folder: RunFolder, monkeypatch: pytest.MonkeyPatch, *wrong: tuple[str, int]
+    ) -> tuple[FakeProofs, list[str]]:
+        proofs = FakeProofs(*wrong)
+        monkeypatch.setattr(Launch, "_served_proofs", lambda *_: proofs)
+        return proofs, launch.prepare(folder)
+
+    def shown(self, folder: RunFolder, model: str) -> list[str]:
+        return sorted(path.name for path in (folder.overlay / "models" / model).iterdir() if path.name.isdecimal())
+
+    def test_an_older_version_replaces_a_wrong_one(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for version in (1, 2, 3):
+            stand_in.add(store, "m", version)
+        stand_in.add(store, "bare", proven=False)
+        launch = make_launch(installation, store)
+        proofs, line = self.prepare(launch, folder, monkeypatch, ("m", 2), ("m", 3))
+        assert proofs.admitted == [("m", 3), ("m", 2), ("m", 1)]
+        assert self.shown(folder, "m") == ["1"]
+        assert launch.managed.refusals() == {("m", "2"): "it is wrong", ("m", "3"): "it is wrong"}
+        assert "--strict-readiness=false" in line, "every model has a version"
+
+    def test_of_versions_side_by_side_the_wrong_ones_go(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for version in (1, 2, 3):
+            stand_in.add(store, "m", version, config=self.ALL)
+        proofs, _ = self.prepare(make_launch(installation, store), folder, monkeypatch, ("m", 1), ("m", 3))
+        assert proofs.admitted == [("m", 1), ("m", 2), ("m", 3)]
+        assert self.shown(folder, "m") == ["2"]
+
+    def test_a_model_without_a_right_version_is_a_placeholder(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stand_in.add(store, "m")
+        _, line = self.prepare(make_launch(installation, store), folder, monkeypatch, ("m", 1))
+        assert "it is wrong" in (folder.overlay / "models" / "m" / "1" / "model.py").read_text()
+        assert "--strict-readiness=false" not in line
+
+    def test_in_explicit_mode_nothing_is_shown(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        stand_in.add(store, "m")
+        launch = make_launch(installation, store, flags=parse("--model-control-mode=explicit", "--load-model=m"))
+        proofs, _ = self.prepare(launch, folder, monkeypatch)
+        with launch.first_replay(folder) as asking:
+            assert asking is None
+        assert (proofs.admitted, proofs.prepared) == ([], [])
+
+    def test_the_first_replay_is_of_what_is_shown(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        for name in ("right", "wrong"):
+            stand_in.add(store, name)
+        stand_in.add(store, "bare", proven=False)
+        launch = make_launch(installation, store)
+        proofs, _ = self.prepare(launch, folder, monkeypatch, ("wrong", 1))
+        with launch.first_replay(folder):
+            assert proofs.prepared == ["right"]
+
+    def test_the_second_server_is_like_the_first(self, installation: Installation, folder: RunFolder) -> None:
+        flags = parse("--backend-config=tensorflow,version=2", "--http-port=1234", "--log-info=true")
+        launch = dataclasses.replace(make_launch(installation, flags=flags), prove_memory_bytes=7, load_deadline_s=8.0)
+        proofs = launch._served_proofs(folder)
+        prover = proofs.prover
+        assert [*prover.arguments] == ["--backend-config=tensorflow,version=2"]
+        assert (prover.backends, prover.memory_bytes, prover.deadline_s) == (folder.backends, 7, 8.0)
+        assert prover.regions.startswith(folder.shared_memory_prefix)
+        assert proofs.address
+        assert proofs.address.port == 1234
+
+    def test_without_http_nothing_is_replayed(self, installation: Installation, folder: RunFolder) -> None:
+        assert make_launch(installation, flags=parse("--allow-http=false"))._served_proofs(folder).address is None
+
+
+class TestNativeSeat:
+    @pytest.fixture
+    def installation(self, installation: Installation) -> Installation:
+        """With the C++ backend, which cannot be loaded."""
+        backend = installation.backends / "onnxruntime"
+        backend.mkdir()
+        for name in ("libtriton_onnxruntime.so", "libonnxruntime.so.1.32.0"):
+            (backend / name).write_bytes(b"")
+        return installation
+
+    @pytest.mark.parametrize("seat", ["auto", "native", "python"])
+    def test_the_mirror_names_who_computes(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch, seat: str
+    ) -> None:
+        proofs = FakeProofs()
+        monkeypatch.setattr(Launch, "_served_proofs", lambda *_: proofs)
+        overrides = {"digits": [parse_override(f"seat={seat}")]}
+        line = dataclasses.replace(make_launch(installation, store), overrides=overrides).prepare(folder)
+        config = read_config(folder.overlay / "models" / "digits" / "config.pbtxt")
+        is_native = seat != "python"
+        assert config.backend == ("onnxruntime" if is_native else "graphkiln")
+        assert (config.parameters["seat"].string_value == "native") is is_native
+        assert proofs.admitted == ([("digits", 1)] if is_native else [])
+        assert "--disable-auto-complete-config" in line
+
+    def test_a_graph_that_is_wrong_there_is_refused(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(Launch, "_served_proofs", lambda *_: FakeProofs(("digits", 1)))
+        launch = make_launch(installation, store)
+        launch.prepare(folder)
+        assert launch.managed.refusals() == {("digits", "1"): "it is wrong"}
 
 
 class TestStart:

@@ -33,6 +33,7 @@ from graphkiln_backend.server.edge import EdgePlan, find_haproxy, open_edge
 from graphkiln_backend.server.flags import TritonFlags
 from graphkiln_backend.server.installation import Installation
 from graphkiln_backend.server.launch import Launch
+from graphkiln_backend.server.managed_stores import ManagedStores
 from graphkiln_backend.server.model_states import ModelState
 from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_backend.server.run_folder import RunFolder
@@ -209,6 +210,28 @@ def kill_instance(setup: Setup) -> None:
     (state,) = setup.live[-1]
     assert state.status is not None
     os.kill(state.status.pid, signal.SIGKILL)
+
+
+class Judging:
+    """A version controller that reports once `settled` is called."""
+
+    def __init__(self, *, explicit: bool = False) -> None:
+        self.provable = not explicit
+        self.fault = ""
+        self.begun = self.ended = False
+        self.settled: Callable[[], None] = lambda: None
+
+    def begin(self, on_settled: Callable[[], None]) -> None:
+        self.provable, self.settled, self.begun = True, on_settled, True
+
+    def report(self) -> None:
+        self.settled()
+
+    def halt(self) -> None:
+        pass
+
+    def end(self) -> None:
+        self.ended = True
 
 
 class TestExit:
@@ -543,6 +566,59 @@ class TestDeadInstance:
             over.set()
         assert 503 in seen
         assert 0 not in seen, "no connection was refused"
+
+    @needs_haproxy
+    @pytest.mark.parametrize("explicit", [False, True])
+    def test_requests_are_admitted_once_golden_samples_are_right(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, explicit: bool
+    ) -> None:
+        """In explicit mode the loaded models are known once the controller has begun."""
+        controller = Judging(explicit=explicit)
+        monkeypatch.setattr(ManagedStores, "provable", property(lambda _: controller.provable))
+        monkeypatch.setattr(Launch, "version_controller", lambda *_: controller)
+        seen: list[int] = []
+
+        def ask() -> int:
+            connection = http.client.HTTPConnection("127.0.0.1", setup.port, timeout=10)
+            try:
+                connection.request("GET", "/v2/health/ready")
+                return connection.getresponse().status
+            finally:
+                connection.close()
+
+        def judge() -> None:
+            seen.extend(ask() for _ in range(5))
+            time.sleep(0.3)
+            seen.extend(ask() for _ in range(5))
+            controller.settled()
+
+        when(lambda: controller.begun, judge)
+
+        def act(_: int) -> None:
+            seen.append(ask())
+            stop()
+
+        assert setup.run(on_live=act, edge="on", on_sigterm=0) == 0
+        assert seen == [503] * 10 + [200]
+
+    def test_a_version_that_computes_wrong_outputs_restarts_the_server(
+        self, setup: Setup, monkeypatch: pytest.MonkeyPatch, logged: list[str]
+    ) -> None:
+        controllers = [Judging(), Judging()]
+        remaining = iter(controllers)
+        monkeypatch.setattr(Launch, "version_controller", lambda *_: next(remaining))
+
+        def act(count: int) -> None:
+            if count == 1:
+                controllers[0].fault = "m version 1 computes wrong outputs: NaN"
+            else:
+                stop()
+
+        when(lambda: controllers[0].begun, controllers[0].report)
+        when(lambda: controllers[1].begun, controllers[1].report)
+        assert setup.run(on_live=act, on_sigterm=0) == 0
+        assert logged[0] == "m version 1 computes wrong outputs: NaN: restarting the server"
+        assert [controller.ended for controller in controllers] == [True, True]
 
     def test_a_death_while_the_server_loads_counts_too(self, setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
         self.limit(monkeypatch, restarts=1)
