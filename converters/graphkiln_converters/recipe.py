@@ -192,7 +192,7 @@ class Recipe(BaseModel):
     )
 
     samples: Annotated[Path | None, Flag(panel=_PROOF, default="synthetic")] = Field(
-        default=None, description="Folder of images, or .npz."
+        default=None, description="Folder of images or of recorded requests, or .npz."
     )
     reference: Annotated[Path | None, Flag(panel=_PROOF)] = Field(
         default=None, description="The source's own outputs, recorded: .npz of INPUT_<i>, OUTPUT_<i>."

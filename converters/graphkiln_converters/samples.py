@@ -26,6 +26,7 @@ from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.proof.tasks import UNKNOWN, Objects, TaskTargets, is_judged, judge
+from graphkiln_backend.repository.records import Record, is_record
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec, SourceModel, run_in_batches, synthetic_samples
@@ -228,7 +229,7 @@ def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
 def read_samples(
     path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
 ) -> dict[str, AnyArray]:
-    """Read a user's samples: an .npz of arrays by input name, or a folder of images.
+    """Read a user's samples: an .npz of arrays by input name, a folder of images, or a record of requests.
 
     Args:
         path: The file or folder.
@@ -242,9 +243,12 @@ def read_samples(
     Raises:
         ConversionError: The file cannot be read, or has no matching samples.
     """
-    if path.is_dir():
+    if is_record(path):
+        arrays = _recorded_arrays(path, inputs, most)
+    elif path.is_dir():
         return _images(path, inputs, preprocess, most)
-    arrays = _read_arrays(path, "samples")
+    else:
+        arrays = _read_arrays(path, "samples")
     specs = dict(zip(_names_in(arrays, path, inputs), inputs.values(), strict=True))
     for name, spec in specs.items():
         if arrays[name].ndim == len(spec.shape):  # a single sample may lack the axis of samples
@@ -259,6 +263,34 @@ def read_samples(
         if spec.dtype.is_float and samples[name].dtype.kind == "f":
             samples[name] = samples[name].astype(spec.dtype.numpy)
     return samples
+
+
+def _recorded_arrays(path: Path, inputs: Mapping[str, InputSpec], most: int) -> dict[str, AnyArray]:
+    """Inputs of evenly spread recorded requests that have the most frequent shapes, `[samples, ...]`."""
+    ranks = {name: len(spec.shape) for known, spec in inputs.items() for name in (known, spec.name)}
+    try:
+        record = Record.find(path)
+        wanted = spread(record.count(), most)
+        each = -(-most // len(wanted))  # rows of a request that has an axis of samples
+        groups: dict[tuple[object, ...], list[dict[str, AnyArray]]] = {}
+        for request in record.requests(wanted):
+            if request.inputs is not None:
+                rows = {
+                    name: array[:each] if array.ndim > ranks.get(name, array.ndim) else array[None]
+                    for name, array in request.inputs.items()
+                }
+                kind = tuple((name, array.dtype, array.shape[1:]) for name, array in sorted(rows.items()))
+                groups.setdefault(kind, []).append(rows)
+    except InvalidInput as error:
+        raise ConversionError(error.message, hint=error.hint) from error
+    if not groups:
+        raise ConversionError(
+            f"{path} holds only digests of the inputs", hint="record with graphkiln serve --record-inputs full"
+        )
+    chosen = max(groups.values(), key=len)
+    if left_out := sum(map(len, groups.values())) - len(chosen):
+        _log.warning("%s: %d of %d requests have other shapes, and are left out", path, left_out, len(wanted))
+    return {name: as_text(np.concatenate([rows[name] for rows in chosen])) for name in chosen[0]}
 
 
 def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> list[str]:

@@ -50,7 +50,8 @@ def watched(tmp_path_factory: pytest.TempPathFactory, digits: Path) -> Iterator[
     configuration.write_text(text + "\nresponse_cache { enable: true }\n")
     with (store / "digits" / "config.pbtxt").open("a") as config:
         config.write(ACCEPT_IMAGES_LINE)
-    arguments = ("--metrics-config=summary_latencies=true", "--cache-config=local,size=1048576")
+    record = tmp_path_factory.mktemp("record")
+    arguments = ("--metrics-config=summary_latencies=true", "--cache-config=local,size=1048576", "--record", record)
     with Serving(tmp_path_factory.mktemp("serve"), "--model-store", store, *arguments) as server:
         server.wait_ready()
         yield server

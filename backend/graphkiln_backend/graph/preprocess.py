@@ -201,6 +201,26 @@ class Preprocess:
             rows /= self._beside_rows(self.std, image_hwc.shape[1])
         return sample.astype(self.dtype.numpy, copy=False)
 
+    def picture(self, sample: AnyArray) -> npt.NDArray[np.uint8]:
+        """Turn a sample back into pixels for people; the inverse of `normalize`, rounded to 8 bits.
+
+        Returns:
+            `[height, width, 3]` in RGB, or `[height, width]` for a gray image.
+
+        Raises:
+            ManifestError: The shape is not that of a sample.
+        """
+        arranged = sample.transpose(1, 2, 0) if self.layout == "CHW" and sample.ndim == 3 else sample
+        if arranged.ndim != 3 or arranged.shape[2] != self.channels:
+            raise ManifestError(f"{list(sample.shape)} is no {self.color} image in {self.layout}")
+        if self.dtype is not DType.UINT8:
+            scaled = arranged.astype(np.float64) * (self.std or 1.0) + (self.mean or 0.0)
+            arranged = np.nan_to_num(scaled * 255).round().clip(0, 255)
+        pixels = arranged.astype(np.uint8)
+        if self.color == "L":
+            return pixels[..., 0]
+        return pixels[..., ::-1] if self.color == "BGR" else pixels
+
     def _beside_rows(self, values: tuple[float, ...], width: int) -> npt.NDArray[np.float32]:
         """Arrange channel values for broadcasting; for `HWC` repeated for a whole row: strides of 3 are slow."""
         factors = np.asarray(values, np.float32)

@@ -148,7 +148,7 @@ def decide_outputs(
     return [
         decide(array, outputs[name], limits, noise=noise, targets=targets)
         for name, array in reference.items()
-        if name in outputs and _are_scores(array)
+        if name in outputs and are_scores(array)
     ]
 
 
@@ -168,7 +168,8 @@ def scatter_scores(scores: AnyArray, indices: AnyArray, classes: int) -> AnyArra
     return scattered
 
 
-def _are_scores(array: AnyArray) -> bool:
+def are_scores(array: AnyArray) -> bool:
+    """Return true for scores of classes: floating-point, `[samples, classes]`."""
     return array.ndim == 2 and array.shape[1] > 1 and DType.from_numpy(array.dtype).is_float
 
 
@@ -226,18 +227,22 @@ def lower_bound(successes: int, trials: int) -> float:
 
 
 def _survival(successes: int, trials: int, share: float) -> float:
-    """Probability of that many successes or more, of a binomial distribution."""
+    """Probability of that many successes or more, of a binomial distribution, by the shorter of its two sums."""
     if share <= 0:
         return 0.0
+    is_short = successes > trials // 2
     logs = (
         math.lgamma(trials + 1)
         - math.lgamma(k + 1)
         - math.lgamma(trials - k + 1)
         + k * math.log(share)
         + (trials - k) * math.log1p(-share)
-        for k in range(successes, trials + 1)
+        for k in (range(successes, trials + 1) if is_short else range(successes))
     )
-    return sum(math.exp(value) for value in logs) if share < 1 else 1.0
+    if share >= 1:
+        return 1.0
+    total = math.fsum(math.exp(value) for value in logs)
+    return total if is_short else 1 - total
 
 
 def _inconclusive(expected: npt.NDArray[np.float64], margin: npt.NDArray[np.float64], limits: Limits) -> str:

@@ -140,10 +140,10 @@ def _read_tensor(tensor: Mapping[str, Any]) -> AnyArray:
 
 
 def is_record(path: Path) -> bool:
-    """Return true for a Parquet file, or a folder that holds some, also one level below."""
+    """Return true for a Parquet file, or a folder with files of `serve --record`, also one level below."""
     if path.is_file():
         return path.suffix == SUFFIX
-    return any(True for pattern in (f"*{SUFFIX}", f"*/*{SUFFIX}") for _ in path.glob(pattern))
+    return any(_FILE.fullmatch(file.name) for place in ("*", "*/*") for file in path.glob(f"{place}{SUFFIX}"))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -171,6 +171,8 @@ class Record:
             EngineUnavailable: pyarrow is not installed.
         """
         require_packages("reading a record", ["pyarrow"], extra="score")
+        if not path.exists():
+            raise InvalidInput(f"there is no {path}", hint="name the folder of graphkiln serve --record")
         files = [path] if path.is_file() else _files(path)
         if not files:
             models = {folder.name: found for folder in sorted(path.glob("*")) if (found := _files(folder))}

@@ -45,6 +45,7 @@ VERBS = {
     "doctor": "doctor",
     "bench": "bench",
     "score": "score",
+    "replay": "replay",
     "story": "story",
     "tune": "tune",
     "cache": "cache",

@@ -51,8 +51,8 @@ def tune(
     samples: Annotated[
         Path | None,
         typer.Option(
-            help="Contents of requests: a folder of images (labelled if subfolders have the names of labels), or an "
-            ".npz with a row for each sample.",
+            help="Contents of requests: a folder of images (labelled if subfolders have the names of labels) or of "
+            "serve --record, or an .npz with a row for each sample.",
             show_default="the golden samples, or generated",
             metavar="PATH",
         ),

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from graphs import compute, draw
 from PIL import Image
+from recorded import write_record
 from sources import TextSource
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -46,6 +47,58 @@ def save_images(folder: Path, *names: str) -> Path:
 def save(path: Path, **arrays: Any) -> Path:
     np.savez(path, **arrays)
     return path
+
+
+class TestRecord:
+    """Requests of `serve --record`."""
+
+    def record(self, folder: Path, *arrays: AnyArray, **options: Any) -> Path:
+        write_record(folder, [({"x": array}, {}) for array in arrays], **options)
+        return folder
+
+    def read(self, path: Path, *shape: int, most: int = 256) -> AnyArray:
+        return read_samples(path, {"x": InputSpec(name="source", shape=shape)}, SPEC, most)["x"]
+
+    def test_rows_of_requests(self, tmp_path: Path) -> None:
+        path = self.record(tmp_path, draw(1, 3), draw(2, 3), draw(1, 3))
+        for place in (path, path / "m", next((path / "m").iterdir())):
+            assert self.read(place, 3).shape == (4, 3)
+        np.testing.assert_array_equal(self.read(path, 3)[:1], draw(1, 3))
+
+    def test_whole_tensors(self, tmp_path: Path) -> None:
+        assert self.read(self.record(tmp_path, draw(2, 3), draw(2, 3)), 2, 3).shape == (2, 2, 3)
+
+    def test_evenly_spread_requests(self, tmp_path: Path) -> None:
+        path = self.record(tmp_path, *(np.full((4, 1), number, np.float32) for number in range(100)))
+        assert self.read(path, 1, most=5).ravel().tolist() == [0, 25, 50, 74, 99]
+
+    def test_text(self, tmp_path: Path) -> None:
+        path = self.record(tmp_path, np.array([["a"], ["b"]], np.object_))
+        inputs = {"x": InputSpec(name="x", shape=(1,), dtype=DType.BYTES)}
+        assert read_samples(path, inputs, None, 9)["x"].tolist() == [["a"], ["b"]]
+
+    def test_most_frequent_shape(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        path = self.record(tmp_path, draw(1, 4), draw(1, 3), draw(1, 3))
+        assert self.read(path, 3).shape == (2, 3)
+        assert "1 of 3 requests have other shapes" in caplog.text
+
+    def test_several_models(self, tmp_path: Path) -> None:
+        self.record(tmp_path, draw(1, 3), model="a")
+        path = self.record(tmp_path, draw(1, 3), model="b")
+        with pytest.raises(ConversionError, match="name one of its folders: a, b"):
+            self.read(path, 3)
+
+    def test_digests(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match="only digests"):
+            self.read(self.record(tmp_path, draw(1, 3), inputs="digest"), 3)
+
+    def test_other_inputs(self, tmp_path: Path) -> None:
+        path = self.record(tmp_path, draw(1, 3))
+        with pytest.raises(ConversionError, match="lack input z"):
+            read_samples(path, {"z": InputSpec(name="z", shape=(3,))}, None, 9)
+
+    def test_no_classes(self, tmp_path: Path) -> None:
+        assert read_targets(self.record(tmp_path, draw(1, 3)), ("a", "b"), 9) is None
 
 
 class TestSyntheticImages:

@@ -193,3 +193,23 @@ def test_normalize_is_bit_exact(layout: Any, channels: int) -> None:
     sample = Preprocess(layout=layout, color=color, mean=mean, std=std).normalize(pixels)
     alone = (pixels.astype(np.float32) / np.float32(255) - np.asarray(mean, np.float32)) / np.asarray(std, np.float32)
     np.testing.assert_array_equal(sample, alone if layout == "HWC" else alone.transpose(2, 0, 1))
+
+
+@pytest.mark.parametrize("layout", ["CHW", "HWC"])
+@pytest.mark.parametrize("color", ["RGB", "BGR", "L"])
+@pytest.mark.parametrize("dtype", [DType.UINT8, DType.FP32])
+def test_picture_of_a_sample(layout: Any, color: Any, dtype: DType) -> None:
+    channels = 1 if color == "L" else 3
+    image = np.random.default_rng(0).integers(0, 256, (5, 7, channels), np.uint8)
+    scaled = {} if dtype is DType.UINT8 else {"mean": (0.4,) * channels, "std": (0.2,) * channels}
+    spec = Preprocess(layout=layout, color=color, dtype=dtype, **scaled)
+    expected = {"RGB": image, "BGR": image[..., ::-1], "L": image[..., 0]}[color]
+    np.testing.assert_array_equal(spec.picture(spec.normalize(image)), expected)
+
+
+def test_picture_of_something_else() -> None:
+    spec = Preprocess()
+    for shape in ((3,), (1, 5, 5), (5, 5, 3), (2, 3, 5, 5)):
+        with pytest.raises(ManifestError, match="is no RGB image in CHW"):
+            spec.picture(np.zeros(shape, np.float32))
+    assert spec.picture(np.full((3, 1, 1), np.nan, np.float32)).tolist() == [[[0, 0, 0]]]

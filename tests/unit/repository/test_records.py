@@ -28,6 +28,7 @@ def record(tmp_path: Path) -> Path:
 def test_requests_of_a_model_by_each_path(record: Path) -> None:
     (file,) = (record / "a").iterdir()
     for path, model in ((record, "a"), (record / "a", ""), (record / "a", "other"), (file, "")):
+        assert is_record(path)
         assert {row.model for row in rows(path, model)} == {"a"}
         assert Record.find(path, model).count() == 40
 
@@ -63,7 +64,7 @@ def test_folder_without_records(tmp_path: Path) -> None:
 
 def test_file_that_is_no_record(tmp_path: Path) -> None:
     pq.write_table(pa.table({"x": [1]}), tmp_path / "other.parquet")
-    assert is_record(tmp_path)
+    assert not is_record(tmp_path), "such as that of a data set of images"
     with pytest.raises(InvalidInput, match=r"other.parquet is no record"):
         Record.find(tmp_path).count()
 
