@@ -80,7 +80,7 @@ def test_adopted_versions(tmp_path: Path, start_server: StartServer) -> None:
         'graphkiln_version_proven{model="right",version="1",backend="python",seat=""}': 1,
         'graphkiln_version_proven{model="int8",version="1",backend="python",seat=""}': 1,
         'graphkiln_version_proven{model="unproven",version="1",backend="python",seat=""}': 0,
-        'graphkiln_version_proven{backend="onnxruntime",model="onnx",seat="python",version="1"}': 1,
+        'graphkiln_version_proven{model="onnx",version="1",backend="onnxruntime",seat="python"}': 1,
     }
     errors = [name for name in server.metrics() if name.startswith("graphkiln_self_test_error")]
     assert sum('instance="server"' in name for name in errors) == 3

@@ -70,8 +70,8 @@ def test_proofs_and_restarts_while_tritonserver_is_away(
     zoo.add(tmp_path / "store", "unproven", zoo.scale(("batch", 3)), "max_batch_size: 4")  # without golden samples
     server = start_server("--model-store", tmp_path / "store")
     proven = {
-        'graphkiln_version_proven{backend="graphkiln",model="digits",seat="python",version="1"}': 1.0,
-        'graphkiln_version_proven{backend="onnxruntime",model="unproven",seat="python",version="1"}': 0.0,
+        'graphkiln_version_proven{model="digits",version="1",backend="graphkiln",seat="python"}': 1.0,
+        'graphkiln_version_proven{model="unproven",version="1",backend="onnxruntime",seat="python"}': 0.0,
     }
     server.wait_until(lambda: proven.items() <= server.metrics().items())
     (triton,) = [each for each in psutil.Process(server.process.pid).children() if each.name() == "tritonserver"]

@@ -1,8 +1,8 @@
 """The metrics port: the supervisor's own metrics beside those of tritonserver.
 
 The supervisor answers on the user's metrics port, tritonserver on a port of the loopback interface. The supervisor adds
-what belongs to no Python instance of graphkiln: restarts, the version of tritonserver, and the proofs of versions that
-other backends compute. While tritonserver is away, it answers with its own metrics alone.
+what belongs to no single instance of graphkiln: restarts, the version of tritonserver, which versions are proven, and
+the self-tests of versions that other backends compute. While tritonserver is away, it answers with these alone.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class MetricsPort(Closeable):
         triton: Metrics address of tritonserver, running or not.
         version: Version of tritonserver; empty if unknown.
         restarts: Returns the number of restarts by cause.
-        rows: Returns the proofs of versions that no Python instance of graphkiln computes.
+        rows: Returns the proofs of all versions.
 
     Raises:
         ServerSetupError: The address is in use, or not of this machine.
@@ -117,6 +117,8 @@ class MetricsPort(Closeable):
         for row in self._rows():
             labels = {"model": row.model, "version": str(row.version)}
             yield _sample("graphkiln_version_proven", int(row.proven), **labels, backend=row.backend, seat=row.seat)
+            if row.seat == "python":  # its instances publish their self-tests
+                continue
             labels["instance"] = _INSTANCE
             yield _sample("graphkiln_self_test_error", row.error, **labels)
             yield _sample("graphkiln_self_test_replays_total", row.replays, **labels)

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProofState:
-    """Proof of a version that no instance of graphkiln computes.
+    """Proof of a version.
 
     Attributes:
         model: Model name.
         version: Version number.
         backend: Name of the backend.
-        seat: `native` for a graph that `serve` gave to Triton's C++ backend, empty for a model of another backend.
+        seat: `python` for an instance of graphkiln (for metrics only: it proves itself), `native` for a graph that
+            `serve` gave to Triton's C++ backend, empty for a model of another backend.
         proven: Whether its golden samples were right at the last time; false if it has none.
         error: Relative L2 error of the last right answers; -1 without any.
         replays: Replays on the serving server.

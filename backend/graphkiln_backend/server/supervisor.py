@@ -36,6 +36,7 @@ from graphkiln_backend.server.limits import MemoryLimit
 from graphkiln_backend.server.metrics_port import MetricsPort
 from graphkiln_backend.server.model_states import LoadProgress, ModelState, list_models, load_progress
 from graphkiln_backend.server.ports import publish_address
+from graphkiln_backend.server.proofs import ProofState
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.watchdog import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
@@ -49,6 +50,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.server.flags import ListenAddress
     from graphkiln_backend.server.golden_requests import Asking
     from graphkiln_backend.server.version_control import VersionController
+    from graphkiln_backend.triton.instance_status import InstanceStatus
 else:
     psutil = LazyModule("psutil")
 
@@ -106,6 +108,7 @@ class Supervisor:
         self._versions: VersionController | None = None
         self._first_replay: Asking | None = None
         self._live_at: float | None = None  # when the current server became live
+        self._statuses: tuple[InstanceStatus, ...] = ()  # of ready instances
         self._was_live = False  # whether any server was live
         self.last_words = ""
 
@@ -152,8 +155,22 @@ class Supervisor:
             triton,
             version=self._launch.installation.version,
             restarts=self._budget.counts,
-            rows=self._launch.proofs.rows,
+            rows=self._proofs,
         )
+
+    def _proofs(self) -> list[ProofState]:
+        """Proofs through the server, and of versions with ready instances of graphkiln, which prove themselves."""
+        own = {
+            ProofState(
+                model=status.model,
+                version=status.version,
+                backend=status.backend,
+                seat="python",
+                proven=bool(status.self_test),
+            )
+            for status in self._statuses
+        }
+        return [*self._launch.proofs.rows(), *own]
 
     def _serve(self, signals: StopSignals) -> int | Fault | ServePart:
         """Run one server from its start to its end.
@@ -164,7 +181,7 @@ class Supervisor:
         Raises:
             ServerSetupError, OSError: It cannot be started.
         """
-        self._live_at, self._versions = None, None
+        self._live_at, self._versions, self._statuses = None, None, ()
         with RunFolder() as folder:
             try:
                 with signals.interrupting():  # converting a graph takes seconds
@@ -203,6 +220,7 @@ class Supervisor:
                 if signals.count:
                     return self._drain(server, folder, signals)
                 seen = instances.read()
+                self._statuses = tuple(seen.statuses.values())
                 if fault := watchdog.look(seen):
                     return fault
                 if self._versions and self._versions.fault:

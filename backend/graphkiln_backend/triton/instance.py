@@ -144,7 +144,8 @@ class TritonPythonModel:
 
         # Publish the status, and keep proving the session.
         phases.seconds |= proven.phases
-        status = _status(args, proven, phases.seconds, load_ms=(time.monotonic() - begun) * 1e3)
+        load_ms = (time.monotonic() - begun) * 1e3
+        status = _status(args, document.backend, proven, phases.seconds, load_ms=load_ms)
         kernels = proven.placement or "the kernels are unknown"
         for line in (*deployment.plan.explain().splitlines(), f"runs: {proven.config}: {kernels}", *proven.slower):
             _log.info(line)
@@ -159,7 +160,6 @@ class TritonPythonModel:
             _shared_memory_bytes(),
             executor.batch_sizes,
             FAILURES.counts,
-            backend=document.backend,
             recorder=self._recorder,
         )
         self._status = StatusFile.publish(instance, status)
@@ -295,13 +295,14 @@ def _device(args: dict[str, str]) -> Device:
 
 
 def _status(
-    args: dict[str, str], proven: ProvenSession, phases_s: Mapping[str, float], *, load_ms: float
+    args: dict[str, str], backend: str, proven: ProvenSession, phases_s: Mapping[str, float], *, load_ms: float
 ) -> InstanceStatus:
     placement = proven.placement
     return InstanceStatus(
         pid=os.getpid(),
         model=args["model_name"],
         version=int(args["model_version"]),
+        backend=backend,
         engine=proven.config.engine,
         device=str(proven.config.device),
         precision=placement.precision if placement else "unknown",

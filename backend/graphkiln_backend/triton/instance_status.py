@@ -80,6 +80,7 @@ class InstanceStatus:
         self_test_error: Relative L2 error on the golden samples, or -1.
         fallbacks: Session configurations that failed before the one that serves (`ProvenSession.failures`).
         phases_ms: Milliseconds of each phase of loading, and of the start of the process (`stub start`).
+        backend: Triton's name of the backend.
     """
 
     pid: int
@@ -97,6 +98,7 @@ class InstanceStatus:
     self_test_error: float
     fallbacks: int
     phases_ms: dict[str, float] = field(default_factory=dict)
+    backend: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -26,8 +26,8 @@ class PublishedMetric:
     of_server: bool = False
 
 
-# Each instance publishes its own metrics. The supervisor publishes those of the server, and the self-tests of versions
-# that other backends compute (`instance="server"`).
+# Each instance publishes its own metrics. The supervisor publishes those without the label `instance`, and those of
+# versions that other backends compute (`instance="server"`).
 METRICS = (
     PublishedMetric(
         "graphkiln_instance_info", "gauge, 1", "engine, device and precision of each instance",

@@ -69,7 +69,6 @@ class InstanceMetrics(_Publisher):
         shared_memory_bytes: Size of its region of shared memory.
         batch_sizes: Rows of each run: the instance appends, the publisher removes.
         failed: Requests answered with an error so far, by Triton's code.
-        backend: Triton's name of the backend.
         recorder: Records requests, or None.
     """
 
@@ -81,16 +80,13 @@ class InstanceMetrics(_Publisher):
         batch_sizes: deque[int],
         failed: Mapping[str, int],
         *,
-        backend: str,
         recorder: Recorder | None = None,
     ) -> None:
-        version = {"model": status.model, "version": str(status.version)}
-        labels = {**version, "instance": instance}
+        # No metric without `instance`: Triton (24.10) can crash when instances that share a metric end together.
+        labels = {"model": status.model, "version": str(status.version), "instance": instance}
         serving = {"engine": status.engine, "device": status.device, "precision": status.precision}
         metrics = _Metrics()
         metrics.gauge("graphkiln_instance_info", {**labels, **serving}, 1)
-        seat = {"backend": backend, "seat": "python"}
-        metrics.gauge("graphkiln_version_proven", {**version, **seat}, 1 if status.self_test else 0)
         for executor, count in status.nodes.items():
             metrics.gauge("graphkiln_nodes", {**labels, "executor": executor}, count)
         for precision, count in status.products.items():

@@ -37,6 +37,7 @@ graphkiln_load_seconds{instance="m_0",model="m",version="1"} 0.5
 RIGHT = ProofState(
     model="r", version=3, backend="tensorrt", seat="", proven=True, error=0.25, replays=5, failures=1, last_right_at=9.5
 )
+OWN = ProofState(model="own", version=1, backend="graphkiln", seat="python", proven=True)
 UNPROVEN = ProofState(model='odd "\\\n', version=2, backend="onnxruntime", seat="native", proven=False)
 
 Open = Callable[..., str]
@@ -78,6 +79,7 @@ def ask(url: str, request: bytes) -> bytes:
 def test_both_are_in_one_text(open_port: Open, book: ProofBook) -> None:
     book.record(RIGHT)
     book.record(UNPROVEN)
+    book.record(OWN)
     with CannedHttp([http(TRITONS.encode())]) as triton:
         text = fetch_metrics(open_port(triton))
     assert [line for line in TRITONS.splitlines() if line not in text] == []
@@ -95,6 +97,9 @@ def test_both_are_in_one_text(open_port: Open, book: ProofBook) -> None:
         'graphkiln_self_test_timestamp_seconds{model="r",version="3",instance="server"} 9.5',
     ):
         assert line in lines
+    assert [line for line in lines if '"own"' in line] == [
+        'graphkiln_version_proven{model="own",version="1",backend="graphkiln",seat="python"} 1'
+    ], "its instances publish their self-tests"
     names = [re.split(r"[{ ]", line.removeprefix("# TYPE ").removeprefix("# HELP "))[0] for line in lines]
     changes = [name for name, before in zip(names, ["", *names], strict=False) if name != before]
     assert len(changes) == len(set(changes)), "the lines of one metric follow each other"
