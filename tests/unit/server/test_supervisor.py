@@ -368,6 +368,19 @@ class TestExit:
 
 
 class TestLive:
+    @pytest.mark.parametrize(("self_test", "proven"), [("within the limits - PASS", 1), ("", 0)])
+    def test_versions_with_golden_samples_are_proven(self, setup: Setup, self_test: str, proven: int) -> None:
+        texts: list[str] = []
+
+        def read_and_stop(_: int) -> None:
+            texts.append(fetch_metrics(f"http://127.0.0.1:{setup.metrics_port}/metrics"))
+            stop()
+
+        status = encode(instance_status(self_test=self_test, backend="graphkiln"))
+        assert setup.run(on_live=read_and_stop, index=[READY], instances=[status], on_sigterm=0, metrics=True) == 0
+        line = f'graphkiln_version_proven{{model="m",version="3",backend="graphkiln",seat="python"}} {proven}\n'
+        assert line in texts[0]
+
     def test_models_are_listed_with_the_status_of_their_instances(self, setup: Setup) -> None:
         index = [READY, {"name": "bad", "version": "1", "state": "UNAVAILABLE", "reason": "no graph"}]
         assert setup.run(on_live=stop, index=index, instances=[STATUS], on_sigterm=0) == 0
