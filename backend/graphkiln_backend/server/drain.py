@@ -40,6 +40,7 @@ _SETTLE_S = 0.5  # longer than the time between a request's last byte and its ba
 # For tritonserver to exit by itself: its models end first, then it writes its traces. It would wait 30 s for HTTP
 # clients (24.10) and exit with code 1.
 _EXIT_S = 1.0
+_RECORD_EXIT_S = 10.0  # as above, if its models complete a file of `serve --record`
 
 
 class Drain:
@@ -54,9 +55,11 @@ class Drain:
         edge: Edge | None,
         *,
         writes_traces: bool = False,
+        records: bool = False,
     ) -> None:
         self._server, self._signals, self._edge = server, signals, edge
         self._writes_traces = writes_traces
+        self._exit_s = _RECORD_EXIT_S if records else _EXIT_S
         self._instances = SnapshotReader(folder.instances)
         self._limit_s = limit_s
         self._counted_at = time.monotonic()
@@ -132,7 +135,7 @@ class Drain:
         if self._server.poll() is None:
             waits_for_models = self._count_models() > 0 and not self._writes_traces
             self._server.send_signal(signal.SIGTERM)
-            self._wait(lambda: waits_for_models and not self._count_models(), time.monotonic() + _EXIT_S)
+            self._wait(lambda: waits_for_models and not self._count_models(), time.monotonic() + self._exit_s)
             if self._signals.count > 1 and self._server.poll() is None:
                 return self._kill()
         code = self._server.poll() or 0

@@ -286,8 +286,8 @@ class Supervisor:
 
         if self._versions:
             self._versions.halt()
-        traces = "trace-config" in self._launch.flags.values
-        drain = Drain(server, folder, signals, self._limits.drain, self._edge, writes_traces=traces)
+        traces, records = "trace-config" in self._launch.flags.values, self._launch.record is not None
+        drain = Drain(server, folder, signals, self._limits.drain, self._edge, writes_traces=traces, records=records)
         code = drain.run(live=self._live_at is not None)
         if code:
             killed = "tritonserver was killed at the second signal"

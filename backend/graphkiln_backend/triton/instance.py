@@ -153,7 +153,8 @@ class TritonPythonModel:
             _log.warning(line)
         if deployment.settings.seat == NATIVE:
             _log.warning("seat: native has no effect in explicit mode, in which Triton reads the store itself")
-        self._recorder = self._record(deployment.version, status)
+        warm_ups = sum(max(1, each.count) for each in document.model_warmup)
+        self._recorder = self._record(deployment.version, status, warm_ups)
         self._metrics = InstanceMetrics(
             instance,
             status,
@@ -178,7 +179,7 @@ class TritonPythonModel:
         gc.freeze()  # loaded objects live as long as the instance: collections can skip them
         trim_memory()
 
-    def _record(self, version: ModelVersion, status: InstanceStatus) -> Recorder | None:
+    def _record(self, version: ModelVersion, status: InstanceStatus, warm_ups: int) -> Recorder | None:
         """Have the executor record requests if the command line asks for it."""
         settings = record_settings()
         if settings is None:
@@ -196,7 +197,7 @@ class TritonPythonModel:
             precision=status.precision,
         )
         recorder = Recorder(settings, origin)
-        self._executor = RecordingExecutor(self._executor, recorder)
+        self._executor = RecordingExecutor(self._executor, recorder, warm_ups)
         return recorder
 
     def execute(self, requests: list[Any]) -> list[Any]:

@@ -42,7 +42,7 @@ FILE_BYTES = 64 * MIB
 FILE_S = 60.0
 RETRY_S = 60.0  # pause after a fault
 _TICK_S = 1.0
-_CLOSE_S = 10.0  # a hanging disk must not keep the instance
+_CLOSE_S = 8.0  # less than the supervisor waits for; a hanging disk must not keep the instance
 _HASHED_BYTES = 64 << 10
 _HASHED_ELEMENTS = 4096
 _REPEATED = ["model", "graph_sha256", "engine", "precision"]
@@ -121,35 +121,44 @@ def _encode(tensors: Sequence[_Tensor], *, whole: bool) -> Iterator[dict[str, An
 
 
 class RecordingExecutor:
-    """Execute requests, and record a share of those that succeed; see `Executor`."""
+    """Execute requests, and record a share of those that succeed; see `Executor`.
 
-    def __init__(self, executor: Executor, recorder: Recorder) -> None:
+    Args:
+        executor: Executes the requests.
+        recorder: Records them.
+        warm_ups: Number of first calls that are not recorded, because Triton itself sends these requests.
+    """
+
+    def __init__(self, executor: Executor, recorder: Recorder, warm_ups: int = 0) -> None:
         self._executor = executor
         self._recorder = recorder
+        self._warm_ups = warm_ups
 
     def execute(self, request: InferenceRequest) -> Result:
         """Execute a single request."""
         begun = time.monotonic()
         result = self._executor.execute(request)
-        self._offer(request, result, time.monotonic() - begun)
+        self._offer([request], [result], time.monotonic() - begun)
         return result
 
     def execute_batch(self, requests: Sequence[InferenceRequest]) -> list[Result]:
         """Execute requests."""
         begun = time.monotonic()
         results = self._executor.execute_batch(requests)
-        seconds = time.monotonic() - begun
-        for request, result in zip(requests, results, strict=True):
-            self._offer(request, result, seconds)
+        self._offer(requests, results, time.monotonic() - begun)
         return results
 
-    def _offer(self, request: InferenceRequest, result: Result, seconds: float) -> None:
-        if isinstance(result, GraphkilnError):
+    def _offer(self, requests: Sequence[InferenceRequest], results: Sequence[Result], seconds: float) -> None:
+        if self._warm_ups:
+            self._warm_ups -= 1
             return
-        recorder, request_id = self._recorder, request.request_id()
-        inputs = {} if request_id else self._executor.read(request)
-        if position_of(request_id, inputs) < recorder.share:
-            recorder.record(request_id, inputs or self._executor.read(request), result, seconds)
+        for request, result in zip(requests, results, strict=True):
+            if isinstance(result, GraphkilnError):
+                continue
+            request_id = request.request_id()
+            inputs = {} if request_id else self._executor.read(request)
+            if position_of(request_id, inputs) < self._recorder.share:
+                self._recorder.record(request_id, inputs or self._executor.read(request), result, seconds)
 
 
 class Recorder(Closeable):

@@ -288,6 +288,13 @@ class TestRecord:
         assert found[0].graph_sha256 == hashlib.sha256(b"graph").hexdigest()
         assert metric("graphkiln_recorded_requests_total") == 3
 
+    def test_warm_up_of_triton_is_not_recorded(self, tmp_path: Path) -> None:
+        warm_ups = [{"name": "a", "count": 2}, {"name": "b"}]
+        with started(model_config=json.dumps({**json.loads(ARGS["model_config"]), "model_warmup": warm_ups})) as model:
+            for number in range(4):
+                model.execute([request(number)])
+        assert [row.outputs["y"][0, 0] for row in rows(tmp_path / "record", "m")] == [6]
+
     def test_sequences_are_not_recorded(self, tmp_path: Path) -> None:
         TestExecutors().served(sequence_batching=TestExecutors.SEQUENCE)
         assert any("requests are not recorded" in line for _, line in Logger.lines)
