@@ -287,7 +287,8 @@ class Launch:
         """Prove what no instance of graphkiln computes, and replace wrong versions by older ones.
 
         Raises:
-            OSError: The mirror cannot be written, or no second server can be started.
+            ServerSetupError: No second server can be started.
+            OSError: The mirror cannot be written.
         """
         proven: set[tuple[str, int]] = set()
         while todo := [
@@ -296,7 +297,13 @@ class Launch:
             for version in model.provable
             if (name, version) not in proven
         ]:
-            verdicts = self._served_proofs(folder).admit(todo)
+            try:
+                verdicts = self._served_proofs(folder).admit(todo)
+            except OSError as error:
+                raise ServerSetupError(
+                    f"cannot prove versions of other backends in a second server: {error}",
+                    hint="graphkiln doctor examines this machine",
+                ) from error
             for model, version in todo:
                 name = model.stored.name
                 proven.add((name, version))

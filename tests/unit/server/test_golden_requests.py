@@ -377,9 +377,12 @@ class TestProcess:
         folder = stand_in.add(store, "m")
         with serving() as later:
             address = later.address
-        with Asking([target_of(folder)], Way(address=address, headers={}, start_s=30.0)) as asking:
+        with Asking([target_of(folder)], Way(address=address, headers={}, start_s=3600.0)) as asking:
             assert not asking.wait(0.5)
             assert asking.answers == {}
+            pid = asking._process.pid
+            assert is_running(pid)
+        assert not is_running(pid)
 
     def test_its_death_is_noticed(self, store: Path) -> None:
         folder = stand_in.add(store, "m")

@@ -311,6 +311,17 @@ class TestProofsBeforeTheStart:
         assert "it is wrong" in (folder.overlay / "models" / "m" / "1" / "model.py").read_text()
         assert "--strict-readiness=false" not in line
 
+    def test_a_second_server_that_cannot_be_started_is_an_error(
+        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise OSError(12, "Cannot allocate memory")
+
+        stand_in.add(store, "m")
+        monkeypatch.setattr(FakeProofs, "admit", fail)
+        with pytest.raises(ServerSetupError, match=r"in a second server: .*Cannot allocate memory"):
+            self.prepare(make_launch(installation, store), folder, monkeypatch)
+
     def test_in_explicit_mode_nothing_is_shown(
         self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
