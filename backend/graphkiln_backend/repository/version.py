@@ -185,9 +185,9 @@ def has_own_graph(folder: Path) -> bool:
     return (folder / MANIFEST_FILE).exists() or (folder / GRAPH_FILE).exists() or bool(find_ir(folder))
 
 
-def has_golden(folder: Path) -> bool:
-    """Return true if a version folder holds golden samples with a manifest, which may still be damaged."""
-    return (folder / MANIFEST_FILE).is_file() and (folder / GOLDEN_FILE).is_file()
+def claims_proof(folder: Path) -> bool:
+    """Return true if a version folder holds a manifest or golden samples: a half-copied one must not count as bare."""
+    return (folder / MANIFEST_FILE).exists() or (folder / GOLDEN_FILE).exists()
 
 
 def needs_graph_facts(folder: Path) -> bool:

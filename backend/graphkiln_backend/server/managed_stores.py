@@ -19,7 +19,7 @@ from graphkiln_backend.repository.batch_tensors import withhold_text_id
 from graphkiln_backend.repository.config import ModelConfigProto, complete, guard_batch, read_config, select_versions
 from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, backend_of, complete_config
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
-from graphkiln_backend.repository.version import CONFIG_FILE, has_golden, read_version_signature
+from graphkiln_backend.repository.version import CONFIG_FILE, claims_proof, read_version_signature
 from graphkiln_backend.server.image_models import add_image_models, complete_pair, configure
 from graphkiln_backend.server.mirror import Mirror
 
@@ -76,10 +76,15 @@ class ShownModel:
 
     @property
     def provable(self) -> tuple[int, ...]:
-        """Versions that no instance of graphkiln computes, and that have golden samples to ask them."""
-        if not self.other and self.native is None:
+        """Versions to prove through the server: no instance of graphkiln computes them, and they have golden samples.
+
+        A version of the native seat without any is refused by its proof: its files are incomplete.
+        """
+        if self.native is not None:
+            return self.versions
+        if not self.other:
             return ()
-        return tuple(version for version in self.versions if has_golden(self.stored.folder / str(version)))
+        return tuple(version for version in self.versions if claims_proof(self.stored.folder / str(version)))
 
     def shows_version(self, stored: StoredModel, version: int) -> bool:
         """True if the version is shown with the same files and configuration."""

@@ -475,7 +475,7 @@ class VersionController:
             if self._has_changed(stored, version):
                 raise _ChangedMeanwhile(f"{stored.name} version {version} has changed while it was proven")
             reason, words = answers.reason, answers.verdict
-        elif planned.config is None or planned.native is not None:
+        elif planned.config is None:
             return True  # it is not known what it should compute
         else:
             verdict = self._admit(planned, version, self._stop.is_set)

@@ -124,14 +124,14 @@ def other_backend(model: Path, backends: Sequence[Path]) -> str:
 
 def find_other(model: Path, backend: str, backends: Sequence[Path]) -> Finding:
     """Check that a model's backend is installed and that its versions can be proven through the server."""
-    from graphkiln_backend.repository.version import has_golden
+    from graphkiln_backend.repository.version import claims_proof
 
     message = f"backend {backend}"
     if not any((folder / backend.partition("_")[0]).is_dir() for folder in backends):
         hint = "serve it with NVIDIA's image of Triton, or name its folder: --backend-directory DIR"
         return Finding(subject=model.name, level=Level.ERROR, message=f"{message} is not installed", hint=hint)
     versions = versions_of(model)
-    unproven = [version.name for version in versions if not has_golden(version)]
+    unproven = [version.name for version in versions if not claims_proof(version)]
     return graded(
         model.name,
         f"{message}: {'unproven' if unproven else 'proven by its golden samples when it is served'}",

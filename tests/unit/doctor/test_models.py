@@ -64,7 +64,8 @@ def test_models_of_other_backends(store: Path) -> None:
     }.items():
         shutil.copytree(store / "digits", store / name)
         (store / name / "config.pbtxt").write_text(config)
-    (store / "bare" / "1" / "golden.npz").unlink()
+    for name in ("manifest.json", "golden.npz"):
+        (store / "bare" / "1" / name).unlink()
     found = check(store)
     assert (found["adopted"].level, found["bare"].level, found["plan"].level) == (Level.OK, Level.WARNING, Level.ERROR)
     assert "proven by its golden samples" in found["adopted"].message

@@ -10,9 +10,9 @@ import pytest
 import zoo
 from fake_repository import StoreOfFakes
 
-from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelConfigProto
 from graphkiln_backend.repository.stores import scan_stores
-from graphkiln_backend.server.managed_stores import ManagedStores
+from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 
 BACKENDS = frozenset({BACKEND, DROP_IN_BACKEND})
@@ -188,3 +188,18 @@ def test_a_version_that_would_hang_its_reader_takes_no_other_with_it(
     (tmp_path / "store" / "m" / "2" / "manifest.json").unlink()
     found = scan_stores(stores.stores)["m"]
     assert stores.plan(found, found.versions).versions == (2,)
+
+
+@pytest.mark.parametrize("missing", ["golden.npz", "manifest.json", "nothing"])
+def test_half_copied_versions_are_not_taken_for_bare_ones(fake_store: StoreOfFakes, missing: str) -> None:
+    folder = fake_store.add("m", 1)
+    for name in {"golden.npz", "manifest.json"} - {missing}:
+        (folder / name).touch()
+    stored = scan_stores([fake_store.folder])["m"]
+    assert ShownModel(stored=stored, versions=(1,), other=True).provable == (1,)
+
+
+def test_every_version_of_the_native_seat_is_proven(fake_store: StoreOfFakes) -> None:
+    fake_store.add("m", 1)
+    shown = ShownModel(stored=scan_stores([fake_store.folder])["m"], versions=(1,), native=ModelConfigProto())
+    assert shown.provable == (1,)
