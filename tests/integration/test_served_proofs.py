@@ -99,14 +99,15 @@ def test_a_version_that_turns_wrong_gives_way(start_server: StartServer, store: 
     mark = tmp_path / "wrong from now on"
     turning = f"y = x * (3 if os.path.exists({str(mark)!r}) else 2)"
     stand_in.add(store, "swap", 1)
-    stand_in.add(store, "swap", 2, run=turning)
+    # Right for the first sample: a start asks that one, and the others once it serves.
+    stand_in.add(store, "swap", 2, run=f"y = x * np.where((x[:, :1] < 0) & os.path.exists({str(mark)!r}), 3, 2)")
     stand_in.add(store, "alone", 1, run=turning)
     server = start_server("--model-store", store, "--replay-interval", "1")
     server.wait_ready()
     time.sleep(2.5)  # two replays
     assert "restarting" not in server.log
     mark.touch()
-    assert factor(server) == 3
+    assert factor(server, "alone") == 3
     server.wait_until(lambda: "computes wrong outputs: " in server.log, timeout_s=60)
     server.wait_until(lambda: server.log.count("serving HTTP") == 2)
     assert refused(server, "swap", 2, "the outputs changed")

@@ -56,10 +56,16 @@ class ServedProofs:
         return answers
 
     def ask_once_live(self, models: Sequence[ShownModel]) -> AbstractContextManager[Asking | None]:
-        """Prepare the first replay while the server starts: one sample of each version, to delay the start little."""
+        """Prepare the first replay while the server starts: one sample of each version, to delay the start little.
+
+        After a replay that failed, it is of all samples: a version that is wrong for another one would restart the
+        server again and again.
+        """
         targets = self._targets(models)
+        known = [self.book.find(target.model, target.version) for target in targets]
+        samples = 0 if any(state.failures for state in known if state) else 1
         way = (
-            Way(address=self.address, headers=self.headers, thorough=False, samples=1, start_s=self.deadline_s)
+            Way(address=self.address, headers=self.headers, thorough=False, samples=samples, start_s=self.deadline_s)
             if self.address
             else None
         )

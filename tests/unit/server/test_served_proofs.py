@@ -120,6 +120,20 @@ class TestReplay:
         with pytest.raises(ProcessLookupError):
             os.kill(pid, 0)
 
+    def test_after_a_failure_the_first_replay_is_of_all_samples(
+        self, proofs: ServedProofs, server: FakeKserve, model: ShownModel
+    ) -> None:
+        """The version is proven again by what is remembered, and the first sample is right."""
+        compute, last = server.compute, stand_in.doubled().inputs["x"][-1:]
+        server.compute = lambda inputs: {"y": inputs["x"] * (3 if (inputs["x"] == last).all() else 2)}
+        for expected in ({}, {("m", 1)}):
+            proofs.admit([(model, 1)])
+            with proofs.ask_once_live([model]) as asking:
+                assert proofs.replay([model], asking=asking).keys() == set(expected)
+            proofs.replay([model])
+        server.compute = compute
+        assert proofs.replay([model]) == {}
+
     def test_a_model_that_did_not_load_concerns_no_other(
         self, proofs: ServedProofs, server: FakeKserve, model: ShownModel, tmp_path: Path
     ) -> None:
