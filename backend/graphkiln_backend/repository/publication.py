@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,8 +154,13 @@ def _read_versions(model: Path) -> list[_Version]:
         try:
             versions.append(_read_version(number, folder))
         except GraphkilnError as error:
-            _log.warning("the contract of version %d of %s is not published: %s", number, model.name, error)
+            _warn_once(f"the contract of version {number} of {model.name} is not published: {error}")
     return versions
+
+
+@cache  # a store is read at every poll
+def _warn_once(text: str) -> None:
+    _log.warning("%s", text)
 
 
 def _read_version(number: int, folder: Path) -> _Version:
