@@ -147,6 +147,14 @@ class TestFiles:
         assert name == f".{finished}.partial"
         assert writer.recorded == 1
 
+    def test_two_instances_write_into_one_folder(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(module, "GROUP_BYTES", 1)
+        with recorder(tmp_path) as first, recorder(tmp_path) as second:
+            for count, writer in enumerate((first, second), 1):
+                writer.record("r", {}, {"y": np.ones(2)}, 1e-3)
+                wait_until(lambda count=count: len(names(tmp_path)) == count)
+        assert (first.recorded, second.recorded, first.dropped + second.dropped) == (1, 1, 0)
+
     def test_bounded_age(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(module, "_TICK_S", 0.01)
         monkeypatch.setattr(module, "FILE_S", 0.1)
