@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 from PIL import Image
+from recorded import write_record
 from task_outputs import DETECTION, detector_outputs
 
 from graphkiln.tuning.requests import (
@@ -63,6 +64,17 @@ def test_folders_are_labels(subject: Subject, labelled: Path) -> None:
     assert found.targets is not None
     assert found.targets.tolist() == [8, 7, 3]
     assert found.accuracy(found.answers) == pytest.approx(2 / 3)
+
+
+def test_recorded_requests(subject: Subject, tmp_path: Path) -> None:
+    images = np.random.default_rng(0).random((5, 2, 1, 32, 32), np.float32)
+    write_record(tmp_path, [({"INPUT_0": image}, {}) for image in images])
+    requests = read_requests(subject, tmp_path)
+    np.testing.assert_array_equal(
+        np.concatenate([feeds["INPUT_0"] for feeds in requests.feeds]), np.concatenate(images)
+    )
+    assert len(requests.answers) == 10
+    assert requests.targets is None
 
 
 def test_requests_are_generated_without_golden_samples(subject: Subject) -> None:
