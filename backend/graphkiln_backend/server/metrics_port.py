@@ -119,6 +119,9 @@ class MetricsPort(Closeable):
             yield _sample("graphkiln_version_proven", int(row.proven), **labels, backend=row.backend, seat=row.seat)
             if row.seat == "python":  # its instances publish their self-tests
                 continue
+            for number in range(row.instances if is_up else 0):  # as instances of graphkiln do, for autoscaling
+                info = {**labels, "instance": f"{row.model}_0_{number}", "device": row.device, "precision": ""}
+                yield _sample("graphkiln_instance_info", 1, **info, engine=row.backend)
             labels["instance"] = _INSTANCE
             yield _sample("graphkiln_self_test_error", row.error, **labels)
             yield _sample("graphkiln_self_test_replays_total", row.replays, **labels)

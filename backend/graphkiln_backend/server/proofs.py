@@ -17,6 +17,8 @@ class ProofState:
         backend: Name of the backend.
         seat: `python` for an instance of graphkiln (for metrics only: it proves itself), `native` for a graph that
             `serve` gave to Triton's C++ backend, empty for a model of another backend.
+        instances: Number of its instances in the native seat.
+        device: Device of these instances, such as `cpu`.
         proven: Whether its golden samples were right at the last time; false if it has none.
         error: Relative L2 error of the last right answers; -1 without any.
         replays: Replays on the serving server.
@@ -33,6 +35,8 @@ class ProofState:
     replays: int = 0
     failures: int = 0
     last_right_at: float = 0.0
+    instances: int = 0
+    device: str = ""
 
 
 class ProofBook:

@@ -8,7 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.repository.config import NATIVE
+from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.golden_requests import Answers, Asking, Target, Way
@@ -152,10 +154,17 @@ class ServedProofs:
 
 def _state(model: ShownModel, version: int) -> ProofState:
     config = Candidate(shown=model, version=version).config
+    if model.native is None:
+        instances, device = 0, ""
+    else:
+        read = ModelConfig.from_protobuf(config, has_gpu=bool(gpus()))
+        instances, device = read.processes, str(read.device)
     return ProofState(
         model=model.stored.name,
         version=version,
         backend=config.backend or config.platform,
         seat=NATIVE if model.native is not None else "",
         proven=False,
+        instances=instances,
+        device=device,
     )

@@ -109,7 +109,7 @@ def traffic(samples: Iterator[Sample]) -> list[dict[str, Any]]:
 def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any]]:
     """Return engine, device, precision, backend, seat and self-tests of each version; the worst of its instances.
 
-    Versions of other backends and of the native seat have no engine.
+    Versions of other backends have no engine.
     """
     facts: dict[tuple[str, str], dict[str, Any]] = defaultdict(lambda: {"instances": 0})
     for sample in samples:

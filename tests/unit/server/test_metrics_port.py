@@ -38,7 +38,9 @@ RIGHT = ProofState(
     model="r", version=3, backend="tensorrt", seat="", proven=True, error=0.25, replays=5, failures=1, last_right_at=9.5
 )
 OWN = ProofState(model="own", version=1, backend="graphkiln", seat="python", proven=True)
-UNPROVEN = ProofState(model='odd "\\\n', version=2, backend="onnxruntime", seat="native", proven=False)
+UNPROVEN = ProofState(
+    model='odd "\\\n', version=2, backend="onnxruntime", seat="native", proven=False, instances=2, device="cpu"
+)
 
 Open = Callable[..., str]
 
@@ -97,6 +99,8 @@ def test_both_are_in_one_text(open_port: Open, book: ProofBook) -> None:
         'graphkiln_self_test_timestamp_seconds{model="r",version="3",instance="server"} 9.5',
     ):
         assert line in lines
+    native = [line for line in lines if line.startswith('graphkiln_instance_info{model="odd')]
+    assert [line.count('engine="onnxruntime"') for line in native] == [1, 1], "autoscaling counts instances"
     assert [line for line in lines if '"own"' in line] == [
         'graphkiln_version_proven{model="own",version="1",backend="graphkiln",seat="python"} 1'
     ], "its instances publish their self-tests"

@@ -44,7 +44,7 @@ function draw(anyway = false) {
   drawn = now;
   const list = shown.map((row) => [
     el("button", { type: "button", "data-control": `show ${keyOf(row)}`, "aria-pressed": chosen === keyOf(row), onclick: () => choose(row) }, row.name),
-    row.version || "–", state(row), row.engine ? `${row.engine}, ${row.device}` : backend(row) ?? "–", row.precision || "–", buttons(row),
+    row.version || "–", state(row), backend(row) ?? (row.engine ? `${row.engine}, ${row.device}` : "–"), row.precision || "–", buttons(row),
   ]);
   const count = shown.length === rows.length ? "" : `: ${shown.length} of ${rows.length}`;
   const made = table(`What the server has${count}`, ["model", "version", "state", "engine", "precision", "control"], list);
@@ -61,7 +61,7 @@ function state({ state: name, reason }) {
 
 /** Who computes a version without instances of ours, and whether its golden samples were right there. */
 function backend({ engine, backend: name, seat, proven }) {
-  if (engine || !name) return null;
+  if ((engine && seat !== "native") || !name) return null;
   return [`${name}${seat ? `, ${seat} seat` : ""} `, el("span", { class: `pill ${proven ? "good" : ""}` }, proven ? "proven" : "unproven")];
 }
 
