@@ -43,21 +43,26 @@ FILE_S = 60.0
 RETRY_S = 60.0  # pause after a fault
 _TICK_S = 1.0
 _CLOSE_S = 8.0  # less than the supervisor waits for; a hanging disk must not keep the instance
-_HASHED_BYTES = 64 << 10
-_HASHED_ELEMENTS = 4096
+_HASHED_BYTES = 16 << 10
+_HASHED_ELEMENTS = 1024
 _REPEATED = ["model", "graph_sha256", "engine", "precision"]
 _ROW_BYTES, _WORD_BYTES = 256, 64  # overhead of a row, and of an element of text, about
 
 _log = logging.getLogger("graphkiln.triton")
 
 
-def position_of(request_id: str, inputs: Mapping[str, AnyArray]) -> float:
+def position_of(request_id: str, inputs: Mapping[str, AnyArray], purpose: bytes = b"record") -> float:
     """Return a number from 0 to 1 that is the same for a retry of the request.
 
     It is a hash of the id. Without an id it is one of the inputs; of a large input, of elements evenly spread over it,
     because a hash of all takes longer than the copy.
+
+    Args:
+        request_id: Id given by the client, or empty.
+        inputs: Inputs, for requests without an id.
+        purpose: Positions for different purposes are independent; at most 16 bytes.
     """
-    digest = hashlib.blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8)
+    digest = hashlib.blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8, person=purpose)
     if not request_id:
         for name, array in inputs.items():
             digest.update(f"{name} {array.shape} {_checksum(array)}".encode())
@@ -152,13 +157,17 @@ class RecordingExecutor:
         if self._warm_ups:
             self._warm_ups -= 1
             return
-        for request, result in zip(requests, results, strict=True):
-            if isinstance(result, GraphkilnError):
-                continue
-            request_id = request.request_id()
-            inputs = {} if request_id else self._executor.read(request)
-            if position_of(request_id, inputs) < self._recorder.share:
-                self._recorder.record(request_id, inputs or self._executor.read(request), result, seconds)
+        recorder, read = self._recorder, self._executor.read
+        try:
+            for request, result in zip(requests, results, strict=True):
+                if not isinstance(result, GraphkilnError):
+                    request_id = request.request_id()
+                    inputs = {} if request_id else read(request)
+                    if position_of(request_id, inputs) < recorder.share:
+                        recorder.record(request_id, inputs or read(request), result, seconds)
+        except Exception as error:  # noqa: BLE001 - the requests are answered
+            recorder.count_dropped()
+            _log.warning("a request was not recorded: %s: %s", type(error).__name__, error)
 
 
 class Recorder(Closeable):
@@ -181,7 +190,7 @@ class Recorder(Closeable):
         self._settings = settings
         self._origin = origin
         self._rows: deque[_Row] = deque()
-        self._lock = threading.Lock()  # of the sizes, which both threads change
+        self._lock = threading.Lock()  # of what both threads change
         self._waiting_bytes = 0
         self._file: _RecordFile | None = None
         self._begun = 0.0  # when the first row that is in no finished file came
@@ -204,22 +213,27 @@ class Recorder(Closeable):
             seconds: Time of the answer within the instance.
         """
         size_bytes = _size(inputs) + _size(outputs) + _ROW_BYTES
+        if self._waiting_bytes + size_bytes > QUEUE_BYTES or time.monotonic() < self._paused_until:
+            self.count_dropped()
+            return
+        row = _Row(
+            request_id=request_id,
+            time_ns=time.time_ns(),
+            latency_us=round(seconds * 1e6),
+            inputs=_copy(inputs),
+            outputs=_copy(outputs),
+            size_bytes=size_bytes,
+        )
         with self._lock:
-            fits = self._waiting_bytes + size_bytes <= QUEUE_BYTES and time.monotonic() >= self._paused_until
-            self._waiting_bytes += size_bytes if fits else 0
-            self.dropped += not fits
-        if fits:
-            row = _Row(
-                request_id=request_id,
-                time_ns=time.time_ns(),
-                latency_us=round(seconds * 1e6),
-                inputs=_copy(inputs),
-                outputs=_copy(outputs),
-                size_bytes=size_bytes,
-            )
-            self._rows.append(row)
-            if self._waiting_bytes >= GROUP_BYTES:
-                self._wake.set()
+            self._waiting_bytes += size_bytes
+        self._rows.append(row)
+        if self._waiting_bytes >= GROUP_BYTES:
+            self._wake.set()
+
+    def count_dropped(self, rows: int = 1) -> None:
+        """Count requests that were chosen, and are not recorded."""
+        with self._lock:
+            self.dropped += rows
 
     def close(self) -> None:
         """Write the rest and stop."""
@@ -260,7 +274,7 @@ class Recorder(Closeable):
                 self._file = _RecordFile(self._settings, self._origin.model)
             self._file.write(self._table(rows), size_bytes)
         except Exception:
-            self._count_dropped(len(rows))
+            self.count_dropped(len(rows))
             raise
         finally:
             with self._lock:
@@ -312,11 +326,7 @@ class Recorder(Closeable):
             lost += self._file.rows
             self._file.discard()
             self._file = None
-        self._count_dropped(lost)
-
-    def _count_dropped(self, rows: int) -> None:
-        with self._lock:
-            self.dropped += rows
+        self.count_dropped(lost)
 
 
 class _RecordFile:
@@ -339,6 +349,7 @@ class _RecordFile:
         remove_old(settings.folder, keep_s=settings.keep_s, keep_bytes=settings.keep_bytes, now_s=now_s)
         folder = settings.folder / model
         folder.mkdir(0o700, exist_ok=True)
+        _check_owner(folder)
         self._path = folder / file_name(now_s, secrets.token_hex(4))
         self._partial = self._path.with_name(f".{self._path.name}{PARTIAL}")
         self._file = _create_locked(self._partial)
@@ -388,4 +399,4 @@ def _check_owner(folder: Path) -> None:
     """
     owner = folder.stat().st_uid
     if owner not in {0, os.geteuid()}:
-        raise PermissionError(f"the folder belongs to another user ({owner})")
+        raise PermissionError(f"{folder} belongs to another user ({owner})")

@@ -383,6 +383,31 @@ class TestNativeSeat:
         assert proofs.admitted == ([("digits", 1)] if is_native else [])
         assert "--disable-auto-complete-config" in line
 
+    @pytest.mark.parametrize(("seat", "is_native"), [("auto", False), ("native", True)])
+    def test_recorded_models_are_computed_by_graphkiln(
+        self,
+        installation: Installation,
+        folder: RunFolder,
+        store: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        logged: list[str],
+        *,
+        seat: str,
+        is_native: bool,
+    ) -> None:
+        monkeypatch.setattr(Launch, "_served_proofs", lambda *_: FakeProofs())
+        launch = dataclasses.replace(
+            make_launch(installation, store),
+            overrides={"digits": [parse_override(f"seat={seat}")]},
+            record=RecordSettings(folder=store / "record"),
+        )
+        launch.prepare(folder)
+        config = read_config(folder.overlay / "models" / "digits" / "config.pbtxt")
+        assert config.backend == ("onnxruntime" if is_native else "graphkiln")
+        assert [line for line in logged if "not recorded" in line] == [
+            "requests of 'digits' are not recorded: seat: native is set"
+        ] * is_native
+
     def test_a_graph_that_is_wrong_there_is_refused(
         self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -47,6 +47,11 @@ class TestChoice:
     def test_retry_has_the_same_position(self) -> None:
         assert position_of("a", {}) == position_of("a", {"x": np.ones(3)}) != position_of("b", {})
 
+    def test_positions_for_other_purposes_are_independent(self) -> None:
+        """Otherwise all recorded requests would be answered by the version that gets a share of the traffic."""
+        positions = [(position_of(str(n), {}), position_of(str(n), {}, b"traffic")) for n in range(2000)]
+        assert abs(np.corrcoef(np.array(positions).T)[0, 1]) < 0.1
+
     @pytest.mark.parametrize("size", [3, 300, 600_000])
     def test_without_an_id_the_inputs_decide(self, size: int) -> None:
         generator = np.random.default_rng(0)
@@ -110,6 +115,20 @@ class TestExecutor:
         counted = Counter(bool(row.request_id) for row in rows(tmp_path))
         assert counted[True] == sum(position_of(str(number), {}) < 0.5 for number in range(100))
         assert 30 < counted[False] < 70
+
+    def test_answer_does_not_depend_on_the_record(
+        self, executor: RecordingExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(_: object) -> None:
+            raise MemoryError
+
+        monkeypatch.setattr(module, "_copy", fail)
+        result = executor.execute(self.request(1))
+        assert isinstance(result, dict)
+        assert result["y"].tolist() == [[2, 2]]
+        assert self.recorder.dropped == 1
+        assert self.recorder._waiting_bytes == 0
+        assert "was not recorded: MemoryError" in caplog.text
 
     def test_copies_are_not_views(self, executor: RecordingExecutor, tmp_path: Path) -> None:
         """Triton frees the memory of a request, and sessions reuse their buffers."""
@@ -229,6 +248,11 @@ class Fault:
         self.folder.rmdir()
         self.stack.callback(self.folder.mkdir)
 
+    def folder_of_the_model(self) -> None:
+        (self.folder / "m").mkdir()
+        os.chown(self.folder / "m", 12345, 12345)
+        self.stack.callback(os.chown, self.folder / "m", 0, 0)
+
     def anothers(self) -> None:
         if os.geteuid() != 0:
             pytest.skip("only root may give files away")
@@ -238,7 +262,13 @@ class Fault:
 
 @pytest.mark.parametrize(
     ("kind", "reason"),
-    [("full", "No space"), ("read_only", "Read-only"), ("removed", "No such file"), ("anothers", "another user")],
+    [
+        ("full", "No space"),
+        ("read_only", "Read-only"),
+        ("removed", "No such file"),
+        ("anothers", "another user"),
+        ("folder_of_the_model", "another user"),
+    ],
 )
 def test_fault_of_the_folder_is_logged_once_and_ends(
     kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
