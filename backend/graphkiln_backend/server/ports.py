@@ -66,8 +66,11 @@ def listen(address: ListenAddress, *, shared: bool = False) -> socket.socket:
         ServerSetupError: The address is in use, or not of this machine.
     """
     family = socket.AF_INET6 if ":" in address.host else socket.AF_INET
+    both = address.host == "::"  # every interface, of both families
     try:
-        return socket.create_server((address.host, address.port), family=family, backlog=_BACKLOG, reuse_port=shared)
+        return socket.create_server(
+            (address.host, address.port), family=family, backlog=_BACKLOG, reuse_port=shared, dualstack_ipv6=both
+        )
     except OSError as error:
         where = f"{address.host}:{address.port} ({address.protocol})"
         raise ServerSetupError(f"cannot listen on {where}: {error.strerror}") from error
