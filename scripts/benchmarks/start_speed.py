@@ -35,6 +35,8 @@ from graphkiln_backend.triton.snapshot import read_snapshot
 from graphkiln_client import Client
 
 CPP, BARE = "C++ backend", "bare sessions"
+_ANNOUNCED = "serving HTTP"  # in the log, once every version is proven
+_PROVEN = "ready and proven"
 _COLD, _WARM = "cold", "warm"  # without and with artifacts in the cache
 _FIRST = "worst first request of a batch size, ratio to later ones"
 _LATER = 5  # later requests of each batch size
@@ -130,11 +132,15 @@ def _start_ours(
         shutil.rmtree(cache, ignore_errors=True)
         cache.mkdir(mode=0o700)
     begun = time.time()
-    with start_server(store, flags=("--cache", str(cache), *native), log=cache.with_suffix(".log")) as server:
+    log = cache.with_suffix(".log")
+    with start_server(store, flags=("--cache", str(cache), *native), log=log) as server:
         ready = time.time()
+        while _ANNOUNCED not in log.read_text():  # golden samples of the native seat are asked meanwhile
+            time.sleep(0.005)
+        announced = time.time()
         supervisor = psutil.Process(server.pid)
         processes = supervisor.children(recursive=True)
-        seconds = _read_phases(processes, begun, ready)
+        seconds = {**_read_phases(processes, begun, ready), _PROVEN: announced - begun}
         peak_mb = _peak_mb([supervisor, *processes])
         return Start(seconds=seconds, peak_mb=peak_mb, first=_first_requests(server.grpc_url, asked))
 
@@ -220,7 +226,7 @@ def rows_of(subjects: Sequence[str], starts: Mapping[str, Sequence[Start]]) -> l
         f"{subject}, {state}": _column(starts, subject, state) for subject in subjects for state in (_COLD, _WARM)
     }
     phases = list(dict.fromkeys(phase for column in columns for start in starts[column] for phase in start.seconds))
-    phases.sort(key=lambda phase: phase in {"publication", "ready"})
+    phases.sort(key=lambda phase: phase in {"publication", "ready", _PROVEN})
     names = dict.fromkeys([*(f"{phase} s" for phase in phases), *(name for each in columns.values() for name in each)])
     return [{"phase": name, **{key: column.get(name, 0.0) for key, column in columns.items()}} for name in names]
 
@@ -234,6 +240,7 @@ def _column(starts: Mapping[str, Sequence[Start]], subject: str, state: str) -> 
         if theirs := starts.get(f"{subject}, {peer}", ()):
             column[f"{peer} s"] = round(_median_s(theirs, "ready"), 2)
             column[ratio] = round(_median_s(ours, "ready") / _median_s(theirs, "ready"), 2)
+            column[f"{ratio}, {_PROVEN}"] = round(_median_s(ours, _PROVEN) / _median_s(theirs, "ready"), 2)
             column[f"{peer}, peak MB"] = _median_mb(theirs)
             if theirs[0].first:
                 column[f"{peer}, {_FIRST}"] = _worst_first(theirs)

@@ -67,16 +67,21 @@ def test_requests_have_the_shapes_and_dtypes_of_the_model() -> None:
 
 def test_rows_are_medians_of_phases_with_ratios_to_the_peer() -> None:
     first = {("digits", 1): 2.0}
-    cold = [Start(seconds={"ready": ready, "load": 1.0}, peak_mb=10.4, first=first) for ready in (2.0, 3.0, 9.0)]
-    warm = [Start(seconds={"ready": 1.5}, peak_mb=8.0, first=first)]
+    cold = [
+        Start(seconds={"ready": ready, "ready and proven": ready, "load": 1.0}, peak_mb=10.4, first=first)
+        for ready in (2.0, 3.0, 9.0)
+    ]
+    warm = [Start(seconds={"ready": 1.5, "ready and proven": 1.8}, peak_mb=8.0, first=first)]
     bare = [Start(seconds={"ready": 1.5}, peak_mb=4.0)]
     rows = rows_of(["digits"], {"digits, cold": cold, "digits, warm": warm, f"digits, {BARE}": bare})
     assert [tuple(row.values()) for row in rows] == [
         ("load s", 1.0, 0.0),
         ("ready s", 3.0, 1.5),
+        ("ready and proven s", 3.0, 1.8),
         ("peak MB", 10, 8),
         ("worst first request of a batch size, ratio to later ones", 2.0, 2.0),
         ("bare sessions s", 1.5, 1.5),
         ("ratio", 2.0, 1.0),
+        ("ratio, ready and proven", 2.0, 1.2),
         ("bare sessions, peak MB", 4, 4),
     ]
