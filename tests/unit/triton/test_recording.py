@@ -14,6 +14,8 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
@@ -313,7 +315,7 @@ with recording.Recorder(settings(Path(sys.argv[1])), origin()) as recorder:
         array = np.full((1, 500), number, np.float32)
         recorder.record(f"{sys.argv[2]}-{number}", {"x": array}, {"y": 2 * array}, 1e-3)
         if number % 20 == 0:
-            print(number, flush=True)
+            print(recorder.recorded, flush=True)
             time.sleep(0.002)
 """
 
@@ -335,8 +337,10 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
                 continue
             _, killed = writers.pop(0)
             assert killed.stdout is not None
-            killed.stdout.readline()
-            time.sleep(generator.uniform(0, 0.4))
+            least = generator.randrange(500)
+            while int(killed.stdout.readline()) < least:
+                pass
+            time.sleep(generator.uniform(0, 0.05))
             killed.send_signal(signal.SIGKILL)
             killed.communicate()
             remains += any(name.startswith(".") for name in names(tmp_path))
@@ -354,5 +358,10 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
         numbers = [int(row.request_id.partition("-")[2]) for row in found if row.request_id.startswith(f"{name}-")]
         assert sorted(numbers) == list(range(len(numbers))), "only rows of the unfinished file are lost"
     assert remains > 10
+    assert len(module.pq.read_table(tmp_path)) == len(found)
+    if find_spec("duckdb"):
+        duckdb = import_module("duckdb")
+        query = "SELECT count(DISTINCT request_id) FROM read_parquet(?)"
+        assert duckdb.execute(query, [f"{tmp_path}/*/*.parquet"]).fetchall() == [(len(found),)]
     write_record(tmp_path, numbered(1))
     assert not [name for name in names(tmp_path) if name.startswith(".")]
