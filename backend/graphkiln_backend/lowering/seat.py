@@ -90,10 +90,12 @@ class Seat:
     Attributes:
         native: True for the C++ backend.
         reason: Name of that backend, or why a Python instance of graphkiln computes.
+        requested: The settings ask for this seat.
     """
 
     native: bool
     reason: str
+    requested: bool = False
 
     def __str__(self) -> str:
         return f"{NATIVE} ({self.reason})" if self.native else f"{PYTHON}: {self.reason}"
@@ -164,7 +166,7 @@ def choose_seat(
         case = _Case(config=config, model=model, settings=settings, backend=backend, requested=asked == NATIVE)
         reason, hint = next(case.reasons(versions), ""), "leave seat out: graphkiln then computes it"
         if not reason:
-            return Seat(native=True, reason=backend.title)
+            return Seat(native=True, reason=backend.title, requested=asked == NATIVE)
     if asked == NATIVE:
         raise RepositoryError(f"{origin} of '{config.name}' is {NATIVE}, but {reason}", hint=hint)
     return Seat(native=False, reason=reason)

@@ -186,8 +186,18 @@ def has_own_graph(folder: Path) -> bool:
 
 
 def claims_proof(folder: Path) -> bool:
-    """Return true if a version folder holds a manifest or golden samples: a half-copied one must not count as bare."""
-    return (folder / MANIFEST_FILE).exists() or (folder / GOLDEN_FILE).exists()
+    """Return true if a version folder holds a manifest or golden samples: a half-copied one must not count as bare.
+
+    Other tools write files named `manifest.json`, too.
+    """
+    if (folder / GOLDEN_FILE).exists():
+        return True
+    try:
+        return b'"graph_file"' in read_bytes(folder / MANIFEST_FILE, TEXT_LIMIT)
+    except FileNotFoundError:
+        return False
+    except OSError:  # reported by the proof
+        return True
 
 
 def needs_graph_facts(folder: Path) -> bool:

@@ -468,7 +468,9 @@ class ServedSession(Closeable):
         """Send a request on the connection of this thread; return status, length of the JSON header, and body."""
         connection: client.HTTPConnection | None = getattr(self._local, "connection", None)
         if connection is None:
-            connection = client.HTTPConnection(*self._way.address.local_address, timeout=_REQUEST_S)
+            # A first request may build an engine: it has the time of the whole proof.
+            timeout_s = max(_REQUEST_S, self._way.start_s)
+            connection = client.HTTPConnection(*self._way.address.local_address, timeout=timeout_s)
             self._local.connection = connection
             self._connections.append(connection)
         try:

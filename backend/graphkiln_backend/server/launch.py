@@ -275,8 +275,11 @@ class Launch:
         folders = [folder for folder in (self.flags.backends, self.installation.backends) if folder]
         backend = None if DROP_IN_BACKEND in backends else find_native_backend(folders)
         overrides = self.overrides.get(config.name, ())
-        if not choose_seat(config, versions, overrides, backend, recorded=self.record is not None).native:
+        seat = choose_seat(config, versions, overrides, backend, recorded=self.record is not None)
+        if not seat.native:
             return None
+        if seat.requested:
+            self.managed.must_be_native.add(config.name)
         if self.record:
             _log.warning("requests of '%s' are not recorded: seat: native is set", config.name)
         native = native_config(config, versions, overrides)
@@ -308,7 +311,7 @@ class Launch:
                 name = model.stored.name
                 proven.add((name, version))
                 if reason := verdicts[name, version].reason:
-                    self.managed.quarantine.add(model.stored, version, reason)
+                    self.managed.refuse(model, version, reason)
                     self.managed.present(mirror, self.managed.plan(model.stored, model.stored.versions))
 
     def _served_proofs(self, folder: RunFolder) -> ServedProofs:

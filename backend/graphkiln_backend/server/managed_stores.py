@@ -115,6 +115,7 @@ class ManagedStores:
         mark: Adds faults to versions that were refused before the scan.
         backends: Names under which graphkiln's backend is installed.
         seat: Returns the configuration of versions for Triton's C++ backend, or None if graphkiln computes them.
+        must_be_native: Models whose settings ask for the C++ backend.
     """
 
     stores: Sequence[Path] = ()
@@ -123,9 +124,11 @@ class ManagedStores:
     mark: Callable[[dict[str, StoredModel]], dict[str, StoredModel]] = lambda found: found
     backends: frozenset[str] = frozenset()
     seat: Callable[[ModelConfigProto, Sequence[Path]], ModelConfigProto | None] = lambda _, __: None
+    must_be_native: set[str] = field(default_factory=set)
     _graph_folder: GraphFolder | None = None
     _opened: bool = False
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
+    _not_native: set[tuple[str, str]] = field(default_factory=set)  # model and files that the C++ backend gets wrong
     _contracts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> version -> first digest
 
     def scan(self) -> dict[str, StoredModel]:
@@ -226,7 +229,8 @@ class ManagedStores:
             return ShownModel(stored=stored, versions=versions, other=True)
         complete_pair(config)
         native = None
-        if self._keeps_contracts(config):
+        is_wrong = any((stored.name, _files(stored, version)) in self._not_native for version in versions)
+        if self._keeps_contracts(config) and not is_wrong:
             native = self.seat(config, [stored.folder / str(version) for version in versions])
         guard_batch(config)
         withhold_text_id(config)
@@ -305,6 +309,17 @@ class ManagedStores:
         else:
             mirror.show(stored.folder, model.versions, model.served_config)
         self.shown[stored.name] = model
+
+    def refuse(self, model: ShownModel, version: int, reason: str) -> None:
+        """Quarantine a version that is not right; or have graphkiln compute it, if only its seat was chosen for it."""
+        name = model.stored.name
+        if model.native is None or name in self.must_be_native:
+            self.quarantine.add(model.stored, version, reason)
+            return
+        self._not_native.add((name, _files(model.stored, version)))
+        _log.warning(
+            "%s version %d is computed by graphkiln, because the C++ backend failed: %s", name, version, reason
+        )
 
     def reasons(self, stored: StoredModel) -> dict[int, str]:
         """Return the reasons why versions of a model are not served, by version."""

@@ -287,7 +287,7 @@ class VersionController:
         wrong = self._proofs.replay([self._stores.shown[name] for name in names], self._stop.is_set, asking=first)
         self._unasked -= names
         for (name, version), reason in wrong.items():
-            self._stores.quarantine.add(self._stores.shown[name].stored, version, reason)
+            self._stores.refuse(self._stores.shown[name], version, reason)
         return {name for name, _ in wrong}
 
     # The user's explicit mode.
@@ -481,7 +481,7 @@ class VersionController:
             verdict = self._admit(planned, version, self._stop.is_set)
             reason, words = verdict.reason, verdict.words
         if reason:
-            self._stores.quarantine.add(stored, version, reason)
+            self._stores.refuse(planned, version, reason)
         else:
             _log.info("%s version %d is admitted: %s", stored.name, version, words)
         return not reason

@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from fake_repository import StoreOfFakes
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.lowering.settings import parse_override
+from graphkiln_backend.lowering.settings import Override, parse_override
 from graphkiln_backend.repository.config import ModelConfigProto, read_config
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server import launch as module
@@ -408,13 +409,23 @@ class TestNativeSeat:
             "requests of 'digits' are not recorded: seat: native is set"
         ] * is_native
 
-    def test_a_graph_that_is_wrong_there_is_refused(
-        self, installation: Installation, folder: RunFolder, store: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("requested", [False, True])
+    def test_a_graph_that_is_wrong_there(
+        self,
+        installation: Installation,
+        folder: RunFolder,
+        store: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        *,
+        requested: bool,
     ) -> None:
+        """Graphkiln computes it, unless the native seat is requested."""
         monkeypatch.setattr(Launch, "_served_proofs", lambda *_: FakeProofs(("digits", 1)))
-        launch = make_launch(installation, store)
+        overrides = {"digits": [Override("seat", "native", "--set")]} if requested else {}
+        launch = replace(make_launch(installation, store), overrides=overrides)
         launch.prepare(folder)
-        assert launch.managed.refusals() == {("digits", "1"): "it is wrong"}
+        assert launch.managed.refusals() == ({("digits", "1"): "it is wrong"} if requested else {})
+        assert launch.managed.shown["digits"].native is None
 
 
 class TestStart:

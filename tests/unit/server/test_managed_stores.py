@@ -10,7 +10,7 @@ import pytest
 import zoo
 from fake_repository import StoreOfFakes
 
-from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelConfigProto
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
@@ -190,16 +190,43 @@ def test_a_version_that_would_hang_its_reader_takes_no_other_with_it(
     assert stores.plan(found, found.versions).versions == (2,)
 
 
-@pytest.mark.parametrize("missing", ["golden.npz", "manifest.json", "nothing"])
-def test_half_copied_versions_are_not_taken_for_bare_ones(fake_store: StoreOfFakes, missing: str) -> None:
-    folder = fake_store.add("m", 1)
-    for name in {"golden.npz", "manifest.json"} - {missing}:
-        (folder / name).touch()
+@pytest.mark.parametrize(
+    ("name", "content", "provable"),
+    [
+        ("golden.npz", "", True),
+        ("manifest.json", '{"format_version": 2, "graph_file": "model.pt"', True),
+        ("manifest.json", '{"name": "of another tool"}', False),
+    ],
+)
+def test_half_copied_versions_are_not_taken_for_bare_ones(
+    fake_store: StoreOfFakes, name: str, content: str, *, provable: bool
+) -> None:
+    (fake_store.add("m", 1) / name).write_text(content)
     stored = scan_stores([fake_store.folder])["m"]
-    assert ShownModel(stored=stored, versions=(1,), other=True).provable == (1,)
+    assert ShownModel(stored=stored, versions=(1,), other=True).provable == ((1,) if provable else ())
 
 
-def test_every_version_of_the_native_seat_is_proven(fake_store: StoreOfFakes) -> None:
-    fake_store.add("m", 1)
-    shown = ShownModel(stored=scan_stores([fake_store.folder])["m"], versions=(1,), native=ModelConfigProto())
-    assert shown.provable == (1,)
+class TestNativeSeat:
+    @pytest.fixture
+    def stores(self, tmp_path: Path) -> ManagedStores:
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))
+        stores = ManagedStores([tmp_path / "store"], seat=lambda config, _: config)
+        stores.open(Mirror(tmp_path / "overlay"), BACKENDS, as_is)
+        return stores
+
+    def test_every_version_is_proven(self, stores: ManagedStores) -> None:
+        assert stores.shown["m"].provable == (1,)
+
+    def test_graphkiln_computes_what_the_cpp_backend_gets_wrong(self, stores: ManagedStores) -> None:
+        shown = stores.shown["m"]
+        stores.refuse(shown, 1, "it is wrong")
+        planned = stores.plan(shown.stored, shown.versions)
+        assert (planned.versions, planned.native, planned.provable) == ((1,), None, ())
+        assert not stores.refusals()
+
+    def test_a_requested_seat_is_kept(self, stores: ManagedStores) -> None:
+        stores.must_be_native.add("m")
+        shown = stores.shown["m"]
+        stores.refuse(shown, 1, "it is wrong")
+        assert stores.plan(shown.stored, shown.versions).versions == ()
+        assert stores.refusals()["m", "1"] == "it is wrong"
