@@ -160,6 +160,8 @@ def _run(name: str, options: argparse.Namespace) -> None:
         raise MeasurementError(f"{name} measured nothing")
     if options.save or options.benchmark == "all":
         command = f"scripts/benchmark {name} --rounds {rounds} --seconds {seconds:g}"
+        if options.cpp_backend:  # graphkiln has the native seat, too
+            name, title, command = f"native_{name}", f"native seat: {title}", f"{command} --cpp-backend DIR"
         reporting.save_result(name, title, command, rows, load)
     if options.json:
         print(json.dumps({"cores": usable_cores(), "load_average": os.getloadavg(), "rows": rows}, indent=2))

@@ -11,6 +11,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
@@ -33,6 +34,8 @@ _INSTANCES = (1, 2)
 BARE, CPP = "bare session", "C++ backend"
 _IMAGE = (1, 3, 224, 224)
 _CALLERS, _REQUESTS = 4, 32  # so many that each instance computes
+_SETTLED_S = 2.0  # until the replay after the start has begun
+_ASKING = "graphkiln_backend.server.golden_requests"
 _BARE_PROGRAM = """
 import sys
 import numpy, onnxruntime
@@ -111,9 +114,20 @@ def _read_server(start: Callable[[], AbstractContextManager[LocalServer]], model
     """Measure a server after a request to each instance."""
     with start() as server, Client(server.http_url, timeout_s=120) as client, ThreadPoolExecutor(_CALLERS) as pool:
         feeds = {"INPUT_0": np.zeros(_IMAGE, np.float32)}
+        time.sleep(_SETTLED_S)
         list(pool.map(lambda _: client.model(model).infer(feeds), range(_REQUESTS)))
         supervisor = psutil.Process(server.pid)
+        while any(map(_is_asking, supervisor.children())):
+            time.sleep(0.1)
         return read_memory([server.pid, *(child.pid for child in supervisor.children(recursive=True))])
+
+
+def _is_asking(process: psutil.Process) -> bool:
+    """True for the process that asks golden samples after a start."""
+    try:
+        return _ASKING in process.cmdline()
+    except psutil.Error:  # it has ended
+        return False
 
 
 def _read_bare(graph: Path, _: float) -> Reading:

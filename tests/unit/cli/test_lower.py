@@ -224,6 +224,7 @@ class TestSeat:
         assert document["seat"] == {
             "native": True,
             "reason": "Triton's C++ onnxruntime backend, ONNX Runtime 1.23.0",
+            "requested": True,
         }
 
     def test_reason_against_it(self, run: RunVerb, model: Path, bare: Path, backends: Path) -> None:
