@@ -30,9 +30,10 @@ REPOSITORY = Path(__file__).resolve().parents[1]
 
 @pytest.fixture(scope="session", autouse=True)
 def _artifact_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """Commands and servers of tests keep their artifacts in a folder of the test run, not in the user's."""
+    """Commands and servers of tests keep artifacts and state in folders of the test run, not in the user's."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("GRAPHKILN_CACHE", str(tmp_path_factory.mktemp("artifacts")))
+        patch.setenv("GRAPHKILN_STATE", str(tmp_path_factory.mktemp("state")))
         yield
 
 

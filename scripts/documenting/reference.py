@@ -31,6 +31,7 @@ MODULES = (
     "graphkiln_backend.scoring.errors",
     "graphkiln_backend.triton.executor",
     "graphkiln_backend.triton.sequences",
+    "graphkiln_backend.server.rollouts",
     "graphkiln.story.server",
 )
 
@@ -163,7 +164,7 @@ def render_metrics() -> str:
     """Render docs/metrics.md."""
     rows: list[tuple[str, ...]] = []
     for metric in METRICS:
-        labels = ", ".join(map(code, metric.labels)) + (" only" if metric.of_server else "")
+        labels = (", ".join(map(code, metric.labels)) or "-") + (" only" if metric.of_server else "")
         rows.append((code(metric.name), metric.kind, labels, metric.description))
     rows += [(code(name), *rest) for name, *rest in TRITONS]
     return "".join((_METRICS_INTRODUCTION, table(_COLUMNS, rows), _END))

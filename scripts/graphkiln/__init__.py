@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.graph.manifest import Manifest
     from graphkiln_backend.graph.preprocess import Preprocess
     from graphkiln_backend.graph.signature import Signature
+    from graphkiln_backend.server.rollout_changes import rollout
     from graphkiln_client import AsyncClient, Client
     from graphkiln_converters.convert import convert
     from graphkiln_converters.recipe import Recipe
@@ -34,6 +35,7 @@ __all__ = [
     "Recipe",
     "Signature",
     "convert",
+    "rollout",
     "scoring",
     "verify",
 ]
@@ -48,6 +50,7 @@ _HOMES = {
     "Recipe": "graphkiln_converters.recipe",
     "Signature": "graphkiln_backend.graph.signature",
     "convert": "graphkiln_converters.convert",
+    "rollout": "graphkiln_backend.server.rollout_changes",
     "verify": "graphkiln_converters.verify",
 }
 

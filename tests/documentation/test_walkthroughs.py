@@ -24,6 +24,8 @@ QUICKER = {
     "--only max_batch_size": "--only spin",
     "--duration 20": "--duration 12",
 }
+# Words that commands of a guide print.
+PRINTED = {"how-to/rollout": (r"changed: Counter\(\{'9': 1\d", r"version 2 was aborted", r"digits\W+3\W+READY")}
 # Files that the reader has beside a checkout: source and name.
 GIVEN = {"scoring": ("docs/digits", "photos"), "signing": ("model_repository/digits", "models/digits")}
 
@@ -47,7 +49,8 @@ def test_the_tutorial(repository: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", manual.GUIDES)
-def test_a_guide(name: str, repository: Path, tmp_path: Path) -> None:
+def test_a_guide(name: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GRAPHKILN_STATE", str(tmp_path / ".state"))
     with Walkthrough(tmp_path, QUICKER).bring(repository, "docs", "model_repository") as reader:
         (tmp_path / "tests").symlink_to(repository / "tests")
         if name in GIVEN:
@@ -55,3 +58,4 @@ def test_a_guide(name: str, repository: Path, tmp_path: Path) -> None:
             shutil.copytree(repository / source, tmp_path / target)
         reader.follow(repository / "docs" / f"{name}.md")
         assert reader.steps
+        assert [each for each in PRINTED.get(name, ()) if not reader.printed(each)] == []

@@ -22,7 +22,7 @@ from PIL import Image
 from playwright.sync_api import Browser, expect
 from playwright.sync_api import Error as BrowserError
 from running import Server, Serving, free_ports
-from shown_server import METRICS, PIXELS, Shown, config, counted, encoded, responses
+from shown_server import METRICS, PIXELS, ROLLOUT, Shown, config, counted, encoded, responses
 from starlette.applications import Starlette
 from starlette.routing import Mount
 from task_outputs import DETECTION, detector_outputs
@@ -509,6 +509,36 @@ def test_versions_of_other_backends(browser: Browser, url: str, shown: Shown, wi
         expect(it.page.locator("#model-detail dl").first).not_to_contain_text("instances")
         assert faults_of_access(it) == []
         assert overflow(it) == 0
+
+
+@pytest.mark.parametrize("look", [("light", 320), ("dark", 1280), ("light", 2560)], ids=str)
+def test_rollout(browser: Browser, shown: Shown, tmp_path: Path, look: tuple[str, int]) -> None:
+    scheme, width = look
+    metrics = tmp_path / "metrics"
+    metrics.write_text(METRICS.read_text() + ROLLOUT.format(phase="shadow", by="user", compared=2000))
+    server = shown.server()
+    server.metrics_url = metrics.as_uri()
+    with serving(build_app(server)) as url, opened(browser, url, width=width, scheme=scheme) as it:
+        it.page.click("#tab-models")
+        it.page.locator("#models th button").first.click()
+        place = it.wait_for("#rollout table")
+        expect(it.page.locator("#rollout p")).to_have_text(
+            "shadow Version 2 is compared with version 1 on 5% of the requests."
+        )
+        names, values = place.locator("th[scope=row]").all_inner_texts(), place.locator("td").all_inner_texts()
+        rows = dict(zip(names, values, strict=True))
+        assert (rows["compared"], rows["same decision"], rows["… at least"]) == ("2,000", "99.8%", "99.14%")
+        assert rows["p99 of version 2"] == "7.9 ms"
+        assert faults_of_access(it) == []
+        assert overflow(it) == 0
+        metrics.write_text(METRICS.read_text() + ROLLOUT.format(phase="aborted", by="server", compared=2040))
+        it.page.click("#list")
+        it.wait_for("#rollout", "2,040")
+        expect(it.page.locator("#rollout p")).to_contain_text("Version 2 was aborted by the server")
+        assert faults_of_access(it) == []
+        metrics.write_text(METRICS.read_text())
+        it.page.click("#list")
+        expect(it.page.locator("#rollout")).to_be_empty()
 
 
 def overflow(it: Opened) -> int:

@@ -21,6 +21,24 @@ from graphkiln_client.transports.base import InferRequest, InferResponse
 
 PIXELS = Preprocess(dtype=DType.UINT8, layout="HWC")
 LABELS = ("dark", "<img src=x onerror=alert(1)>")
+# Metrics of a rollout, to be appended to `METRICS`.
+ROLLOUT = """
+graphkiln_rollout_info{{model="m",version="2",phase="{phase}",by="{by}",serving="1"}} 1
+graphkiln_rollout_share{{model="m",version="2"}} 0.05
+graphkiln_rollout_compared_total{{model="m",version="2"}} {compared}
+graphkiln_rollout_disagreed_total{{model="m",version="2"}} 4
+graphkiln_rollout_undecided_total{{model="m",version="2"}} 0
+graphkiln_rollout_answered_total{{model="m",version="2"}} 0
+graphkiln_rollout_dropped_total{{model="m",version="2"}} 7
+graphkiln_rollout_failed_total{{model="m",version="2"}} 1
+graphkiln_rollout_agreement{{model="m",version="2",bound="lower"}} 0.9914
+graphkiln_rollout_agreement{{model="m",version="2",bound="upper"}} 0.9995
+graphkiln_rollout_agreement_limit{{model="m",version="2"}} 0.995
+graphkiln_rollout_latency_seconds{{model="m",version="2",role="serving",quantile="0.5"}} 0.00304
+graphkiln_rollout_latency_seconds{{model="m",version="2",role="serving",quantile="0.99"}} 0.0081
+graphkiln_rollout_latency_seconds{{model="m",version="2",role="candidate",quantile="0.5"}} 0.0029
+graphkiln_rollout_latency_seconds{{model="m",version="2",role="candidate",quantile="0.99"}} 0.0079
+"""
 METRICS = Path(__file__).parents[1] / "unit" / "page" / "metrics.txt"
 
 

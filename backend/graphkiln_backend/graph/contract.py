@@ -29,6 +29,10 @@ GRAPHS = "graphs"
 # Request parameter with the digest of the contract.
 REQUEST_PARAMETER = "contract"
 
+# Request parameter of clients that name a version, with its number: Triton does not tell an instance whether a request
+# named one, and no rollout may answer such a request by another version.
+PINNED_PARAMETER = "pinned_version"
+
 _DIGEST_CHARACTERS = 16
 
 

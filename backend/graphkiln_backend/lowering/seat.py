@@ -133,6 +133,7 @@ def choose_seat(
     backend: NativeBackend | None,
     *,
     recorded: bool = False,
+    needed: str = "",
 ) -> Seat:
     """Choose who computes the versions of a model.
 
@@ -141,6 +142,7 @@ def choose_seat(
         versions: Folders of the versions to serve.
         overrides: Settings of the command line.
         backend: The C++ backend, or None.
+        needed: Why `seat: auto` needs a Python instance, such as a rollout; empty if it does not.
         recorded: Whether requests are recorded (`serve --record`); `seat: native` takes precedence.
 
     Returns:
@@ -158,6 +160,8 @@ def choose_seat(
     asked, origin = settings.seat, settings.origins.get("seat", "")
     if asked == PYTHON:
         return Seat(native=False, reason=f"requested by {origin}")
+    if needed and asked != NATIVE:
+        return Seat(native=False, reason=needed)
     if recorded and asked != NATIVE:
         return Seat(native=False, reason="requests are recorded, which only graphkiln does")
     if backend is None:

@@ -37,6 +37,7 @@ from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.proofs import ProofBook
 from graphkiln_backend.server.repository_control import RepositoryControl
+from graphkiln_backend.server.rollouts import Rollouts
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
@@ -47,6 +48,7 @@ from graphkiln_backend.triton.features import VERSION_VARIABLE
 if TYPE_CHECKING:
     from graphkiln_backend.server.admission import Verdict
     from graphkiln_backend.server.golden_requests import Asking
+    from graphkiln_backend.server.rollout_loop import RolloutController
     from graphkiln_backend.server.served_proofs import ServedProofs
 
 _log = logging.getLogger("graphkiln.server")
@@ -165,6 +167,7 @@ class Launch:
         prove_memory_bytes: Versions are proven together before they are shown if they are not larger together.
         record: Settings of recorded requests, or None.
         proofs: Results of proofs through a server.
+        state: Folder of the state of rollouts; None for no rollouts.
         managed: The models shown to Triton, filled by `prepare`; kept across restarts, like the following.
         loaded: The loaded models in explicit mode.
         readiness: The kind of readiness.
@@ -184,6 +187,7 @@ class Launch:
     prove_memory_bytes: int = 4 << 30
     record: RecordSettings | None = None
     proofs: ProofBook = field(default_factory=ProofBook)
+    state: Path | None = None
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)
     readiness: Readiness = field(default_factory=Readiness)
@@ -202,6 +206,9 @@ class Launch:
         )
         self.managed.stores = stores = folder.link_stores(self.stores)
         self.managed.mark, self.managed.backends = self.copies.mark, backends
+        if self.state and not self.managed.rollouts.folders:
+            self.managed.rollouts = Rollouts.of(self.state, self.stores, self.copies.sources)
+        self.managed.rollouts.look()
         mode, flags, loads, complete = ControlMode.read(self.flags), self.flags, False, False
         try:
             if mode.managed:
@@ -268,6 +275,29 @@ class Launch:
             replay_interval_s=self.replay_interval_s,
         )
 
+    def rollout_controller(self, folder: RunFolder, versions: VersionController) -> RolloutController | None:
+        """Create the controller of the rollouts of a live server; None if there can be none.
+
+        Args:
+            folder: The run folder.
+            versions: Its version controller.
+        """
+        control = self.control()
+        if control is None or not self.managed.rollouts.folders:
+            return None
+        from graphkiln_backend.server.rollout_loop import RolloutController
+
+        return RolloutController(
+            stores=self.managed,
+            mirror=Mirror(folder.overlay),
+            control=control,
+            instances=folder.instances,
+            admit=partial(self._admit, folder.temporary),
+            refresh=versions.refresh,
+            managed=ControlMode.read(self.flags).managed,
+            load_timeout_s=self.load_deadline_s + _LOAD_MARGIN_S,
+        )
+
     def _choose_seat(
         self, backends: frozenset[str], config: ModelConfigProto, versions: Sequence[Path]
     ) -> ModelConfigProto | None:
@@ -275,7 +305,8 @@ class Launch:
         folders = [folder for folder in (self.flags.backends, self.installation.backends) if folder]
         backend = None if DROP_IN_BACKEND in backends else find_native_backend(folders)
         overrides = self.overrides.get(config.name, ())
-        seat = choose_seat(config, versions, overrides, backend, recorded=self.record is not None)
+        needed = "a rollout compares its answers" if self.managed.rollouts.is_running(config.name) else ""
+        seat = choose_seat(config, versions, overrides, backend, recorded=self.record is not None, needed=needed)
         if not seat.native:
             return None
         if seat.requested:

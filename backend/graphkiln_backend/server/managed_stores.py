@@ -7,13 +7,14 @@ allows. After a restart the server shows the same versions as before; new ones m
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from graphkiln_backend.graph.contract import CONTRACTS, Contracts
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
-from graphkiln_backend.graph.image_model import ACCEPT_IMAGES
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, IMAGE_MODEL
 from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_tensors import withhold_text_id
 from graphkiln_backend.repository.config import ModelConfigProto, complete, guard_batch, read_config, select_versions
@@ -22,6 +23,8 @@ from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version import CONFIG_FILE, claims_proof, read_version_signature
 from graphkiln_backend.server.image_models import add_image_models, complete_pair, configure
 from graphkiln_backend.server.mirror import Mirror
+from graphkiln_backend.server.rollouts import Rollouts
+from graphkiln_backend.triton.rollout_files import candidate_name
 
 _log = logging.getLogger("graphkiln.server")
 
@@ -115,6 +118,7 @@ class ManagedStores:
         mark: Adds faults to versions that were refused before the scan.
         backends: Names under which graphkiln's backend is installed.
         seat: Returns the configuration of versions for Triton's C++ backend, or None if graphkiln computes them.
+        rollouts: Rollouts of new versions.
         must_be_native: Models whose settings ask for the C++ backend.
     """
 
@@ -124,6 +128,7 @@ class ManagedStores:
     mark: Callable[[dict[str, StoredModel]], dict[str, StoredModel]] = lambda found: found
     backends: frozenset[str] = frozenset()
     seat: Callable[[ModelConfigProto, Sequence[Path]], ModelConfigProto | None] = lambda _, __: None
+    rollouts: Rollouts = field(default_factory=Rollouts)
     must_be_native: set[str] = field(default_factory=set)
     _graph_folder: GraphFolder | None = None
     _opened: bool = False
@@ -181,7 +186,7 @@ class ManagedStores:
         """Select the versions to show: those of the version policy that are not in quarantine.
 
         Versions whose configuration cannot be completed are quarantined; versions whose signature differs from that of
-        newer ones are left out.
+        newer ones are left out, and those that a rollout hides.
 
         Args:
             stored: The model.
@@ -193,6 +198,7 @@ class ManagedStores:
             if not self.quarantine.reason(stored, version):
                 self.quarantine.add(stored, version, fault)
         left = set() if stored.problem else {*versions} & stored.versions.keys()
+        left -= self.rollouts.hidden(stored.name, stored.folder).keys()
         while candidates := sorted(version for version in left if not self.quarantine.reason(stored, version)):
             blamed = candidates[-1]
             try:
@@ -235,6 +241,41 @@ class ManagedStores:
         guard_batch(config)
         withhold_text_id(config)
         return ShownModel(stored=stored, versions=versions, config=config, native=native)
+
+    def plan_candidate(self, stored: StoredModel, version: int, share: float = 0.0) -> ShownModel:
+        """Complete the configuration of a version that a rollout tries, as a model of its own.
+
+        Args:
+            stored: The model.
+            version: The version.
+            share: Share of the traffic that it answers, which is its share of the model's instances; at least one.
+
+        Raises:
+            GraphkilnError, OSError: The version cannot be tried; the message says why.
+        """
+        if self._graph_folder is None:
+            raise RepositoryError("configurations are not completed", hint="leave --disable-auto-complete-config out")
+        config = complete_config(stored.folder, self.backends, self._graph_folder, version, (version,))
+        kinds = {"sequence_batching": "sequences", "model_transaction_policy": "decoupled transactions"}
+        for field_name, words in kinds.items():
+            if config.HasField(field_name):
+                raise RepositoryError(f"a rollout cannot try a model with {words}: its requests depend on others")
+        if config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input):
+            raise RepositoryError("a rollout cannot try a model with batch_input, batch_output or ragged batches")
+        if config.response_cache.enable:
+            raise RepositoryError("a rollout cannot try a model with response_cache: answers of both would be mixed")
+        guard_batch(config)
+        withhold_text_id(config)
+        config.name = candidate_name(stored.name)
+        for key in (ACCEPT_IMAGES, IMAGE_MODEL):
+            config.parameters.pop(key, None)
+        config.ClearField("version_policy")
+        if not config.instance_group:
+            config.instance_group.add()
+        instances = sum(max(1, group.count) for group in config.instance_group)
+        del config.instance_group[1:]
+        config.instance_group[0].count, config.instance_group[0].name = max(1, math.ceil(share * instances)), ""
+        return ShownModel(stored=stored, versions=(version,), config=config)
 
     def _keeps_contracts(self, config: ModelConfigProto) -> bool:
         """False if a version number has had another contract, in this run of the supervisor.
@@ -339,5 +380,7 @@ class ManagedStores:
             reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)
             others = self._disagreeing.get(name, {})
             reasons |= {version: reason for version, reason in others.items() if version not in model.versions}
+            hidden = self.rollouts.hidden(name, model.stored.folder)
+            reasons |= {version: reason for version, reason in hidden.items() if version in model.stored.versions}
             found |= {(name, str(version)): reason for version, reason in reasons.items()}
         return found

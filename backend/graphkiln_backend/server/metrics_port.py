@@ -1,8 +1,9 @@
 """The metrics port: the supervisor's own metrics beside those of tritonserver.
 
 The supervisor answers on the user's metrics port, tritonserver on a port of the loopback interface. The supervisor adds
-what belongs to no single instance of graphkiln: restarts, the version of tritonserver, which versions are proven, and
-the self-tests of versions that other backends compute. While tritonserver is away, it answers with these alone.
+what belongs to no single instance of graphkiln: restarts, the version of tritonserver, rollouts, which versions are
+proven, and the self-tests of versions that other backends compute. While tritonserver is away, it answers with these
+alone.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from http import HTTPStatus
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.ports import listen
 from graphkiln_backend.server.proofs import ProofState
+from graphkiln_backend.server.rollouts import RolloutFolder
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.metric_catalog import describe, kind_of
 
@@ -42,6 +44,7 @@ class MetricsPort(Closeable):
         version: Version of tritonserver; empty if unknown.
         restarts: Returns the number of restarts by cause.
         rows: Returns the proofs of all versions.
+        rollouts: Returns the folders of the rollouts of the served stores.
 
     Raises:
         ServerSetupError: The address is in use, or not of this machine.
@@ -55,11 +58,13 @@ class MetricsPort(Closeable):
         version: str,
         restarts: Callable[[], Mapping[str, int]],
         rows: Callable[[], Sequence[ProofState]],
+        rollouts: Callable[[], Sequence[RolloutFolder]] = tuple,
     ) -> None:
         self._triton = triton
         self._version = version
         self._restarts = restarts
         self._rows = rows
+        self._rollouts = rollouts
         self._closing = threading.Event()
         self._socket = listen(address)
         for number in range(_THREADS):
@@ -127,6 +132,11 @@ class MetricsPort(Closeable):
             yield _sample("graphkiln_self_test_replays_total", row.replays, **labels)
             yield _sample("graphkiln_self_test_failures_total", row.failures, **labels)
             yield _sample("graphkiln_self_test_timestamp_seconds", row.last_right_at, **labels)
+        if folders := [folder for folder in self._rollouts() if folder.models()]:
+            from graphkiln_backend.server.rollout_metrics import rollout_samples  # needed by rollouts only
+
+            for name, value, keys in rollout_samples(folders):
+                yield _sample(name, value, **keys)
 
 
 def _read_request(connection: socket.socket) -> bytes:

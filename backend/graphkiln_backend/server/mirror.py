@@ -90,6 +90,15 @@ class Mirror:
         write_mirror(model, self._next, versions, config)
         self._swap_in(model.name)
 
+    def show_candidate(self, name: str, model: Path, version: int, config: ModelConfigProto) -> None:
+        """Show a version of a model as a model of its own.
+
+        Raises:
+            OSError: The mirror cannot be written.
+        """
+        write_mirror(model, self._next, (version,), config)
+        self._swap_in(name)
+
     def show_images(self, name: str, model: Path, versions: Collection[int], config: ModelConfigProto) -> None:
         """Show the model that takes images for versions of another model.
 

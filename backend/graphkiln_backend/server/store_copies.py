@@ -168,6 +168,15 @@ class StoreCopies:
     every_s: float = 15.0
     _due_at: float = 0.0
 
+    @property
+    def sources(self) -> dict[Path, str | Path]:
+        """Store of each copy, by folder."""
+        sources: dict[Path, str | Path] = {}
+        for copy in self.copies:  # a copy may be made from another one
+            known = copy.source if isinstance(copy.source, Path) else str(copy.source)
+            sources[copy.folder] = sources.get(Path(known), known)
+        return sources
+
     def follow(self, stopped: Callable[[], bool]) -> float:
         """Update the copies if it is time.
 

@@ -41,7 +41,7 @@ from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.watchdog import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
 from graphkiln_backend.system.signals import Interrupted, StopSignals
-from graphkiln_backend.triton.snapshot import SnapshotReader
+from graphkiln_backend.triton.snapshot import Snapshot, SnapshotReader
 
 if TYPE_CHECKING:
     import psutil
@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.server.edge import Edge
     from graphkiln_backend.server.flags import ListenAddress
     from graphkiln_backend.server.golden_requests import Asking
+    from graphkiln_backend.server.rollout_loop import RolloutController
     from graphkiln_backend.server.version_control import VersionController
     from graphkiln_backend.triton.instance_status import InstanceStatus
 else:
@@ -106,6 +107,7 @@ class Supervisor:
         self._budget = RestartBudget()
         self._reaper = Reaper()
         self._versions: VersionController | None = None
+        self._rollouts: RolloutController | None = None
         self._first_replay: Asking | None = None
         self._live_at: float | None = None  # when the current server became live
         self._statuses: tuple[InstanceStatus, ...] = ()  # of ready instances
@@ -156,6 +158,7 @@ class Supervisor:
             version=self._launch.installation.version,
             restarts=self._budget.counts,
             rows=self._proofs,
+            rollouts=lambda: self._launch.managed.rollouts.folders,
         )
 
     def _proofs(self) -> list[ProofState]:
@@ -181,7 +184,7 @@ class Supervisor:
         Raises:
             ServerSetupError, OSError: It cannot be started.
         """
-        self._live_at, self._versions, self._statuses = None, None, ()
+        self._live_at, self._versions, self._rollouts, self._statuses = None, None, None, ()
         with RunFolder() as folder:
             try:
                 with signals.interrupting():  # converting a graph takes seconds
@@ -203,8 +206,12 @@ class Supervisor:
                     if self._edge:
                         self._edge.refuse()  # has no effect after a drain
                     kill_group(server)
+                    if self._rollouts:
+                        self._rollouts.halt()
                     if self._versions:
                         self._versions.end()
+                    if self._rollouts:
+                        self._rollouts.close()
 
     def _supervise(
         self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals
@@ -221,10 +228,8 @@ class Supervisor:
                     return self._drain(server, folder, signals)
                 seen = instances.read()
                 self._statuses = tuple(seen.statuses.values())
-                if fault := watchdog.look(seen):
+                if fault := self._find_fault(watchdog, seen):
                     return fault
-                if self._versions and self._versions.fault:
-                    return Fault(cause=Cause.WRONG_OUTPUTS, what=self._versions.fault)
                 if aborted := watchdog.end_endless_loading(seen):
                     self._budget.count(Cause.LOAD_DEADLINE, aborted)
                 if self._live_at:
@@ -247,6 +252,17 @@ class Supervisor:
             return code
         return fault
 
+    def _find_fault(self, watchdog: Watchdog, seen: Snapshot) -> Fault | None:
+        """Find a fault that needs a restart; a candidate that failed ends its rollout instead."""
+        if fault := watchdog.look(seen):
+            return fault
+        if self._rollouts:
+            for key, failed in watchdog.find_failed_candidates(seen).items():
+                self._rollouts.report_fault(seen.statuses[key].model, failed.what, key)
+        if self._versions and self._versions.fault:
+            return Fault(cause=Cause.WRONG_OUTPUTS, what=self._versions.fault)
+        return None
+
     def _is_listening(self, server: subprocess.Popen[bytes]) -> bool:
         """True if the server is up: Triton opens its ports after loading."""
         flags = self._launch.flags
@@ -266,6 +282,9 @@ class Supervisor:
         self._versions = self._launch.version_controller(folder, self._first_replay)
         if self._versions:
             self._versions.begin(lambda: self._report(folder))
+            self._rollouts = self._launch.rollout_controller(folder, self._versions)
+            if self._rollouts:
+                self._rollouts.begin()
         else:
             self._report(folder)
         if self._edge and not self._launch.managed.provable:  # otherwise once their golden samples are right
@@ -284,6 +303,8 @@ class Supervisor:
     def _drain(self, server: subprocess.Popen[bytes], folder: RunFolder, signals: StopSignals) -> int:
         from graphkiln_backend.server.drain import Drain
 
+        if self._rollouts:
+            self._rollouts.halt()
         if self._versions:
             self._versions.halt()
         traces, records = "trace-config" in self._launch.flags.values, self._launch.record is not None

@@ -23,6 +23,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -120,6 +121,7 @@ class VersionController:
         self._followed: dict[str, ShownModel] = {}  # in explicit mode: what served at the last look
         self.fault = ""
         self._thread: threading.Thread | None = None
+        self._changing = threading.Lock()  # held while versions are loaded
         self._stop = threading.Event()
         self._unforeseen = ""
         self._failed_at_start: set[str] = set()  # in explicit mode
@@ -172,14 +174,34 @@ class VersionController:
     def _run(self, on_settled: Callable[[], None] | None) -> None:
         if on_settled:
             for _ in range(_SETTLE_ATTEMPTS):
-                if self._attempt(self.settle) is None or self._stop.wait(_SOON_S):
+                if self._attempt(self._exclusively(self.settle)) is None or self._stop.wait(_SOON_S):
                     break
             if self._stop.is_set():
                 return
             on_settled()
         pause: float | None = 0.0
         while pause is not None and not self._stop.wait(pause):
-            pause = self._attempt(self.step)
+            pause = self._attempt(self._exclusively(self.step))
+
+    def refresh(self, name: str) -> None:
+        """Load the versions of a model that its rollout allows, and clear failures.
+
+        In the mode none, only the rollout's own versions replace those that serve.
+
+        Raises:
+            OSError: The server ended, or the mirror cannot be written.
+            ServerStopping: The server is stopping.
+        """
+        with self._changing:
+            stored, shown = self._stores.scan().get(name), self._stores.shown.get(name)
+            wanted = self._stores.rollouts.wanted.get(name)
+            if stored and shown and wanted and self._mode.name == "none":
+                promoted = {wanted.candidate} if wanted.phase == "promoted" else set()
+                kept = {*shown.versions, wanted.serving} | promoted
+                stored = replace(stored, versions={key: stored.versions[key] for key in stored.versions if key in kept})
+            if stored and self._update(stored):
+                self._replace_failed()
+            self._forget_failures(self._states())
 
     def _attempt(self, step: Callable[[], float | None]) -> float | None:
         """Run a step; return the seconds to the next one, or None for never."""
@@ -193,6 +215,13 @@ class VersionController:
             is_new, self._unforeseen = repr(error) != self._unforeseen, repr(error)
             self._warn(f"{type(error).__name__}: {error}", error if is_new else None)
         return _SOON_S
+
+    def _exclusively(self, step: Callable[[], float | None]) -> Callable[[], float | None]:
+        def run() -> float | None:
+            with self._changing:
+                return step()
+
+        return run
 
     def _warn(self, reason: str, traceback: Exception | None = None) -> None:
         if not self._stop.is_set():  # a dead server is the supervisor's task

@@ -14,7 +14,7 @@ import socket
 import time
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,6 +25,7 @@ from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus, note_end
+from graphkiln_backend.triton.rollout_files import tried_model
 from graphkiln_backend.triton.snapshot import Snapshot, is_ready
 
 if TYPE_CHECKING:
@@ -163,14 +164,38 @@ class Watchdog(Closeable):
         self._sample_stubs(now)
         if self._suspension.has_resumed():
             self._trust_from = now + SILENT_S / 2  # wait for a heartbeat of every instance
-        states = {status.pid: _state(status.pid) for status in instances.statuses.values()}
+        users = replace(
+            instances, statuses={key: each for key, each in instances.statuses.items() if not tried_model(each.model)}
+        )
+        states = {status.pid: _state(status.pid) for status in users.statuses.values()}
+        return (
+            self._find_stopped_server(now)
+            or self._find_instance_fault(users, states, now)
+            or self._find_early_death(now)
+            or self._find_silent_server()
+        )
+
+    def find_failed_candidates(self, instances: Snapshot) -> dict[str, Fault]:
+        """Return faults of instances of candidates in rollouts, by `instance.pid`; they need no restart.
+
+        Args:
+            instances: Current content of the status files.
+        """
+        found: dict[str, Fault] = {}
+        for key, status in instances.statuses.items():
+            if tried_model(status.model):
+                one = _only(instances, key)
+                states = {status.pid: _state(status.pid)}
+                if fault := self._find_instance_fault(one, states, time.monotonic()):
+                    found[key] = fault
+        return found
+
+    def _find_instance_fault(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
         return (
             self._find_dead_instance(instances, states)
             or self._find_wrong_outputs(instances)
-            or self._find_stopped_process(instances, states, now)
+            or self._find_stopped_instance(instances, states, now)
             or self._find_hung_instance(instances, now)
-            or self._find_early_death(now)
-            or self._find_silent_server()
         )
 
     def end_endless_loading(self, instances: Snapshot) -> int:
@@ -238,9 +263,12 @@ class Watchdog(Closeable):
                 return Fault(cause=Cause.WRONG_OUTPUTS, what=f"{_name(status)} no longer serves ({line})")
         return None
 
-    def _find_stopped_process(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
+    def _find_stopped_server(self, now: float) -> Fault | None:
         if self._is_stopped(self._server, _state(self._server), now):
             return Fault(cause=Cause.SERVER_HUNG, what="tritonserver was stopped by a signal")
+        return None
+
+    def _find_stopped_instance(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
         for status in instances.statuses.values():
             if self._is_stopped(status.pid, states[status.pid], now):
                 return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} was stopped by a signal")
@@ -279,6 +307,15 @@ class Watchdog(Closeable):
             self._stopped_since.pop(process, None)
             return False
         return now - self._stopped_since.setdefault(process, now) > _STOPPED_S
+
+
+def _only(instances: Snapshot, key: str) -> Snapshot:
+    """The part of a snapshot that concerns one ready instance."""
+    return Snapshot(
+        statuses={key: instances.statuses[key]},
+        progress={key: instances.progress[key]} if key in instances.progress else {},
+        faults={key: instances.faults[key]} if key in instances.faults else {},
+    )
 
 
 def _name(status: InstanceStatus) -> str:

@@ -22,6 +22,7 @@ class Feature(Enum):
     """A feature: the first release with it, and the behaviour before."""
 
     NUMPY_2 = "24.11", "stubs support only numpy 1: with numpy 2, response tensors are empty; `serve` refuses to start"
+    RESPONSE_PARAMETERS = "25.02", "responses cannot say which version of a rollout answered"
     LIMITS_CHUNKS = "25.07", "chunked bodies are not limited: the edge rejects those above 32 kB"
     GIVES_UP_SILENT_STUBS = "25.08", "Triton waits forever for a stub that dies at once: the watchdog restarts"
     TEXTS_IN_CPP = "25.10", "the stub decodes string tensors in Python: `oversized_shapes` checks their shapes"

@@ -41,6 +41,8 @@ from graphkiln_backend.repository.publication import check_published, labels_fil
 from graphkiln_backend.repository.version import ModelVersion, read_version_signature
 from graphkiln_backend.system.resources import stay_on, trim_memory, usable_cores
 from graphkiln_backend.triton.environment import (
+    be_ended_first,
+    instances_folder,
     lift_memory_limit,
     open_cache,
     overrides_for,
@@ -55,10 +57,12 @@ from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.oversized_shapes import protect_stub
 from graphkiln_backend.triton.replayer import Replayer
 from graphkiln_backend.triton.responses import FAILURES, to_response
+from graphkiln_backend.triton.rollout_files import assignment_path, read_assignment, tried_model
 from graphkiln_backend.triton.sent_models import note_sent
 
 if TYPE_CHECKING:
     from graphkiln_backend.triton.recording import Recorder, RecordingExecutor
+    from graphkiln_backend.triton.rollout import Candidate, Rollout
     from graphkiln_backend.triton.sequences import SequenceExecutor
 
 _log = logging.getLogger("graphkiln.triton")
@@ -103,6 +107,8 @@ class TritonPythonModel:
             TritonModelException: The version cannot be served; the message contains the cause.
         """
         instance, model, version = args["model_instance_name"], args["model_name"], int(args["model_version"])
+        if tried_model(model):  # a candidate must not cost the version that serves
+            be_ended_first()
         lift_memory_limit()  # inherited from tritonserver, whose limit is meant for requests
         note_sent(args["model_repository"])  # Triton's name for the model's folder
         self._cache = open_cache()
@@ -175,6 +181,11 @@ class TritonPythonModel:
             metrics=self._metrics,
             on_fault=self._refuse,
         )
+        self._rollout: Rollout | Candidate | None = None
+        if self._status and not sequence:
+            self._args, self._document, self._contract = args, document, deployment.version.contract
+            self._assigned = 0
+            self._status.computing.on_beat = self._follow_rollout
         gc.collect()  # otherwise garbage in cycles would be frozen, too
         gc.freeze()  # loaded objects live as long as the instance: collections can skip them
         trim_memory()
@@ -182,7 +193,7 @@ class TritonPythonModel:
     def _record(self, version: ModelVersion, status: InstanceStatus, warm_ups: int) -> Recorder | None:
         """Have the executor record requests if the command line asks for it."""
         settings = record_settings()
-        if settings is None:
+        if settings is None or tried_model(status.model):  # a candidate answers copies
             return None
         if type(self._executor) is not Executor:
             _log.warning("requests are not recorded: their answers depend on others (sequences, ragged batches)")
@@ -209,6 +220,8 @@ class TritonPythonModel:
         Returns:
             One `pb_utils.InferenceResponse` per request, in order.
         """
+        if self._rollout:
+            return self._rollout.execute(requests)
         with self._computing:
             if len(requests) == 1:
                 return [to_response(self._executor.execute(requests[0]), requests[0])]
@@ -218,6 +231,10 @@ class TritonPythonModel:
         """Free the session; Triton calls this when the version is unloaded."""
         if self._replayer:
             self._replayer.close()
+        if self._status:
+            self._status.computing.on_beat = None
+        if self._rollout:
+            self._rollout.close()
         if self._recorder:
             self._recorder.close()
         self._metrics.close()
@@ -225,6 +242,50 @@ class TritonPythonModel:
             self._status.close()
         self._session.close()
         self._cache.close()
+
+    def _follow_rollout(self) -> None:
+        """Begin, follow or end a part in a rollout, as the supervisor says; called once a second."""
+        folder, name = instances_folder(), self._args["model_name"]
+        tried = tried_model(name)
+        try:
+            assigned = assignment_path(folder, tried or name).stat().st_mtime_ns if folder else 0
+        except OSError:
+            assigned = 0
+        try:
+            if assigned != self._assigned:
+                self._take_part(folder, tried) if folder and assigned else self._leave_rollout()
+                self._assigned = assigned
+            if self._rollout:
+                self._rollout.report()
+        except Exception as error:  # noqa: BLE001 - the heartbeat must go on
+            _log.warning("rollout: %s", error, exc_info=error)
+
+    def _take_part(self, folder: Path, tried: str) -> None:
+        from graphkiln_backend.triton.rollout import Candidate, Rollout  # while a rollout is active only
+
+        assignment = read_assignment(folder, tried or self._args["model_name"])
+        if assignment is None or (not tried and assignment.candidate == int(self._args["model_version"])):
+            self._leave_rollout()  # this is the candidate, promoted
+        elif self._rollout:
+            self._rollout.assign(assignment)
+        else:
+            name, instance = self._args["model_name"], self._args["model_instance_name"]
+            shared: dict[str, Any] = {
+                "instance": instance,
+                "folder": folder,
+                "executor": lambda: self._executor,
+                "computing": self._computing,
+                "assignment": assignment,
+            }
+            if tried:
+                self._rollout = Candidate(name=name, **shared)
+            else:
+                self._rollout = Rollout(model=name, config=self._document, contract=self._contract, **shared)
+
+    def _leave_rollout(self) -> None:
+        rollout, self._rollout = self._rollout, None
+        if rollout:
+            rollout.close()
 
     def _refuse(self, fault: str) -> None:
         """Answer every request with an error from now on, and have the supervisor restart the server."""
@@ -270,7 +331,9 @@ def _read_deployment(
     )
     model = Path(args["model_repository"])
     folder = convert_if_needed(model / args["model_version"], cache)
-    deployment = Deployment.read(folder, config, resources, overrides_for(args["model_name"]))
+    deployment = Deployment.read(
+        folder, config, resources, overrides_for(tried_model(args["model_name"]) or args["model_name"])
+    )
     check_published(document, model, int(args["model_version"]), deployment.version)
     return deployment
 

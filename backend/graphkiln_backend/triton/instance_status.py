@@ -23,7 +23,7 @@ import struct
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -296,6 +296,7 @@ class BatchCounters:
             self._memory = mmap.mmap(file.fileno(), _PROGRESS.size)
         self._begun = 0
         self._lock = threading.Lock()
+        self.on_beat: Callable[[], None] | None = None  # called once a second, in the thread of the heartbeat
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._beat, name="graphkiln-heartbeat", daemon=True)
         self._thread.start()
@@ -322,6 +323,8 @@ class BatchCounters:
     def _beat(self) -> None:
         while not self._closing.wait(_BEAT_EVERY_S):
             _HEARTBEAT.pack_into(self._memory, _BATCHES.size, time.monotonic())
+            if self.on_beat:
+                self.on_beat()
 
 
 def _path(folder: Path, instance: str, pid: int, kind: str) -> Path:

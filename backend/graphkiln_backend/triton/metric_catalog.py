@@ -75,6 +75,45 @@ METRICS = (
         "processor time of decoding and preprocessing; its rate is the number of busy cores",
     ),
     PublishedMetric(
+        "graphkiln_rollout_info", "gauge, 1",
+        "a rollout of the version, and for a day after its end: loading, shadow, traffic, promoted or aborted, by the "
+        "user or by the server (gates, failures); `serving` is the version that serves",
+        ("phase", "by", "serving"),
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_share", "gauge, 0 to 1",
+        "share of the requests that are compared (shadow), or that the version answers (traffic)", (),
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_compared_total", "counter",
+        "requests that both versions answered, like all counts since the last change of the rollout", (),
+    ),
+    PublishedMetric("graphkiln_rollout_disagreed_total", "counter", "requests with another decision", ()),
+    PublishedMetric(
+        "graphkiln_rollout_undecided_total", "counter", "requests whose decision is within the noise of the policy", ()
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_answered_total", "counter", "requests of users that the version answered (traffic)", ()
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_dropped_total", "counter", "copies that were not sent: earlier ones were under way", ()
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_failed_total", "counter",
+        "requests on which the version failed; users got the answer of the serving version", (),
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_agreement", "gauge, 0 to 1",
+        "bounds of the share of equal decisions, which hold at all times together", ("bound",),
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_agreement_limit", "gauge, 0 to 1", "share that `--agree` asks for; 0.99 without it", ()
+    ),
+    PublishedMetric(
+        "graphkiln_rollout_latency_seconds", "gauge, s",
+        "time of the compared requests in the serving version and in the candidate", ("role", "quantile"),
+    ),
+    PublishedMetric(
         "graphkiln_recorded_requests_total", "counter", "requests in finished files of the record, with `--record`"
     ),
     PublishedMetric(

@@ -14,6 +14,7 @@ from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import DecodeError
 from tritonclient.grpc import service_pb2 as pb
 
+from graphkiln_backend.graph.contract import PINNED_PARAMETER
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER as CONTRACT
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import (
@@ -239,17 +240,19 @@ def encode_request(request: InferRequest, timeout_s: float | None) -> bytes:
         raw = to_raw(tensor)
         parts += (_RAW_INPUT_TAG, _varint(len(raw)), raw)
     parts[0] = _encode_header(request.model, request.version, tuple(specs), tuple(request.outputs.items()))
-    parts[1] = _encode_parameters(request.request_id, timeout_s, request.contract)
+    parts[1] = _encode_parameters(request, timeout_s)
     return b"".join(parts)
 
 
-def _encode_parameters(request_id: str, timeout_s: float | None, contract: str) -> bytes:
+def _encode_parameters(request: InferRequest, timeout_s: float | None) -> bytes:
     """Serialize the fields that differ between requests."""
-    message = pb.ModelInferRequest(id=request_id)
+    message = pb.ModelInferRequest(id=request.request_id)
     if timeout_s is not None:
         message.parameters["timeout"].int64_param = round(timeout_s * 1e6)
-    if contract:
-        message.parameters[CONTRACT].string_param = contract
+    if request.contract:
+        message.parameters[CONTRACT].string_param = request.contract
+    if request.version:
+        message.parameters[PINNED_PARAMETER].string_param = request.version
     serialized: bytes = message.SerializeToString()
     return serialized
 

@@ -13,6 +13,7 @@ from urllib.parse import quote
 
 import numpy as np
 
+from graphkiln_backend.graph.contract import PINNED_PARAMETER
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER as CONTRACT
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
@@ -239,6 +240,8 @@ def encode_request(
     parameters: dict[str, Any] = {} if timeout_s is None else {"timeout": round(timeout_s * 1e6)}
     if request.contract:
         parameters[CONTRACT] = request.contract
+    if request.version:
+        parameters[PINNED_PARAMETER] = request.version
     if request.outputs:
         header["outputs"] = [_output_row(name, output, binary=binary) for name, output in request.outputs.items()]
     elif binary:

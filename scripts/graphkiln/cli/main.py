@@ -48,8 +48,10 @@ VERBS = {
     "replay": "replay",
     "story": "story",
     "tune": "tune",
+    "rollout": "rollout",
     "cache": "cache",
 }
+_GROUPS = {"cache", "rollout"}  # verbs with verbs of their own
 # Unknown options are flags of tritonserver, which are checked against its list.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 # Verbs whose options are fields of a recipe: the class of their command, in the verb's module.
@@ -97,7 +99,7 @@ def application(verbs: Iterable[str]) -> typer.Typer:
 
 
 def _add(made: typer.Typer, verb: str, module: Any) -> None:
-    if verb == "cache":
+    if verb in _GROUPS:
         made.add_typer(module.app, name=verb)
     elif verb in _COMMANDS:
         made.command(cls=getattr(module, _COMMANDS[verb]))(getattr(module, verb))

@@ -62,6 +62,12 @@ LogFormatOption = Annotated[
 ]
 
 
+def _choose_state(value: Path | None) -> Path:
+    from graphkiln_backend.server.rollouts import state_folder
+
+    return state_folder(value)
+
+
 def serve(
     context: typer.Context,
     model_store: Annotated[
@@ -221,6 +227,16 @@ def serve(
     load_deadline: Annotated[
         float, typer.Option(help="Maximum time for loading a version; then it is given up.", metavar="SECONDS", min=1)
     ] = 600,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of the state of rollouts.",
+            callback=_choose_state,
+            envvar="GRAPHKILN_STATE",
+            show_default="~/.local/state/graphkiln",
+            metavar="DIR",
+        ),
+    ] = None,
     log_format: LogFormatOption = "text",
 ) -> None:
     """Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C.
@@ -305,6 +321,7 @@ def serve(
                 access=access,
                 memory_bytes=parse_size(server_memory) if server_memory else 0,
                 prove_memory_bytes=parse_size(prove_memory),
+                state=state,
                 record=recording,
             )
             _say_which_triton(installation, flags, has_key=not access.open_endpoints)

@@ -46,6 +46,7 @@ _BATCHES = "graphkiln_batch_size_bucket"
 _CANCELLED = {"CANCELED", "CANCELLED"}  # spelling of Triton and of model instances
 _INFO = "graphkiln_instance_info"
 _PROVEN = "graphkiln_version_proven"
+_ROLLOUT = "graphkiln_rollout_"
 _FACTS = {
     "graphkiln_self_test_error": "self_test_error",
     "graphkiln_self_test_timestamp_seconds": "self_test_at_s",
@@ -124,6 +125,31 @@ def placements(samples: Iterator[Sample]) -> dict[tuple[str, str], dict[str, Any
             worst = min if name == "self_test_at_s" else max
             row[name] = worst(row.get(name, sample.value), sample.value)
     return {key: row for key, row in facts.items() if row["instances"] or "proven" in row}
+
+
+def rollouts(samples: Iterator[Sample]) -> dict[str, dict[str, Any]]:
+    """Return the rollout of each model that has one.
+
+    Returns:
+        Model name -> `version` (the candidate), `serving`, `phase`, `by`, `share`, the counts, `lower` and `upper`
+        bound of the share of equal decisions, `limit`, and `latency` in milliseconds by role and quantile.
+    """
+    found: dict[str, dict[str, Any]] = defaultdict(lambda: {"latency": defaultdict(dict)})
+    for sample in samples:
+        if not sample.name.startswith(_ROLLOUT):
+            continue
+        name = sample.name.removeprefix(_ROLLOUT).removesuffix("_total")
+        labels = sample.labels
+        row = found[labels.get("model", "")]
+        if name == "info":
+            row |= {key: labels.get(key, "") for key in ("version", "serving", "phase", "by")}
+        elif name == "agreement":
+            row[labels.get("bound", "")] = sample.value
+        elif name == "latency_seconds":
+            row["latency"][labels.get("role", "")][labels.get("quantile", "")] = 1000 * sample.value
+        else:
+            row["limit" if name == "agreement_limit" else name] = sample.value
+    return {model: row for model, row in found.items() if "phase" in row}
 
 
 def _counter_name(sample: Sample) -> str:
@@ -242,9 +268,17 @@ class ShownServer:
 
     async def placements(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
         """Return the placement of each version; empty if the metrics cannot be read."""
+        return (await self.placements_and_rollouts())[0]
+
+    async def placements_and_rollouts(
+        self,
+    ) -> tuple[Mapping[tuple[str, str], Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]:
+        """Return the placement of each version, and the rollout of each model; empty if the metrics cannot be read."""
         with suppress(ClientError):
-            return await self._read_metrics(lambda text: placements(parse_metrics(text)))
-        return {}
+            return await self._read_metrics(
+                lambda text: (placements(parse_metrics(text)), rollouts(parse_metrics(text)))
+            )
+        return {}, {}
 
     async def precision(self, name: str, version: str) -> str:
         """Return the precision of a version; empty if the metrics cannot be read."""
@@ -271,15 +305,19 @@ async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any
     """List the loaded model versions; with the admin key, all versions in the repository index.
 
     Returns:
-        Rows of `name`, `version`, `state`, `reason`, and the facts of `placements` if known.
+        Rows of `name`, `version`, `state`, `reason`, the `rollout` of the model or None, and the facts of `placements`
+        if known.
 
     Raises:
         Unauthorized: The key is wrong.
         ClientError: The request failed.
     """
     rows = await _list_index(server, admin_key) if admin_key else await _list_loaded(server)
-    placements = await server.placements()
-    return [{**row, **placements.get((row["name"], row["version"]), {})} for row in rows]
+    placements, rollouts = await server.placements_and_rollouts()
+    return [
+        {**row, "rollout": rollouts.get(row["name"]), **placements.get((row["name"], row["version"]), {})}
+        for row in rows
+    ]
 
 
 async def describe_version(server: ShownServer, name: str, version: str) -> dict[str, Any]:

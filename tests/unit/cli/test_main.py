@@ -20,7 +20,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerE
 VERBS = (
     "serve", "convert", "adopt", "verify", "inspect", "sign", "keygen", "push", "pull", "explain", "lower",
     "classify", "detect", "segment", "embed", "infer", "models", "load", "unload", "health", "doctor", "bench",
-    "score", "replay", "story", "tune", "cache",
+    "score", "replay", "story", "tune", "rollout", "cache",
 )  # fmt: skip
 
 

@@ -176,6 +176,13 @@ class TestAuto:
         config = complete_config(digits, frozenset({"graphkiln"}), lambda version: version)
         assert choose_seat(config, [digits / "1"], [], NEWEST).native
 
+    def test_a_rollout_needs_a_python_instance(self, digits: Path) -> None:
+        config = complete_config(digits, frozenset({"graphkiln"}), lambda version: version)
+        seat = choose_seat(config, [digits / "1"], [], NEWEST, needed="a rollout compares its answers")
+        assert str(seat) == "python: a rollout compares its answers"
+        native = Override("seat", "native", "--set m.seat=native")
+        assert choose_seat(config, [digits / "1"], [native], NEWEST, needed="a rollout compares its answers").native
+
     def test_no_backend(self, case: Case) -> None:
         assert str(case.seat(backend=None)) == "python: Triton's C++ onnxruntime backend is not installed"
 

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from shown_server import LABELS, METRICS, PIXELS, Shown, config
+from shown_server import LABELS, METRICS, PIXELS, ROLLOUT, Shown, config
 
 from graphkiln.page.server import (
     Stores,
@@ -17,6 +17,7 @@ from graphkiln.page.server import (
     parse_metrics,
     placements,
     read_metrics,
+    rollouts,
     traffic,
 )
 from graphkiln_backend.graph.decoding import encode
@@ -110,6 +111,26 @@ def test_placements() -> None:
         },
         ('other "one"\\', "2"): {"instances": 0, "backend": "tensorrt", "seat": "", "proven": False},
     }  # fmt: skip
+
+
+def test_rollouts(shown: Shown, tmp_path: Path) -> None:
+    assert rollouts(parse_metrics(TEXT)) == {}
+    text = TEXT + ROLLOUT.format(phase="shadow", by="user", compared=2000)
+    expected = {
+        "version": "2", "serving": "1", "phase": "shadow", "by": "user", "share": 0.05, "compared": 2000,
+        "disagreed": 4, "undecided": 0, "answered": 0, "dropped": 7, "failed": 1, "lower": 0.9914, "upper": 0.9995,
+        "limit": 0.995,
+        "latency": {
+            "serving": {"0.5": pytest.approx(3.04), "0.99": pytest.approx(8.1)},
+            "candidate": {"0.5": pytest.approx(2.9), "0.99": pytest.approx(7.9)},
+        },
+    }  # fmt: skip
+    assert rollouts(parse_metrics(text)) == {"m": expected}
+    (tmp_path / "metrics").write_text(text)
+    server = shown.server()
+    server.metrics_url = (tmp_path / "metrics").as_uri()
+    found = asyncio.run(list_models(server, ""))
+    assert {row["name"]: row["rollout"] for row in found} == {"m": expected}
 
 
 def test_unreachable_metrics(tmp_path: Path) -> None:

@@ -6,10 +6,12 @@ import re
 import shutil
 import socket
 import subprocess
+import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,6 +25,7 @@ from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.metrics_port import MetricsPort
 from graphkiln_backend.server.ports import fetch_metrics
 from graphkiln_backend.server.proofs import ProofBook, ProofState
+from graphkiln_backend.server.rollouts import Gates, Latencies, Progress, RolloutFolder, Wanted
 
 TRITONS = """# HELP nv_inference_count samples
 # TYPE nv_inference_count counter
@@ -59,11 +62,18 @@ def open_port(book: ProofBook) -> Iterator[Open]:
     """Open a metrics port in front of a port of this machine, or of none."""
     with ExitStack() as stack:
 
-        def start(triton: CannedHttp | None = None) -> str:
+        def start(triton: CannedHttp | None = None, rollouts: Sequence[RolloutFolder] = ()) -> str:
             own, other = free_ports(2)
             inner = int(triton.url.rpartition(":")[2]) if triton else other
             restarts = {"server_died": 2, "load_deadline": 0}
-            port = MetricsPort(at(own), at(inner), version="2.51.0", restarts=lambda: restarts, rows=book.rows)
+            port = MetricsPort(
+                at(own),
+                at(inner),
+                version="2.51.0",
+                restarts=lambda: restarts,
+                rows=book.rows,
+                rollouts=lambda: rollouts,
+            )
             stack.enter_context(port)
             return f"http://127.0.0.1:{own}/metrics"
 
@@ -194,3 +204,55 @@ def test_port_and_threads_are_free_after_close() -> None:
         assert len(set(threading.enumerate()) - before) == module._THREADS
     wait_until(lambda: set(threading.enumerate()) <= before)
     socket.create_server(("127.0.0.1", port)).close()
+
+
+def write_rollout(folder: RolloutFolder, model: str, *, phase: str, reason: str = "", age_s: float = 0.0) -> None:
+    """Write a rollout to version 2 with 1,000 compared requests."""
+    running = phase in {"shadow", "traffic"}
+    folder.write_wanted(
+        Wanted(
+            model=model, candidate=2, serving=1, phase=phase, reason=reason,  # type: ignore[arg-type]
+            gates=Gates(agree=0.995) if running else Gates(),
+        )
+    )  # fmt: skip
+    latency = Latencies()
+    latency.add(0.001)
+    folder.write_progress(
+        Progress(
+            model=model, candidate=2, serving=1, phase=phase, share=0.05, compared=1000, agreed=990,  # type: ignore[arg-type]
+            disagreed=10, dropped=3, failed=1, candidate_latency=latency, updated_at=time.time() - age_s,
+        )
+    )  # fmt: skip
+
+
+def test_rollouts(open_port: Open, tmp_path: Path) -> None:
+    folder = RolloutFolder(tmp_path / "state", tmp_path / "store")
+    write_rollout(folder, "m", phase="shadow", age_s=200_000)  # no requests for days
+    write_rollout(folder, "ended", phase="aborted", reason="too slow")
+    write_rollout(folder, "forgotten", phase="aborted", reason="too slow", age_s=90_000)
+    text = fetch_metrics(open_port(rollouts=[folder, RolloutFolder(tmp_path / "none", tmp_path)]))
+    for line in (
+        'graphkiln_rollout_info{model="m",version="2",phase="shadow",by="user",serving="1"} 1',
+        'graphkiln_rollout_info{model="ended",version="2",phase="aborted",by="server",serving="1"} 1',
+        'graphkiln_rollout_share{model="m",version="2"} 0.05',
+        'graphkiln_rollout_compared_total{model="m",version="2"} 1000',
+        'graphkiln_rollout_disagreed_total{model="m",version="2"} 10',
+        'graphkiln_rollout_dropped_total{model="m",version="2"} 3',
+        'graphkiln_rollout_failed_total{model="m",version="2"} 1',
+        'graphkiln_rollout_agreement_limit{model="m",version="2"} 0.995',
+        'graphkiln_rollout_agreement_limit{model="ended",version="2"} 0.99',
+    ):
+        assert line in text.splitlines()
+    low, high = (
+        float(re.findall(rf'^graphkiln_rollout_agreement{{model="m",version="2",bound="{each}"}} (.*)$', text, re.M)[0])
+        for each in ("lower", "upper")
+    )
+    assert 0.9 < low < 0.99 < high < 1
+    assert re.search(r'^graphkiln_rollout_latency_seconds{.*role="candidate",quantile="0.99"} 0.001', text, re.M)
+    assert 'role="serving"' not in text  # without requests
+    assert "forgotten" not in text
+
+
+def test_no_rollout_loads_no_code() -> None:
+    code = "import sys, graphkiln_backend.server.metrics_port; sys.exit(any('rollout_gates' in e for e in sys.modules))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

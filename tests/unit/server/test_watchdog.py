@@ -93,6 +93,31 @@ def test_a_process_that_is_gone(tmp_path: Path, watchdog: Watchdog, process: sub
     assert (fault.cause, fault.what) == (Cause.INSTANCE_DIED, "an instance of m version 3 died")
 
 
+def test_a_candidate_that_dies_or_hangs_needs_no_restart(
+    tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]
+) -> None:
+    process.kill()
+    process.wait()
+    with (
+        StatusFile(tmp_path, "m_0", instance_status(pid=os.getpid())),
+        StatusFile(tmp_path, "m.candidate_0", instance_status(pid=process.pid, model="m.candidate")),
+    ):
+        seen = read_snapshot(tmp_path)
+        assert watchdog.look(seen) is None
+        (found,) = watchdog.find_failed_candidates(seen).items()
+    assert found[0] == f"m.candidate_0.{process.pid}"
+    assert found[1].what == "an instance of m.candidate version 3 died"
+    key = "m.candidate_0.1"
+    now = time.monotonic()
+    hung = Snapshot(
+        statuses={key: instance_status(pid=os.getpid(), model="m.candidate")},
+        progress={key: Progress(begun=1, ended=0, begun_at=now - 31, heartbeat=now)},
+    )
+    assert watchdog.look(hung) is None
+    assert watchdog.find_failed_candidates(hung)[key].cause is Cause.COMPUTE_LIMIT
+    assert watchdog.find_failed_candidates(snapshot(begun_s=31, ended=0)) == {}
+
+
 def test_an_instance_that_is_just_being_unloaded(tmp_path: Path, watchdog: Watchdog) -> None:
     with StatusFile(tmp_path, "m_0", instance_status(pid=1 << 30)):
         seen = read_snapshot(tmp_path)

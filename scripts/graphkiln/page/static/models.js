@@ -1,7 +1,7 @@
 // The models: their state, what proves them, their labels; loading and unloading with the admin key.
 
 import * as api from "./api.js";
-import { $, digits, el, errorBox, facts, table } from "./dom.js";
+import { $, digits, el, errorBox, facts, milliseconds, table } from "./dom.js";
 
 let rows = [];
 let chosen = "";
@@ -17,7 +17,7 @@ export function setUpModels(readAgain) {
   });
   $("key").addEventListener("input", () => draw(true));
   $("filter").addEventListener("input", () => draw());
-  return { show: (models) => { rows = models; draw(); follow(); }, setVisible: () => {} };
+  return { show: (models) => { rows = models; draw(); follow(); drawRollout(); }, setVisible: () => {} };
 }
 
 const keyOf = (model) => `${model.name}/${model.version}`;
@@ -100,7 +100,10 @@ async function choose(row) {
   place.replaceChildren(el("p", { class: "busy faint" }, "reading"));
   try {
     const detail = await api.describe(row);
-    if (chosen === keyOf(row)) place.replaceChildren(...describe(detail));
+    if (chosen === keyOf(row)) {
+      place.replaceChildren(...describe(detail));
+      drawRollout();
+    }
   } catch (error) {
     if (chosen === keyOf(row)) place.replaceChildren(el("h2", {}, row.name), errorBox(error));
   }
@@ -115,10 +118,49 @@ function describe(detail) {
       ["largest batch", String(detail.max_batch_size)], ["loaded in", detail.load_s && `${digits(detail.load_s)} s`],
       ["images as they are", detail.image_model], ["takes images for", detail.tensor_model],
     ]),
+    el("div", { id: "rollout" }),
     el("h3", {}, "Signature"), signature(detail),
     el("h3", {}, "Proof"), ...proof(detail),
     ...(detail.preprocess ? [el("h3", {}, "Preprocessing"), facts(Object.entries(detail.preprocess).map(pair))] : []),
     ...(detail.labels.length ? [el("h3", {}, `${detail.labels.length} labels`), labels(detail.labels)] : []),
+  ];
+}
+
+/** Draws the rollout of the chosen model where its figures changed. */
+function drawRollout() {
+  const place = $("rollout");
+  const told = rows.find((row) => keyOf(row) === chosen)?.rollout;
+  const now = JSON.stringify(told ?? null);
+  if (!place || place.dataset.drawn === now) return;
+  place.dataset.drawn = now;
+  place.replaceChildren(...(told ? rollout(told) : []));
+}
+
+const percent = (share) => (share === undefined ? "–" : `${digits(100 * share, 4)}%`);
+
+function rollout(told) {
+  const { phase, version, serving, share, compared = 0, disagreed = 0, undecided = 0, failed = 0, dropped = 0, latency } = told;
+  const line = {
+    loading: `Version ${version} is being proven and loaded.`,
+    shadow: `Version ${version} is compared with version ${serving} on ${percent(share)} of the requests.`,
+    traffic: `Version ${version} answers ${percent(share)} of the requests, version ${serving} the others.`,
+    promoted: `Version ${version} was promoted and answers all requests.`,
+    aborted: `Version ${version} was aborted${told.by === "server" ? " by the server" : ""}, version ${serving} answers all requests.`,
+  }[phase];
+  const kind = phase === "aborted" ? "bad" : phase === "promoted" ? "good" : "";
+  const time = (role, quantile) => milliseconds(latency[role]?.[quantile]);
+  const decided = compared - undecided;
+  const counts = [
+    ["compared", compared], ["same decision", decided ? percent(1 - disagreed / decided) : "–"],
+    ["… at least", percent(told.lower)], ["… at most", percent(told.upper)], ["other decision", disagreed],
+    ["answered", told.answered || ""], ["failed", failed], ["copies dropped", dropped],
+    [`p50 of version ${serving}`, time("serving", "0.5")], [`p50 of version ${version}`, time("candidate", "0.5")],
+    [`p99 of version ${serving}`, time("serving", "0.99")], [`p99 of version ${version}`, time("candidate", "0.99")],
+  ];
+  const cells = counts.filter(([, value]) => value !== "").map(([name, value]) => [name, typeof value === "number" ? digits(value) : value]);
+  return [
+    el("h3", {}, "Rollout"), el("p", {}, el("span", { class: `pill ${kind}` }, phase), ` ${line ?? ""}`),
+    table("", ["since its last change", ">value"], cells),
   ];
 }
 

@@ -7,6 +7,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import grpc
@@ -154,7 +155,10 @@ class TestRequests:
         header, raw = http_parts(asked)
         expected = json.loads(theirs[:length])
         assert header["inputs"] == [{**each, "shape": list(each["shape"])} for each in expected["inputs"]]
-        assert (header["outputs"], header["parameters"]) == (expected["outputs"], {"timeout": 1_500_000})
+        assert (header["outputs"], header["parameters"]) == (
+            expected["outputs"],
+            {"timeout": 1_500_000, "pinned_version": "2"},
+        )
         assert raw == theirs[length:]
         message = pb.ModelInferRequest(model_name="m", model_version="2")
         for tensor in tensors[triton_grpc]:
@@ -162,7 +166,14 @@ class TestRequests:
             message.raw_input_contents.append(tensor._get_content() or b"")
         message.outputs.add(name="Y").parameters["classification"].int64_param = 3
         message.parameters["timeout"].int64_param = 1_500_000
+        message.parameters["pinned_version"].string_param = "2"
         assert grpc_message(asked) == message
+
+    def test_only_requests_that_name_a_version_say_so(self) -> None:
+        """Triton does not tell an instance, and a rollout must not answer them by another version."""
+        anyone = replace(request({"X": np.zeros(1)}), version="")
+        assert "pinned_version" not in http_parts(anyone)[0]["parameters"]
+        assert "pinned_version" not in grpc_message(anyone).parameters
 
     def test_shared_memory_requests_equal_tritonclient(self) -> None:
         asked = request({"X": PLACE}, {"Y": RequestedOutput(shared=PLACE)})

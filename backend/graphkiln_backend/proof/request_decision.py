@@ -1,0 +1,197 @@
+"""Comparison of two answers to one request by what they decide: the top-1 class, objects, class maps, vectors.
+
+Another version may compute other numbers and still decide alike, so that numbers count only for outputs without a known
+meaning. Objects, class maps and vectors are compared by the limits for int8, which allow what users do not notice; an
+object counts if its score is not below the threshold of the task, and its partner may have any score near that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from graphkiln_backend.graph.contract import Contract
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, is_classification
+from graphkiln_backend.proof.comparison import compare
+from graphkiln_backend.proof.decision import scatter_scores
+from graphkiln_backend.proof.detections import Found, can_match, found_on, match
+from graphkiln_backend.proof.policy import BY_PRECISION, INT8, OTHER_ENGINE, Limits
+from graphkiln_backend.proof.tasks import class_map, cosines, judge
+
+Arrays = Mapping[str, AnyArray]
+
+_OBJECTS = replace(INT8.tasks, score=1e9)  # any score
+_NEAR = 0.1  # below the threshold of scores
+_MOST_CHARACTERS = 120
+_MOST_ITEMS = 5
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RequestDecision:
+    """Comparison of two answers to one request.
+
+    Attributes:
+        outcome: `undecided` if the first answer is a tie within the numeric limits.
+        first: Decision of the first answer in a few words; empty if they agree.
+        second: Decision of the second answer.
+    """
+
+    outcome: Literal["agreed", "disagreed", "undecided"]
+    first: str = ""
+    second: str = ""
+
+
+class RequestComparison:
+    """Compare the answers of two versions to one request.
+
+    Args:
+        contract: Contract of the version that gives the first answers.
+        precisions: Precisions of both; the lower one selects the numeric limits.
+    """
+
+    def __init__(self, contract: Contract, precisions: Sequence[Precision] = (Precision.FP32,)) -> None:
+        self._contract = contract
+        rows = [OTHER_ENGINE if each is Precision.FP32 else BY_PRECISION.get(each, OTHER_ENGINE) for each in precisions]
+        self._limits: Limits = max(rows, key=lambda row: row.relative_l2)
+
+    def compare(self, first: Arrays, second: Arrays) -> RequestDecision:
+        """Compare two answers; outputs that the request did not ask for are missing in both."""
+        if unlike := _unlike(first, second):
+            return RequestDecision(outcome="disagreed", first=unlike[0], second=unlike[1])
+        return self._compare_task(first, second) or self._compare_numbers(first, second)
+
+    def _compare_task(self, first: Arrays, second: Arrays) -> RequestDecision | None:
+        """Compare by the task; None if the outputs are not those of a task."""
+        task = self._contract.task
+        if is_classification(task):
+            pairs = [*self._scores(first, second)] if self._contract.is_specified else []
+            return self._compare_classes(pairs) if pairs else None
+        if isinstance(task, Detection) and can_match(task, first, second):
+            return self._compare_objects(task, first, second)
+        decisions = judge(task, first, second, INT8).decisions
+        if not decisions:
+            return None
+        agrees = all(decision.agreeing >= decision.least * decision.total for decision in decisions)
+        return RequestDecision(outcome="agreed") if agrees else self._disagreed(first, second)
+
+    def _compare_numbers(self, first: Arrays, second: Arrays) -> RequestDecision:
+        errors = [error for error in compare(first, second) if not error.within(self._limits)]
+        if not errors:
+            return RequestDecision(outcome="agreed")
+        text = "; ".join(map(str, errors))[:_MOST_CHARACTERS]
+        return RequestDecision(outcome="disagreed", first=", ".join(error.name for error in errors), second=text)
+
+    def _compare_objects(self, task: Detection, first: Arrays, second: Arrays) -> RequestDecision:
+        tied = False
+        for image in range(len(first[task.scores])):
+            both = [found_on(task, arrays, image) for arrays in (first, second)]
+            for own, others in (both, both[::-1]):
+                seen = _select(own, own.scores >= task.score_threshold)
+                partners = match(seen, _select(others, others.scores >= task.score_threshold - _NEAR), _OBJECTS)
+                if np.any(partners < 0):
+                    return self._disagreed(first, second)
+                tied = tied or bool(len(seen) > np.sum(others.scores >= task.score_threshold))
+        return RequestDecision(outcome="undecided" if tied else "agreed")
+
+    def _scores(self, first: Arrays, second: Arrays) -> Iterator[tuple[AnyArray, AnyArray]]:
+        """Yield the scores of all classes of both answers, `[rows, classes]`."""
+        ranking = self._contract.ranking
+        if ranking:
+            if {ranking.scores, ranking.indices} <= first.keys() and first[ranking.scores].ndim == 2:
+                classes = 1 + max(int(arrays[ranking.indices].max(initial=0)) for arrays in (first, second))
+                yield tuple(
+                    scatter_scores(arrays[ranking.scores], arrays[ranking.indices], classes)
+                    for arrays in (first, second)
+                )  # type: ignore[misc]
+            return
+        names = [self._contract.output] if self._contract.output in first else [*first]
+        for name in names:
+            if (
+                first[name].ndim in (1, 2)
+                and first[name].shape[-1] > 1
+                and DType.from_numpy(first[name].dtype).is_float
+            ):
+                yield np.atleast_2d(first[name]), np.atleast_2d(second[name])
+
+    def _compare_classes(self, pairs: Sequence[tuple[AnyArray, AnyArray]]) -> RequestDecision:
+        tied = False
+        for scores, others in pairs:
+            expected, computed = scores.astype(np.float64), others.astype(np.float64)
+            before, after = expected.argmax(axis=1), computed.argmax(axis=1)
+            finite = np.isfinite(computed).all(axis=1) | ~np.isfinite(expected).all(axis=1)
+            rows = np.arange(len(expected))
+            noise = self._limits.relative_l2 * np.sqrt(np.mean(np.square(expected), axis=1))
+            margin = expected[rows, before] - expected[rows, after]
+            differ = (before != after) | ~finite
+            is_tie = finite & (margin <= noise)
+            if np.any(differ & ~is_tie):
+                row = int(np.argmax(differ & ~is_tie))
+                texts = [self._class_text(array[row]) for array in (expected, computed)]
+                return RequestDecision(outcome="disagreed", first=texts[0], second=texts[1])
+            tied = tied or bool(np.any(differ))
+        return RequestDecision(outcome="undecided" if tied else "agreed")
+
+    def _class_text(self, scores: AnyArray) -> str:
+        best = int(scores.argmax())
+        return f"{self._label(best)} {scores[best]:.4g}"
+
+    def _label(self, index: int) -> str:
+        labels = self._contract.labels or (self._contract.ranking.labels if self._contract.ranking else ())
+        return labels[index][:40] if 0 <= index < len(labels) else f"class {index}"
+
+    def _disagreed(self, first: Arrays, second: Arrays) -> RequestDecision:
+        task = self._contract.task
+        texts = ["", ""]
+        if isinstance(task, Detection):
+            texts = [self._objects(task, arrays) for arrays in (first, second)]
+        elif isinstance(task, Segmentation):
+            texts = [self._classes(task, arrays) for arrays in (first, second)]
+        elif isinstance(task, Embedding):
+            texts = ["vector", f"cosine {cosines(first[task.vectors], second[task.vectors]).min():.4g}"]
+        return RequestDecision(outcome="disagreed", first=texts[0], second=texts[1])
+
+    def _objects(self, task: Detection, outputs: Arrays) -> str:
+        found = [found_on(task, outputs, image) for image in range(len(outputs[task.scores]))]
+        seen = [
+            f"{self._label(int(value))} {score:.2f}"
+            for each in found
+            for value, score in zip(each.classes, each.scores, strict=True)
+            if score >= task.score_threshold
+        ]
+        return f"{len(seen)} objects: {', '.join(seen[:_MOST_ITEMS])}"[:_MOST_CHARACTERS]
+
+    def _classes(self, task: Segmentation, outputs: Arrays) -> str:
+        values, counts = np.unique(class_map(task, outputs), return_counts=True)
+        order = np.argsort(-counts)[:_MOST_ITEMS]
+        parts = [f"{self._label(int(values[index]))} {counts[index] / counts.sum():.1%}" for index in order]
+        return ", ".join(parts)[:_MOST_CHARACTERS]
+
+
+def _select(found: Found, rows: npt.NDArray[np.bool_]) -> Found:
+    """Return some of the objects."""
+    return Found(
+        boxes=found.boxes[rows],
+        scores=found.scores[rows],
+        classes=found.classes[rows],
+        masks=None if found.masks is None else found.masks[rows],
+        keypoints=None if found.keypoints is None else found.keypoints[rows],
+    )
+
+
+def _unlike(first: Arrays, second: Arrays) -> tuple[str, str] | None:
+    """Describe outputs of other names, types or shapes; None if there are none."""
+    texts = [
+        {name: f"{name} {array.dtype}{list(array.shape)}" for name, array in arrays.items()}
+        for arrays in (first, second)
+    ]
+    if texts[0] == texts[1]:
+        return None
+    names = [name for name in {**first, **second} if texts[0].get(name) != texts[1].get(name)]
+    left, right = (", ".join(each.get(name, f"no {name}") for name in names)[:_MOST_CHARACTERS] for each in texts)
+    return left, right

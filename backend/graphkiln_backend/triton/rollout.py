@@ -1,0 +1,477 @@
+"""An instance's part in a rollout: copy requests to the candidate and compare, or let it answer a share of them.
+
+Imported while a rollout of the instance's model is active only. Which requests are chosen depends on the request alone
+(its id, else its content), so that a retry meets the same version. Copies are made once the answers are there, and sent
+by a thread, one at a time; a copy that finds the queue full is dropped. A request that the candidate does not answer in
+time is computed here.
+
+Source: Triton Python backend, "Business Logic Scripting": `InferenceRequest.exec` may be called from any thread.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from queue import Empty, Full, Queue
+from typing import Any, Protocol
+
+import numpy as np
+import triton_python_backend_utils as pb_utils
+
+from graphkiln_backend.graph.contract import PINNED_PARAMETER, REQUEST_PARAMETER, Contract
+from graphkiln_backend.graph.decoding import encode_json
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError
+from graphkiln_backend.graph.precision import Precision
+from graphkiln_backend.proof.request_decision import RequestComparison
+from graphkiln_backend.repository.config import ModelConfigProto
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.triton.executor import InferenceRequest, Outputs, Result
+from graphkiln_backend.triton.features import Feature, TritonFeatures
+from graphkiln_backend.triton.instance_status import write_whole
+from graphkiln_backend.triton.responses import to_response, to_tensor
+from graphkiln_backend.triton.rollout_files import (
+    Assignment,
+    Example,
+    InstanceTally,
+    candidate_name,
+    tally_path,
+    write_file,
+)
+from graphkiln_backend.triton.snapshot import read_snapshot
+from graphkiln_backend.triton.tensors import to_array
+
+_log = logging.getLogger("graphkiln.triton")
+
+ANSWERED_BY = "answered_by_version"  # response parameter
+
+_QUEUE = 8  # copies that wait
+_MOST_EXAMPLES = 20
+_SAMPLED_BYTES = 4096  # of a request without an id
+_OPEN_AFTER = 3  # failures in a row: then the candidate gets a request a second
+_RETRY_S = 1.0
+_MOST_WAITING = 16  # requests of users that wait for the candidate, or were given up
+_CLOSE_S = 2.0
+
+Tensors = Mapping[str, AnyArray]
+
+
+class Executing(Protocol):
+    """The part of the instance's executor that is used."""
+
+    def execute(self, request: Any) -> Result:
+        """Execute a single request."""
+        ...
+
+    def execute_batch(self, requests: Sequence[Any]) -> list[Result]:
+        """Execute requests."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    request_id: str
+    inputs: Tensors
+    outputs: Outputs
+
+
+def choose(request_id: str, inputs: Callable[[], Tensors]) -> float:
+    """Map a request to a number in 0..1, the same for a retry.
+
+    Args:
+        request_id: Its id; may be empty.
+        inputs: Returns its inputs, of which a sample is hashed if there is no id.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    if request_id:
+        digest.update(request_id.encode())
+    else:
+        for name, array in inputs().items():
+            digest.update(f"{name}{array.shape}".encode())
+            digest.update(_sample(array))
+    return int.from_bytes(digest.digest(), "big") / 2.0**64
+
+
+def _sample(array: AnyArray) -> bytes:
+    """Bytes of elements that are spread evenly over an array."""
+    flat = array.reshape(-1)
+    if array.dtype == object:
+        return b"\0".join(bytes(element)[:_SAMPLED_BYTES] for element in flat[:16])
+    size = max(1, _SAMPLED_BYTES // array.dtype.itemsize)
+    step = max(1, -(-flat.size // size))
+    return flat[::step].tobytes()
+
+
+class Rollout(Closeable):
+    """Execute the requests of an instance while a rollout of its model is active.
+
+    Args:
+        model: Name of the model.
+        instance: Triton's name of the instance.
+        folder: Folder of status files.
+        config: Configuration of the model.
+        contract: Contract of the instance's version.
+        executor: Returns the instance's executor.
+        computing: Held around each batch.
+        assignment: What to do.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: str,
+        instance: str,
+        folder: Path,
+        config: ModelConfigProto,
+        contract: Contract,
+        executor: Callable[[], Executing],
+        computing: AbstractContextManager[object],
+        assignment: Assignment,
+    ) -> None:
+        self._model = model
+        self._path = tally_path(folder, instance, os.getpid())
+        tensors = (*config.input, *config.output)
+        self._types = {tensor.name: DType.from_config(tensor.data_type) for tensor in tensors}
+        self._reshapes = {tensor.name: _Reshape.of(tensor, config) for tensor in tensors if tensor.HasField("reshape")}
+        self._contract = contract
+        self._executor = executor
+        self._computing = computing
+        self._assignment = assignment
+        self._tells = TritonFeatures.of_this_stub().has(Feature.RESPONSE_PARAMETERS)
+        statuses = read_snapshot(folder).statuses.values()
+        found = [each.precision for each in statuses if each.model in {model, candidate_name(model)}]
+        precisions = [Precision(text) for text in found if text in [*Precision]]
+        self._comparison = RequestComparison(contract, precisions or (Precision.FP32,))
+        self._lock = threading.Lock()  # of the tally
+        self._tally = InstanceTally(model=model, serial=assignment.serial)
+        self._written = b""
+        self._waiting = 0  # users' requests at the candidate
+        self._tried_at = 0.0
+        self._copied_at = 0.0  # when the copy under way was sent
+        self._copies: Queue[_Copy] = Queue(_QUEUE)
+        self._closing = threading.Event()
+        self._thread = threading.Thread(target=self._compare_copies, name="graphkiln-rollout", daemon=True)
+        self._thread.start()
+
+    def assign(self, assignment: Assignment) -> None:
+        """Do something else from now on; counts begin anew."""
+        with self._lock:
+            self._assignment = assignment
+            self._tally = InstanceTally(model=self._model, serial=assignment.serial)
+
+    def report(self) -> None:
+        """Write the counts if there are new ones.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        with self._lock:
+            begun = self._copied_at
+            self._tally.waiting_s = time.monotonic() - begun if begun else 0.0
+            content = encode_json(self._tally).encode()
+        if content != self._written:
+            write_whole(self._path, content)
+            self._written = content
+
+    def close(self) -> None:
+        """Stop comparing; a request that is under way is given up."""
+        self._closing.set()
+        self._thread.join(_CLOSE_S)
+        with suppress(OSError):
+            self.report()
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> list[Any]:
+        """Compute a response for every request, like `TritonPythonModel.execute`."""
+        assignment, candidate = self._assignment, {}
+        marks = [choose(request.request_id(), partial(self._inputs, request)) for request in requests]
+        if assignment.answered:
+            for index, request in enumerate(requests):
+                if marks[index] < assignment.answered and (asked := self._give_away(request, assignment)):
+                    candidate[index] = asked
+        own = [index for index in range(len(requests)) if index not in candidate]
+        results: dict[int, Result] = self._compute([requests[index] for index in own], own) if own else {}
+        answered: set[int] = set()
+        late: list[int] = []
+        for index, asked in candidate.items():
+            if (outputs := self._take(asked)) is not None:
+                results[index] = outputs
+                answered.add(index)
+            else:
+                late.append(index)
+        if late:
+            results |= self._compute([requests[index] for index in late], late)
+            self._count_failures([candidate[index] for index in late], [results[index] for index in late])
+        responses = [self._respond(results[i], requests[i], i in answered) for i in range(len(requests))]
+        limit = assignment.answered + assignment.compared
+        for index in own:
+            result = results[index]
+            if assignment.answered <= marks[index] < limit and not isinstance(result, GraphkilnError):
+                self._copy(requests[index], result)
+        return responses
+
+    def _compute(self, requests: Sequence[InferenceRequest], indices: Sequence[int]) -> dict[int, Result]:
+        executor = self._executor()
+        with self._computing:
+            begun = time.monotonic()
+            results = [executor.execute(requests[0])] if len(requests) == 1 else executor.execute_batch(requests)
+            seconds = time.monotonic() - begun
+        if len(requests) == 1 and not isinstance(results[0], GraphkilnError):
+            with self._lock:
+                self._tally.serving_latency.add(seconds)
+        return dict(zip(indices, results, strict=True))
+
+    def _respond(self, result: Result, request: InferenceRequest, answered: bool) -> Any:
+        if not (answered and self._tells) or isinstance(result, GraphkilnError):
+            return to_response(result, request)
+        tensors = [to_tensor(name, array) for name, array in result.items()]
+        return pb_utils.InferenceResponse(tensors, parameters={ANSWERED_BY: str(self._assignment.candidate)})
+
+    def _inputs(self, request: InferenceRequest) -> dict[str, AnyArray]:
+        return {tensor.name(): to_array(tensor, self._types.get(tensor.name())) for tensor in request.inputs()}
+
+    # Shadow.
+
+    def _copy(self, request: InferenceRequest, outputs: Outputs) -> None:
+        if self._copies.full():
+            with self._lock:
+                self._tally.dropped += 1
+            return
+        inputs = {name: array.copy() for name, array in self._inputs(request).items()}
+        answers = {name: np.array(array) for name, array in outputs.items()}
+        try:
+            self._copies.put_nowait(_Copy(request.request_id(), inputs, answers))
+        except Full:
+            with self._lock:
+                self._tally.dropped += 1
+
+    def _compare_copies(self) -> None:
+        """Send copies to the candidate, one at a time; main function of the thread."""
+        while not self._closing.is_set():
+            try:
+                copy = self._copies.get(timeout=0.2)
+            except Empty:
+                continue
+            serial = self._assignment.serial
+            self._copied_at = time.monotonic()
+            try:
+                outputs = self._ask(copy.inputs, [*copy.outputs], copy.request_id)
+                self._copied_at = 0.0
+                self._count_comparison(copy, outputs, serial)
+            except Exception as error:  # noqa: BLE001 - an error costs a copy, never the thread
+                self._copied_at = 0.0
+                if not isinstance(error, GraphkilnError | pb_utils.TritonModelException):
+                    _log.warning("a copy cannot be compared", exc_info=error)
+                self._count_failure(str(error), serial)
+
+    def _count_comparison(self, copy: _Copy, outputs: Outputs, serial: int) -> None:
+        decision = self._comparison.compare(copy.outputs, outputs)
+        with self._lock:
+            tally = self._tally
+            if tally.serial != serial:
+                return
+            tally.compared += 1
+            tally.failed_in_a_row = 0
+            setattr(tally, decision.outcome, getattr(tally, decision.outcome) + 1)
+            if decision.outcome == "disagreed":
+                example = Example(
+                    request=copy.request_id[:200], serving=decision.first, candidate=decision.second, at=time.time()
+                )
+                tally.examples = (*tally.examples, example)[-_MOST_EXAMPLES:]
+
+    # Traffic.
+
+    def _give_away(self, request: InferenceRequest, assignment: Assignment) -> _Asked | None:
+        """Send a user's request to the candidate; None if it has to be computed here."""
+        if not self._may_be_moved(request.parameters()):
+            return None
+        with self._lock:
+            if self._waiting >= _MOST_WAITING:
+                return None
+            if self._tally.failed_in_a_row >= _OPEN_AFTER:
+                if time.monotonic() - self._tried_at < _RETRY_S:
+                    return None
+                self._tried_at = time.monotonic()
+            self._waiting += 1
+        asked = _Asked(deadline=time.monotonic() + assignment.deadline_s, serial=assignment.serial)
+        names = [*request.requested_output_names()]
+        # A copy: a request that is given up ends before the candidate has read it.
+        inputs = {name: array.copy() for name, array in self._inputs(request).items()}
+        arguments = (asked, inputs, names, request.request_id())
+        threading.Thread(target=self._ask_for_user, args=arguments, name="graphkiln-moved", daemon=True).start()
+        return asked
+
+    def _may_be_moved(self, parameters: str) -> bool:
+        """False for requests that name a version, or another contract than this version's."""
+        if PINNED_PARAMETER not in parameters and REQUEST_PARAMETER not in parameters:
+            return True
+        named = json.loads(parameters)
+        return PINNED_PARAMETER not in named and named.get(REQUEST_PARAMETER, "") in {"", self._contract.digest}
+
+    def _ask_for_user(self, asked: _Asked, inputs: Tensors, names: Sequence[str], request_id: str) -> None:
+        try:
+            asked.outputs = self._ask(inputs, names, request_id)
+        except Exception as error:  # noqa: BLE001 - the request is computed here then
+            asked.error = str(error)
+        asked.done.set()
+        with self._lock:
+            self._waiting -= 1
+
+    def _take(self, asked: _Asked) -> Outputs | None:
+        """Wait for an answer until its deadline; None if there is none."""
+        if not asked.done.wait(max(0.0, asked.deadline - time.monotonic())):
+            asked.error = "it did not answer in time"
+            return None
+        if asked.outputs is not None:
+            with self._lock:
+                if self._tally.serial == asked.serial:
+                    self._tally.answered += 1
+                    self._tally.failed_in_a_row = 0
+        return asked.outputs
+
+    def _count_failures(self, asked: Sequence[_Asked], results: Sequence[Result]) -> None:
+        """Count requests on which only the candidate failed."""
+        for each, result in zip(asked, results, strict=True):
+            if not isinstance(result, GraphkilnError):
+                self._count_failure(each.error, each.serial)
+
+    def _count_failure(self, error: str, serial: int) -> None:
+        with self._lock:
+            if self._tally.serial == serial and not self._closing.is_set():
+                self._tally.failed += 1
+                self._tally.failed_in_a_row += 1
+                self._tally.failure = error[:500]
+
+    def _ask(self, inputs: Tensors, names: Sequence[str], request_id: str) -> Outputs:
+        """Have the candidate compute some outputs.
+
+        Raises:
+            ExecutionError: It did not.
+        """
+        response = pb_utils.InferenceRequest(
+            model_name=candidate_name(self._model),
+            requested_output_names=[*names],
+            inputs=[to_tensor(name, self._outside(name, array)) for name, array in inputs.items()],
+            request_id=request_id,
+        ).exec()
+        if response.has_error():
+            raise ExecutionError(response.error().message())
+        tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
+        if missing := [name for name in names if name not in tensors]:
+            raise ExecutionError(f"the answer lacks {', '.join(missing)}")
+        return {name: self._inside(name, np.array(to_array(tensors[name], self._types.get(name)))) for name in names}
+
+    def _outside(self, name: str, array: AnyArray) -> AnyArray:
+        """Give an input the shape in which clients send it."""
+        reshape = self._reshapes.get(name)
+        return reshape.convert(array, reshape.inside, reshape.outside) if reshape else array
+
+    def _inside(self, name: str, array: AnyArray) -> AnyArray:
+        """Give an output of the candidate the shape in which an instance computes it."""
+        reshape = self._reshapes.get(name)
+        return reshape.convert(array, reshape.outside, reshape.inside) if reshape else array
+
+
+@dataclass(frozen=True, slots=True)
+class _Reshape:
+    """Dimensions of a tensor for clients and for instances, which Triton converts; -1 keeps its order in both.
+
+    Attributes:
+        outside: For clients, without the batch.
+        inside: For instances, without the batch.
+        batched: Whether a batch precedes them.
+    """
+
+    outside: tuple[int, ...]
+    inside: tuple[int, ...]
+    batched: bool
+
+    @classmethod
+    def of(cls, tensor: Any, config: ModelConfigProto) -> _Reshape:
+        """Read the dimensions of an input or output that has a `reshape`."""
+        return cls(tuple(tensor.dims), tuple(tensor.reshape.shape), config.max_batch_size > 0)
+
+    def convert(self, array: AnyArray, source: Sequence[int], target: Sequence[int]) -> AnyArray:
+        """Change the dimensions from `source` to `target`."""
+        rows, shape = (array.shape[:1], array.shape[1:]) if self.batched else ((), array.shape)
+        open_sizes = iter([size for size, dim in zip(shape, source, strict=False) if dim < 0])
+        return array.reshape([*rows, *(next(open_sizes) if dim < 0 else dim for dim in target)])
+
+
+class _Asked:
+    """A user's request that was given to the candidate."""
+
+    def __init__(self, deadline: float, serial: int) -> None:
+        self.deadline = deadline
+        self.serial = serial
+        self.done = threading.Event()
+        self.outputs: Outputs | None = None
+        self.error = ""
+
+
+class Candidate(Closeable):
+    """Measure the computing times of an instance that is a candidate.
+
+    Args:
+        name: Name of the candidate's model.
+        instance: Triton's name of the instance.
+        folder: Folder of status files.
+        executor: Returns the instance's executor.
+        computing: Held around each batch.
+        assignment: What the instances of the tried model do.
+    """
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        instance: str,
+        folder: Path,
+        executor: Callable[[], Executing],
+        computing: AbstractContextManager[object],
+        assignment: Assignment,
+    ) -> None:
+        self._name = name
+        self._path = tally_path(folder, instance, os.getpid())
+        self._executor = executor
+        self._computing = computing
+        self._tally = InstanceTally(model=name, serial=assignment.serial)
+        self._written = 0
+
+    def assign(self, assignment: Assignment) -> None:
+        """Begin anew."""
+        self._tally, self._written = InstanceTally(model=self._name, serial=assignment.serial), 0
+
+    def report(self) -> None:
+        """Write the computing times if there are new ones.
+
+        Raises:
+            OSError: They cannot be written.
+        """
+        if (total := self._tally.candidate_latency.total) != self._written:
+            write_file(self._path, self._tally)
+            self._written = total
+
+    def close(self) -> None:
+        """Write the last times."""
+        with suppress(OSError):
+            self.report()
+
+    def execute(self, requests: Sequence[InferenceRequest]) -> list[Any]:
+        """Compute a response for every request, like `TritonPythonModel.execute`."""
+        executor = self._executor()
+        with self._computing:
+            begun = time.monotonic()
+            results = [executor.execute(requests[0])] if len(requests) == 1 else executor.execute_batch(requests)
+            seconds = time.monotonic() - begun
+        if len(requests) == 1:
+            self._tally.candidate_latency.add(seconds)
+        return [*map(to_response, results, requests)]
