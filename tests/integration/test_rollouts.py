@@ -25,7 +25,7 @@ from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.server.rollouts import Gates, Phase, Progress, RolloutFolder, first_change
 from graphkiln_client import Client
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.wide]
 
 SHAPE = ("batch", 3)
 SERVING, CANDIDATE = 2.0, 3.0  # factors
