@@ -85,7 +85,7 @@ class NativeBackend:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seat:
-    """Who computes a version.
+    """Seat of a model.
 
     Attributes:
         native: True for the C++ backend.

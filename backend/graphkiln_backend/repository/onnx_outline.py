@@ -126,7 +126,7 @@ def _outline(file: BinaryIO) -> GraphOutline:
 
 
 def _texts(file: BinaryIO, node: _Span) -> Iterator[bytes]:
-    """Yield the bytes of a node; of a large one those of the nodes in its subgraphs and of its own small fields."""
+    """Yield the bytes of a node; of a large node, the bytes of its small fields and of the nodes in its subgraphs."""
     start, end = node
     if end - start <= _MOST_NODE_BYTES:
         file.seek(start)

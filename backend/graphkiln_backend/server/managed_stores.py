@@ -243,7 +243,7 @@ class ManagedStores:
         return ShownModel(stored=stored, versions=versions, config=config, native=native)
 
     def plan_candidate(self, stored: StoredModel, version: int, share: float = 0.0) -> ShownModel:
-        """Complete the configuration of a version that a rollout tries, as a model of its own.
+        """Complete the configuration of the candidate of a rollout, a separate model.
 
         Args:
             stored: The model.

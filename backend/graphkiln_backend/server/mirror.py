@@ -91,7 +91,7 @@ class Mirror:
         self._swap_in(model.name)
 
     def show_candidate(self, name: str, model: Path, version: int, config: ModelConfigProto) -> None:
-        """Show a version of a model as a model of its own.
+        """Show a version of a model as a separate model.
 
         Raises:
             OSError: The mirror cannot be written.

@@ -62,7 +62,7 @@ class RolloutStatus:
 
     @property
     def reason(self) -> str:
-        """Why it ended or was refused; empty if it runs, or if the user ended it."""
+        """Reason for its end or refusal; empty while it runs, or if the user ended it."""
         return (self.progress.reason if self.progress else "") or self.wanted.reason
 
     @property

@@ -103,7 +103,7 @@ def _faults(progress: Progress, gates: Gates, high: float) -> Iterator[str]:
 
 
 def _missing(progress: Progress, gates: Gates, low: float) -> str:
-    """What the step waits for, or an empty string."""
+    """Describe the unmet condition of the step, or return an empty string."""
     if not gates.are_set:
         return "no conditions are set"
     if _is_shadow(progress):

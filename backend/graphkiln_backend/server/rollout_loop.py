@@ -207,7 +207,7 @@ class RolloutController(Closeable):
                 if folder.path not in self._claimed_by_others:
                     _log.warning(
                         "another server carries out the rollouts of this store: this one serves without them; "
-                        "give it a folder of its own (--state)"
+                        "give it another state folder (--state)"
                     )
                 self._claimed_by_others.add(folder.path)
                 return False

@@ -130,7 +130,7 @@ class Wanted:
 
 @dataclass(kw_only=True, slots=True)
 class Progress(Tally):
-    """How far the server is with a rollout.
+    """Progress of a rollout, as the server writes it.
 
     Attributes:
         model: Name of the model.
