@@ -48,23 +48,17 @@ def share_bounds(events: int, trials: int, alpha: float) -> tuple[float, float]:
 
 def lower_share(events: int, trials: int, alpha: float) -> float:
     """Lower bound of `share_bounds`."""
-    if events == 0:
-        return 0.0
-    excluded, included = 0.0, events / trials
-    for _ in range(_STEPS):
-        middle = (excluded + included) / 2
-        if _is_excluded(middle, events, trials, alpha):
-            excluded = middle
-        else:
-            included = middle
-    return excluded
+    return _bound(0.0, events, trials, alpha) if events else 0.0
 
 
 def upper_share(events: int, trials: int, alpha: float) -> float:
     """Upper bound of `share_bounds`."""
-    if events == trials:
-        return 1.0
-    included, excluded = events / trials, 1.0
+    return _bound(1.0, events, trials, alpha) if events < trials else 1.0
+
+
+def _bound(excluded: float, events: int, trials: int, alpha: float) -> float:
+    """Bisect between an excluded share and the observed one."""
+    included = events / trials
     for _ in range(_STEPS):
         middle = (excluded + included) / 2
         if _is_excluded(middle, events, trials, alpha):

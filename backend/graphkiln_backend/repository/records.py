@@ -86,7 +86,8 @@ def join_text(words: Sequence[Any]) -> bytes:
     return b"".join(part for word in encoded for part in (_LENGTH.pack(len(word)), word))
 
 
-def _split_text(data: bytes) -> list[bytes]:
+def split_text(data: bytes) -> list[bytes]:
+    """Split what `join_text` has joined."""
     words, begin = [], 0
     while begin < len(data):
         (length,) = _LENGTH.unpack_from(data, begin)
@@ -133,7 +134,7 @@ def _read_tensor(tensor: Mapping[str, Any]) -> AnyArray:
     dtype = DType(tensor["dtype"])
     if dtype is not DType.BYTES:
         return np.frombuffer(bytearray(tensor["data"]), dtype.numpy).reshape(tensor["shape"])
-    words = _split_text(tensor["data"])
+    words = split_text(tensor["data"])
     array = np.empty(len(words), np.object_)
     array[:] = words
     return array.reshape(tensor["shape"])

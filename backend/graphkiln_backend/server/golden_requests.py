@@ -12,7 +12,6 @@ import json
 import os
 import select
 import signal
-import struct
 import subprocess
 import sys
 import threading
@@ -36,6 +35,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.graph.text import in_path, plain_reason
+from graphkiln_backend.repository.records import join_text, split_text
 from graphkiln_backend.repository.version import GOLDEN_FILE
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.repository_control import RepositoryControl
@@ -65,7 +65,6 @@ _ATTEMPTS, _RETRY_S = 3, 1.0  # if the backend fails: memory may be short for a 
 _EARLY_BYTES = 32 << 20  # of compressed samples that are read before the server is up
 _IDLE_S = 0.2  # a model without a request for this long is idle
 _REQUEST_ID = "graphkiln-golden-sample"  # in Triton's log and traces
-_LENGTH = struct.Struct("<I")  # before each element of a BYTES tensor
 _HEADER = "Inference-Header-Content-Length"
 
 
@@ -488,8 +487,7 @@ def _encode(name: str, array: AnyArray) -> tuple[str, str, bytes]:
 
     dtype = DType.from_numpy(array.dtype)
     if dtype is DType.BYTES:
-        texts = [text if isinstance(text, bytes) else str(text).encode() for text in array.ravel()]
-        return name, dtype.value, b"".join(_LENGTH.pack(len(text)) + text for text in texts)
+        return name, dtype.value, join_text(array.ravel().tolist())
     return name, dtype.value, np.ascontiguousarray(array).tobytes()
 
 
@@ -505,19 +503,10 @@ def _decode(answer: bytes, length: int) -> Iterator[tuple[str, AnyArray]]:
         dtype = DType(row["datatype"])
         if dtype is DType.BYTES:
             array: AnyArray = np.empty(row["shape"], np.object_)
-            array.ravel()[:] = [*_texts(content)]
+            array.ravel()[:] = split_text(content)
         else:
             array = np.frombuffer(content, dtype.numpy).reshape(row["shape"])
         yield row["name"], array
-
-
-def _texts(content: bytes) -> Iterator[bytes]:
-    """Yield the elements of a BYTES tensor."""
-    position = 0
-    while position < len(content):
-        (length,) = _LENGTH.unpack_from(content, position)
-        begin, position = position + _LENGTH.size, position + _LENGTH.size + length
-        yield content[begin:position]
 
 
 def _error_in(answer: bytes) -> str:

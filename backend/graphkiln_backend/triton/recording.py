@@ -15,7 +15,6 @@ import os
 import secrets
 import threading
 import time
-import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -35,6 +34,7 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import lock_shared
 from graphkiln_backend.triton.environment import RecordSettings
 from graphkiln_backend.triton.executor import Executor, InferenceRequest, Result
+from graphkiln_backend.triton.request_position import position_of
 
 QUEUE_BYTES = 32 * MIB
 GROUP_BYTES = 4 * MIB  # rows that are encoded together; encoding holds up requests for about a millisecond
@@ -43,37 +43,10 @@ FILE_S = 60.0
 RETRY_S = 60.0  # pause after a fault
 _TICK_S = 1.0
 _CLOSE_S = 8.0  # less than the supervisor waits for; a hanging disk must not keep the instance
-_HASHED_BYTES = 16 << 10
-_HASHED_ELEMENTS = 1024
 _REPEATED = ["model", "graph_sha256", "engine", "precision"]
 _ROW_BYTES, _WORD_BYTES = 256, 64  # overhead of a row, and of an element of text, about
 
 _log = logging.getLogger("graphkiln.triton")
-
-
-def position_of(request_id: str, inputs: Mapping[str, AnyArray], purpose: bytes = b"record") -> float:
-    """Return a number from 0 to 1 that is the same for a retry of the request.
-
-    It is a hash of the id. Without an id it is one of the inputs; of a large input, of elements evenly spread over it,
-    because a hash of all takes longer than the copy.
-
-    Args:
-        request_id: Id given by the client, or empty.
-        inputs: Inputs, for requests without an id.
-        purpose: Positions for different purposes are independent; at most 16 bytes.
-    """
-    digest = hashlib.blake2b(request_id.encode("utf-8", "surrogatepass"), digest_size=8, person=purpose)
-    if not request_id:
-        for name, array in inputs.items():
-            digest.update(f"{name} {array.shape} {_checksum(array)}".encode())
-    return int.from_bytes(digest.digest()) / 2**64
-
-
-def _checksum(array: AnyArray) -> int:
-    if is_text(array):
-        return zlib.crc32(join_text(array.ravel()[:_HASHED_ELEMENTS].tolist()))
-    step = max(1, array.size // _HASHED_ELEMENTS) if array.nbytes > _HASHED_BYTES else 1
-    return zlib.crc32(array.reshape(-1)[::step].tobytes())
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -163,7 +136,7 @@ class RecordingExecutor:
                 if not isinstance(result, GraphkilnError):
                     request_id = request.request_id()
                     inputs = {} if request_id else read(request)
-                    if position_of(request_id, inputs) < recorder.share:
+                    if position_of(request_id, inputs, b"record") < recorder.share:
                         recorder.record(request_id, inputs or read(request), result, seconds)
         except Exception as error:  # noqa: BLE001 - the requests are answered
             recorder.count_dropped()

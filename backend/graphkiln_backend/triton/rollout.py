@@ -10,7 +10,6 @@ Source: Triton Python backend, "Business Logic Scripting": `InferenceRequest.exe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
 import os
@@ -19,7 +18,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from queue import Empty, Full, Queue
 from typing import Any, Protocol
@@ -38,6 +36,7 @@ from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.executor import InferenceRequest, Outputs, Result
 from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import write_whole
+from graphkiln_backend.triton.request_position import position_of
 from graphkiln_backend.triton.responses import to_response, to_tensor
 from graphkiln_backend.triton.rollout_files import (
     Assignment,
@@ -56,7 +55,6 @@ ANSWERED_BY = "answered_by_version"  # response parameter
 
 _QUEUE = 8  # copies that wait
 _MOST_EXAMPLES = 20
-_SAMPLED_BYTES = 4096  # of a request without an id
 _OPEN_AFTER = 3  # failures in a row: then the candidate gets a request a second
 _RETRY_S = 1.0
 _MOST_WAITING = 16  # requests of users that wait for the candidate, or were given up
@@ -82,33 +80,6 @@ class _Copy:
     request_id: str
     inputs: Tensors
     outputs: Outputs
-
-
-def choose(request_id: str, inputs: Callable[[], Tensors]) -> float:
-    """Map a request to a number in 0..1, the same for a retry.
-
-    Args:
-        request_id: Its id; may be empty.
-        inputs: Returns its inputs, of which a sample is hashed if there is no id.
-    """
-    digest = hashlib.blake2b(digest_size=8)
-    if request_id:
-        digest.update(request_id.encode())
-    else:
-        for name, array in inputs().items():
-            digest.update(f"{name}{array.shape}".encode())
-            digest.update(_sample(array))
-    return int.from_bytes(digest.digest(), "big") / 2.0**64
-
-
-def _sample(array: AnyArray) -> bytes:
-    """Bytes of elements that are spread evenly over an array."""
-    flat = array.reshape(-1)
-    if array.dtype == object:
-        return b"\0".join(bytes(element)[:_SAMPLED_BYTES] for element in flat[:16])
-    size = max(1, _SAMPLED_BYTES // array.dtype.itemsize)
-    step = max(1, -(-flat.size // size))
-    return flat[::step].tobytes()
 
 
 class Rollout(Closeable):
@@ -192,7 +163,7 @@ class Rollout(Closeable):
     def execute(self, requests: Sequence[InferenceRequest]) -> list[Any]:
         """Compute a response for every request, like `TritonPythonModel.execute`."""
         assignment, candidate = self._assignment, {}
-        marks = [choose(request.request_id(), partial(self._inputs, request)) for request in requests]
+        marks = [self._position(request) for request in requests]
         if assignment.answered:
             for index, request in enumerate(requests):
                 if marks[index] < assignment.answered and (asked := self._give_away(request, assignment)):
@@ -217,6 +188,10 @@ class Rollout(Closeable):
             if assignment.answered <= marks[index] < limit and not isinstance(result, GraphkilnError):
                 self._copy(requests[index], result)
         return responses
+
+    def _position(self, request: InferenceRequest) -> float:
+        request_id = request.request_id()
+        return position_of(request_id, {} if request_id else self._inputs(request), b"rollout")
 
     def _compute(self, requests: Sequence[InferenceRequest], indices: Sequence[int]) -> dict[int, Result]:
         executor = self._executor()

@@ -29,7 +29,8 @@ from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.proof.decision import confidence_interval
 from graphkiln_backend.triton import recording as module
 from graphkiln_backend.triton.executor import Executor
-from graphkiln_backend.triton.recording import Recorder, RecordingExecutor, position_of
+from graphkiln_backend.triton.recording import Recorder, RecordingExecutor
+from graphkiln_backend.triton.request_position import position_of
 
 
 def recorder(folder: Path, **changes: object) -> Recorder:
@@ -115,7 +116,7 @@ class TestExecutor:
             executor.execute(self.request(number, name=""))
         self.recorder.close()
         counted = Counter(bool(row.request_id) for row in rows(tmp_path))
-        assert counted[True] == sum(position_of(str(number), {}) < 0.5 for number in range(100))
+        assert counted[True] == sum(position_of(str(number), {}, b"record") < 0.5 for number in range(100))
         assert 30 < counted[False] < 70
 
     def test_answer_does_not_depend_on_the_record(

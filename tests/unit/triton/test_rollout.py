@@ -18,7 +18,8 @@ from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.repository.config import ModelConfigProto, guard_batch, pb
 from graphkiln_backend.triton import rollout as module
-from graphkiln_backend.triton.rollout import Rollout, choose
+from graphkiln_backend.triton.request_position import position_of
+from graphkiln_backend.triton.rollout import Rollout
 from graphkiln_backend.triton.rollout_files import Assignment, InstanceTally, read_tallies
 
 TALLY = "graphkiln.triton"
@@ -236,7 +237,7 @@ def test_counts_begin_anew_with_another_assignment(begin: Callable[..., Rollout]
 
 def test_a_million_requests_are_chosen_evenly() -> None:
     share, total = 0.01, 1_000_000
-    chosen = sum(choose(f"request-{number}", dict) < share for number in range(total))
+    chosen = sum(position_of(f"request-{number}", {}, b"rollout") < share for number in range(total))
     assert abs(chosen - share * total) < 4 * math.sqrt(total * share * (1 - share))
 
 
@@ -249,7 +250,7 @@ def test_requests_without_an_id_are_chosen_by_their_content(dtype: Any) -> None:
         else generator.integers(0, 255, (1, 64, 64)).astype(dtype)
         for number in range(1000)
     ]
-    first, again = ([choose("", lambda content=content: {"x": content}) for content in contents] for _ in range(2))
+    first, again = ([position_of("", {"x": content}, b"rollout") for content in contents] for _ in range(2))
     assert first == again
     assert len({*first}) == 1000
     assert 0.4 < np.mean(np.array(first) < 0.5) < 0.6
