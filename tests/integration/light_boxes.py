@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,8 @@ def light_box() -> Any:
         n("Unsqueeze", ["light", "one"], ["yes"]),
         n("Sub", ["unit", "yes"], ["no"]),
         n("Concat", ["no", "yes"], ["map"], axis=1),
-        n("ReduceMean", ["x", "plane"], ["vector"], keepdims=0),
+        n("ReduceMean", ["x", "plane"], ["color"], keepdims=0),
+        n("Mul", ["color", "gain"], ["vector"]),
     ]
     outputs = [
         zoo.value("boxes", ("batch", 1, 4)),
@@ -65,6 +67,7 @@ def light_box() -> Any:
         "two": np.array([2], np.int64),
         "plane": np.array([2, 3], np.int64),
         "limit": np.float32(0.4),
+        "gain": np.ones(3, np.float32),
         "unit": np.float32(1),
     }
     return zoo.model(nodes, [zoo.value("x", ("batch", 3, 32, 32))], outputs, constants)
@@ -72,25 +75,29 @@ def light_box() -> Any:
 
 def write_store(folder: Path) -> Path:
     """Write a store with a model of the same graph for each task."""
-    graph = light_box()
-    (folder / "export").mkdir()
-    save(graph, folder / "export" / "graph.onnx")
+    for name in TASKS:
+        write_version(light_box(), folder, name, 1)
+    return folder / "store"
+
+
+def write_version(graph: Any, folder: Path, name: str, version: int, labels: Sequence[str] = ("dark", "light")) -> None:
+    """Prove a graph for a task, and write it into the store."""
+    file = folder / "export" / f"{name}-{version}.onnx"
+    file.parent.mkdir(exist_ok=True)
+    save(graph, file)
     x = np.random.default_rng(1).uniform(0, 1, (4, 3, 32, 32)).astype(np.float32)
     names = [output.name for output in graph.graph.output]
     outputs = dict(zip(names, reference.ReferenceEvaluator(graph).run(None, {"x": x}), strict=True))
-    for name, task in TASKS.items():
-        source = SourceInfo(
-            description=name,
-            command="",
-            libraries=("onnx",),
-            metrics={},
-            preprocess=SPEC,
-            labels=("dark", "light"),
-            task=task,
-        )
-        samples = ReferenceSamples(feeds={"x": x}, outputs=outputs)
-        prove_and_write(folder / "export" / "graph.onnx", source, samples, folder / "store" / name, 1)
-    return folder / "store"
+    source = SourceInfo(
+        description=name,
+        command="",
+        libraries=("onnx",),
+        metrics={},
+        preprocess=SPEC,
+        labels=tuple(labels),
+        task=TASKS[name],
+    )
+    prove_and_write(file, source, ReferenceSamples(feeds={"x": x}, outputs=outputs), folder / "store" / name, version)
 
 
 def image(width: int, height: int, *box: int) -> Any:

@@ -28,6 +28,7 @@ Arrays = Mapping[str, AnyArray]
 
 _OBJECTS = replace(INT8.tasks, score=1e9)  # any score
 _NEAR = 0.1  # below the threshold of scores
+_VISIBLE = 0.001  # share of an image's pixels
 _MOST_CHARACTERS = 120
 _MOST_ITEMS = 5
 
@@ -74,10 +75,12 @@ class RequestComparison:
             return self._compare_classes(pairs) if pairs else None
         if isinstance(task, Detection) and can_match(task, first, second):
             return self._compare_objects(task, first, second)
-        decisions = judge(task, first, second, INT8).decisions
-        if not decisions:
+        judgment = judge(task, first, second, INT8)
+        if not judgment.decisions:
             return None
-        agrees = all(decision.agreeing >= decision.least * decision.total for decision in decisions)
+        agrees = all(decision.agreeing >= decision.least * decision.total for decision in judgment.decisions)
+        if agrees and isinstance(task, Segmentation):
+            agrees = _keeps_areas(class_map(task, first), class_map(task, judgment.outputs))
         return RequestDecision(outcome="agreed") if agrees else self._disagreed(first, second)
 
     def _compare_numbers(self, first: Arrays, second: Arrays) -> RequestDecision:
@@ -171,6 +174,20 @@ class RequestComparison:
         order = np.argsort(-counts)[:_MOST_ITEMS]
         parts = [f"{self._label(int(values[index]))} {counts[index] / counts.sum():.1%}" for index in order]
         return ", ".join(parts)[:_MOST_CHARACTERS]
+
+
+def _keeps_areas(first: npt.NDArray[np.int64], second: npt.NDArray[np.int64]) -> bool:
+    """True if each class that covers a visible part of an image, in either map, overlaps by half.
+
+    Most pixels of a map may be background, so that the share of equal pixels does not show an object that is lost.
+    """
+    for before, after in zip(first, second, strict=True):
+        for value in np.union1d(before, after):
+            own, other = before == value, after == value
+            largest = max(np.count_nonzero(own), np.count_nonzero(other))
+            if largest >= _VISIBLE * before.size and 2 * np.count_nonzero(own & other) < np.count_nonzero(own | other):
+                return False
+    return True
 
 
 def _select(found: Found, rows: npt.NDArray[np.bool_]) -> Found:

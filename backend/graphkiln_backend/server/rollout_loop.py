@@ -25,9 +25,10 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphkiln_backend.graph.contract import CONTRACTS, Contracts
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.repository.agreement import find_disagreement
-from graphkiln_backend.repository.config import read_config, select_versions
+from graphkiln_backend.repository.config import ModelConfigProto, read_config, select_versions
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
@@ -328,6 +329,7 @@ class RolloutController(Closeable):
             raise RolloutError("only models of graphkiln's own backend can be compared")
         if problem := find_disagreement(planned.config, shown.config):
             raise RolloutError(f"its signature is not that of the serving version: {problem}")
+        _check_contract(planned.config, wanted)
         return planned
 
     def _load(self, planned: ShownModel) -> str:
@@ -505,6 +507,26 @@ class RolloutController(Closeable):
         if (progress.phase, progress.reason) != ("", reason) or time.time() - progress.updated_at > _ALIVE_S:
             progress.phase, progress.reason, progress.updated_at = "", reason, time.time()
             folder.write_progress(progress)
+
+
+def _check_contract(config: ModelConfigProto, wanted: Wanted) -> None:
+    """Refuse a candidate for which clients would have to prepare requests, or to read answers, in another way.
+
+    Raises:
+        RolloutError: The preprocessing, labels or task differ.
+    """
+    if CONTRACTS not in config.parameters:
+        return
+    contracts = Contracts.from_json(config.parameters[CONTRACTS].string_value)
+    serving, candidate = (contracts.find(str(each)) for each in (wanted.serving, wanted.candidate))
+    if serving is not None and serving.is_specified and serving != candidate:
+        names = ("preprocess", "labels", "output", "ranking", "task")
+        differing = [name for name in names if getattr(serving, name) != getattr(candidate, name, None)]
+        raise RolloutError(
+            f"its {', '.join(differing)} differ from version {wanted.serving}, by which clients prepare requests and "
+            "read answers",
+            hint="convert it with those of the serving version, or serve it without a rollout",
+        )
 
 
 def _progress(wanted: Wanted) -> Progress:

@@ -111,6 +111,10 @@ def test_class_maps() -> None:
     other["maps"] = other["maps"][:, [0, 2, 1]]
     assert compare(contract, first, border).outcome == "agreed"
     assert compare(contract, first, other).outcome == "disagreed"
+    small, lost = segmenter_outputs(), segmenter_outputs()
+    small["maps"][:, 1, :] = lost["maps"][:, 1, :] = 0
+    small["maps"][:, 1, 5:9, 5:9] = 3.0  # 1.6% of the pixels
+    assert compare(contract, small, lost).outcome == compare(contract, lost, small).outcome == "disagreed"
     flat = {"maps": np.ones_like(first["maps"]) * np.array([2, 1, 0], np.float32)[:, None, None]}
     assert compare(contract, flat, flat).outcome == "agreed"
     assert compare(contract, flat, first).outcome == "disagreed"
