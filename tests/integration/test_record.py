@@ -121,7 +121,7 @@ def test_killed_instances(start_server: StartServer, store: Path, tmp_path: Path
         server.wait_ready()
         with Client(server.url, max_retries=0) as client:
             model, partial = client.model("digits"), set(unfinished(tmp_path / "r"))
-            while set(unfinished(tmp_path / "r")) <= partial:  # after 4 MB
+            while set(unfinished(tmp_path / "r")) <= partial:  # after 1 MB
                 for image in inputs(100):
                     model.infer({"INPUT_0": image})
         os.kill(stub(server).pid, signal.SIGKILL)

@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -37,7 +38,7 @@ from graphkiln_backend.triton.executor import Executor, InferenceRequest, Result
 from graphkiln_backend.triton.request_position import position_of
 
 QUEUE_BYTES = 32 * MIB
-GROUP_BYTES = 4 * MIB  # rows that are encoded together; encoding holds up requests for about a millisecond
+GROUP_BYTES = MIB  # rows that are encoded together, which takes 1 to 10 ms of a core
 FILE_BYTES = 64 * MIB
 FILE_S = 60.0
 RETRY_S = 60.0  # pause after a fault
@@ -63,7 +64,7 @@ class Origin:
 _Tensor = tuple[str, str, tuple[int, ...], bytes | list[Any]]  # name, type, shape, content
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class _Row:
     """Copy of a request and its answer."""
 
@@ -171,6 +172,8 @@ class Recorder(Closeable):
         self._said = False
         self._wake = threading.Event()
         self._closing = False
+        # The first table imports pandas if it is installed: 0.2 s, which would hold up requests.
+        self._table([_Row("", 0, 0, _copy({"x": np.zeros(1)}), [], 0)])
         self._thread = threading.Thread(target=self._run, name="graphkiln-record", daemon=True)
         self._thread.start()
 

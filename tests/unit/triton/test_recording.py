@@ -32,6 +32,8 @@ from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.recording import Recorder, RecordingExecutor
 from graphkiln_backend.triton.request_position import position_of
 
+SUPPORT = Path(__file__).parents[2] / "support"
+
 
 def recorder(folder: Path, **changes: object) -> Recorder:
     return Recorder(settings(folder, **changes), origin())
@@ -152,6 +154,27 @@ def test_digests(tmp_path: Path) -> None:
     assert tensor["data"] is None
     assert tensor["sha256"] == hashlib.sha256(np.ones((1, 3), np.float32).tobytes()).hexdigest()
     assert tensor["shape"] == [1, 3]
+
+
+FIRST_ROW = """
+import sys
+from pathlib import Path
+import numpy as np
+from recorded import origin, settings
+from graphkiln_backend.triton.recording import Recorder
+with Recorder(settings(Path(sys.argv[1])), origin()) as recorder:
+    before = {*sys.modules}
+    recorder.record("r", {"x": np.zeros(3)}, {"y": np.array([b"text"], np.object_)}, 1e-3)
+assert recorder.recorded == 1
+print(*{*sys.modules} - before)
+"""
+
+
+def test_recording_imports_nothing(tmp_path: Path) -> None:
+    """An import of 0.2 s at the first row group, as of pandas by Arrow, holds up requests."""
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
+    command = [sys.executable, "-c", FIRST_ROW, str(tmp_path)]
+    assert subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout == "\n"
 
 
 class TestFiles:
@@ -324,8 +347,7 @@ with recording.Recorder(settings(Path(sys.argv[1])), origin()) as recorder:
 @pytest.mark.slow
 def test_kill_at_random_moments(tmp_path: Path) -> None:
     """Whole files or nothing: no row is torn, none is there twice, and remains are removed."""
-    support = Path(__file__).parents[2] / "support"
-    environment = {**os.environ, "PYTHONPATH": str(support)}
+    environment = {**os.environ, "PYTHONPATH": str(SUPPORT)}
     generator, kills, remains = random.Random(40), 50, 0
     with ExitStack() as stack:
         writers: list[tuple[int, subprocess.Popen[str]]] = []
