@@ -29,7 +29,7 @@ class FakeKserve(Closeable):
     """Serve the version 1 of every model.
 
     Args:
-        compute: Outputs for inputs.
+        compute: Outputs for inputs; a ValueError is answered with an error.
         config: Response to a request for the configuration; None answers that with an error.
 
     Attributes:
@@ -39,6 +39,7 @@ class FakeKserve(Closeable):
         rows: The repository index.
         statistics: `last_inference` of the statistics, which may change.
         delay_s: Seconds before each answer.
+        connections: Number of connections so far.
     """
 
     def __init__(self, compute: Callable[[Arrays], Arrays], config: Mapping[str, Any] | None = None) -> None:
@@ -50,6 +51,7 @@ class FakeKserve(Closeable):
         self.rows = [{"name": "m", "version": "1", "state": "READY"}]
         self.statistics: Callable[[], int] = lambda: 0
         self.delay_s = 0.0
+        self.connections = 0
         handler = type("Handler", (_Handler,), {"fake": self})
         self._server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
         self._server.daemon_threads = True
@@ -69,6 +71,10 @@ class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     wbufsize = -1  # one packet for each response
     fake: FakeKserve
+
+    def setup(self) -> None:
+        super().setup()
+        self.fake.connections += 1
 
     def do_GET(self) -> None:
         if self.path.endswith("/stats"):
@@ -93,7 +99,11 @@ class _Handler(BaseHTTPRequestHandler):
             status, text = self.fake.errors.pop(0)
             self._answer(status, json.dumps({"error": text}).encode())
             return
-        outputs = self.fake.compute(inputs)
+        try:
+            outputs = self.fake.compute(inputs)
+        except ValueError as error:
+            self._answer(500, json.dumps({"error": str(error)}).encode())
+            return
         wanted = [row["name"] for row in header["outputs"]]
         rows, contents = _outputs({name: outputs[name] for name in wanted if name in outputs})
         document = json.dumps({"outputs": rows}).encode()

@@ -26,6 +26,7 @@ class FakeTriton:
     def __init__(self, *repositories: Path) -> None:
         self._repositories = repositories
         self._states: dict[tuple[str, int], tuple[str, str]] = {}
+        self.headers = {"key": "secret"}
         self.loads: list[str] = []
         self.readiness: list[bool] = []
 

@@ -14,9 +14,8 @@ import select
 import signal
 import subprocess
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -34,14 +33,14 @@ from graphkiln_backend.graph.errors import (
     VerificationError,
 )
 from graphkiln_backend.graph.modules import LazyModule
-from graphkiln_backend.graph.text import in_path, plain_reason
-from graphkiln_backend.repository.records import join_text, split_text
+from graphkiln_backend.graph.text import plain_reason
 from graphkiln_backend.repository.version import GOLDEN_FILE
 from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import end_with_parent
 from graphkiln_backend.system.resources import usable_cores
+from graphkiln_backend.triton.served_model import BusyError, Reshapes, ServedModel
 
 if TYPE_CHECKING:
     from concurrent import futures
@@ -60,12 +59,11 @@ else:
     np = LazyModule("numpy")
 
 _CONNECT_S = 0.02  # between attempts to reach a server that is starting
-_REQUEST_S = 60.0  # without any byte of a response
+_REQUEST_S = 60.0
 _ATTEMPTS, _RETRY_S = 3, 1.0  # if the backend fails: memory may be short for a moment
 _EARLY_BYTES = 32 << 20  # of compressed samples that are read before the server is up
 _IDLE_S = 0.2  # a model without a request for this long is idle
 _REQUEST_ID = "graphkiln-golden-sample"  # in Triton's log and traces
-_HEADER = "Inference-Header-Content-Length"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -265,7 +263,7 @@ def _judge_patiently(target: Target, version: ModelVersion, way: Way) -> Answers
             if answers := _look_up(target, way):
                 return answers
             if attempt == _ATTEMPTS:
-                return Answers(reason=str(error), answered=not isinstance(error, _BusyError))
+                return Answers(reason=str(error), answered=not isinstance(error, BusyError))
         time.sleep(_RETRY_S)
     raise AssertionError
 
@@ -283,10 +281,6 @@ def _look_up(target: Target, way: Way) -> Answers | None:
     if way.thorough or (row and row.state == "READY"):
         return None
     return Answers(reason="it is not loaded any more", answered=False)  # the user unloads it
-
-
-class _BusyError(ExecutionError):
-    """The server takes no more requests for a model, which says nothing about its versions."""
 
 
 def _judge(target: Target, version: ModelVersion, way: Way) -> Answers:
@@ -362,22 +356,19 @@ class ServedSession(Closeable):
 
     def __init__(self, target: Target, way: Way) -> None:
         self._target = target
-        self._way = way
-        self._local = threading.local()
-        self._connections: list[client.HTTPConnection] = []
-        self._path = f"/v2/models/{in_path(target.model)}/versions/{target.version}"
+        self._timeout_s = max(_REQUEST_S, way.start_s)  # a first request may build an engine
+        self._model = ServedModel(way.address.local_address, way.headers, target.model, str(target.version))
 
     def close(self) -> None:
         """Close the connections of all threads."""
-        for connection in self._connections:
-            connection.close()
+        self._model.close()
 
     @cached_property
     def config(self) -> ModelConfigProto:
         """Configuration that the server has, which may be more complete than the file."""
         from graphkiln_backend.repository.config import parse_json, read_config
 
-        status, _, answer = self._send("GET", f"{self._path}/config", b"", {})
+        status, _, answer = self._model.send("GET", "/config", timeout_s=self._timeout_s)
         if status == HTTPStatus.OK:
             return parse_json(answer.decode())
         return read_config(Path(self._target.config))  # the user restricts this endpoint, or the version is not loaded
@@ -388,6 +379,10 @@ class ServedSession(Closeable):
         from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 
         return Manifest.read(Path(self._target.folder) / MANIFEST_FILE).signature
+
+    @cached_property
+    def _reshapes(self) -> Reshapes:
+        return Reshapes(self.config)
 
     def run(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None = None) -> dict[str, AnyArray]:
         """Ask the server, in several requests if there are more rows than it takes in one.
@@ -408,35 +403,24 @@ class ServedSession(Closeable):
         return joined([self._ask(part, outputs) for part in parts])
 
     def _ask(self, feeds: Mapping[str, AnyArray], outputs: Sequence[str] | None) -> dict[str, AnyArray]:
-        names = [spec.name for spec in self.signature.outputs] if outputs is None else outputs
-        contents = [(name, self._outside(name, array)) for name, array in feeds.items()]
-        rows = [(*_encode(name, array), array.shape) for name, array in contents]
-        header = {
-            "id": _REQUEST_ID,
-            "inputs": [
-                {
-                    "name": name,
-                    "datatype": datatype,
-                    "shape": list(shape),
-                    "parameters": {"binary_data_size": len(content)},
-                }
-                for name, datatype, content, shape in rows
-            ],
-            "outputs": [{"name": name, "parameters": {"binary_data": True}} for name in names],
+        specs = {spec.name: spec for spec in self.signature.outputs}
+        inputs = {name: self._reshapes.outside(name, array) for name, array in feeds.items()}
+        names = [*specs] if outputs is None else outputs
+        try:
+            found = self._model.infer(inputs, names, request_id=_REQUEST_ID, timeout_s=self._timeout_s)
+        except ExecutionError as error:
+            raise type(error)(f"the server answers a golden sample with an error: {error}") from error
+        inside = {name: self._reshapes.inside(name, array) for name, array in found.items()}
+        return {
+            name: array.reshape(()) if name in specs and not specs[name].shape and array.shape == (1,) else array
+            for name, array in inside.items()
         }
-        document = json.dumps(header).encode()
-        body = b"".join([document, *(content for _, _, content, _ in rows)])
-        status, length, answer = self._send("POST", f"{self._path}/infer", body, {_HEADER: str(len(document))})
-        if status != HTTPStatus.OK:
-            kind = _BusyError if status == HTTPStatus.SERVICE_UNAVAILABLE else ExecutionError
-            raise kind(f"the server answers a golden sample with an error: {_error_in(answer)}")
-        return {name: self._inside(name, array) for name, array in _decode(answer, length)}
 
     def wait_until_idle(self, timeout_s: float) -> None:
         """Wait until the model has had no request for a moment. Source: Triton's statistics extension."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
-            status, _, answer = self._send("GET", f"{self._path}/stats", b"", {})
+            status, _, answer = self._model.send("GET", "/stats", timeout_s=self._timeout_s)
             if status != HTTPStatus.OK:
                 return
             last_ms = json.loads(answer)["model_stats"][0].get("last_inference", 0)
@@ -444,76 +428,6 @@ class ServedSession(Closeable):
             if idle_s > _IDLE_S:
                 return
             time.sleep(_IDLE_S - max(0.0, idle_s) + 0.01)
-
-    def _outside(self, name: str, array: AnyArray) -> AnyArray:
-        """Give a tensor the shape that clients send: that of config.pbtxt, if the graph has another (`reshape`)."""
-        tensor = next((tensor for tensor in self.config.input if tensor.name == name), None)
-        if tensor is None or not (tensor.HasField("reshape") or array.ndim == 0):
-            return array
-        return array.reshape([*self._rows(array), *tensor.dims])
-
-    def _inside(self, name: str, array: AnyArray) -> AnyArray:
-        """Give an output the shape of the graph."""
-        tensor = next((tensor for tensor in self.config.output if tensor.name == name), None)
-        spec = next((spec for spec in self.signature.outputs if spec.name == name), None)
-        if tensor is not None and tensor.HasField("reshape"):
-            return array.reshape([*self._rows(array), *tensor.reshape.shape])
-        return array.reshape(()) if spec is not None and not spec.shape and array.shape == (1,) else array
-
-    def _rows(self, array: AnyArray) -> list[int]:
-        return [len(array)] if self.config.max_batch_size > 0 else []
-
-    def _send(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, int, bytes]:
-        """Send a request on the connection of this thread; return status, length of the JSON header, and body."""
-        connection: client.HTTPConnection | None = getattr(self._local, "connection", None)
-        if connection is None:
-            # A first request may build an engine: it has the time of the whole proof.
-            timeout_s = max(_REQUEST_S, self._way.start_s)
-            connection = client.HTTPConnection(*self._way.address.local_address, timeout=timeout_s)
-            self._local.connection = connection
-            self._connections.append(connection)
-        try:
-            connection.request(method, path, body, {**headers, **self._way.headers})
-            response = connection.getresponse()
-            return response.status, int(response.headers.get(_HEADER, 0)), response.read()
-        except (OSError, client.HTTPException):
-            connection.close()
-            raise
-
-
-def _encode(name: str, array: AnyArray) -> tuple[str, str, bytes]:
-    """Return name, data type and bytes of a tensor. Source: KServe v2 protocol, binary tensor data extension."""
-    from graphkiln_backend.graph.dtypes import DType
-
-    dtype = DType.from_numpy(array.dtype)
-    if dtype is DType.BYTES:
-        return name, dtype.value, join_text(array.ravel().tolist())
-    return name, dtype.value, np.ascontiguousarray(array).tobytes()
-
-
-def _decode(answer: bytes, length: int) -> Iterator[tuple[str, AnyArray]]:
-    """Yield name and array of each output."""
-    from graphkiln_backend.graph.dtypes import DType
-
-    document = json.loads(answer[:length] if length else answer)
-    position = length
-    for row in document["outputs"]:
-        size = row["parameters"]["binary_data_size"]
-        content, position = answer[position : position + size], position + size
-        dtype = DType(row["datatype"])
-        if dtype is DType.BYTES:
-            array: AnyArray = np.empty(row["shape"], np.object_)
-            array.ravel()[:] = split_text(content)
-        else:
-            array = np.frombuffer(content, dtype.numpy).reshape(row["shape"])
-        yield row["name"], array
-
-
-def _error_in(answer: bytes) -> str:
-    try:
-        return plain_reason(str(json.loads(answer)["error"]).removeprefix(f"[request id: {_REQUEST_ID}] "))
-    except (ValueError, KeyError, TypeError):
-        return answer[:200].decode(errors="replace")
 
 
 def _main() -> None:

@@ -63,6 +63,7 @@ _ALLOCATOR = {
     "MALLOC_TOP_PAD_": str(16 << 20),
 }
 _BACKEND_FLAGS = ("backend-config", "host-policy", "cuda-memory-pool-byte-size", "pinned-memory-pool-byte-size")
+_REQUEST_FLAG, _USUAL_REQUEST_BYTES = "http-max-input-size", 64 << 20
 _LOAD_FLAG = "--load-model"
 _ALL_MODELS = "*"
 
@@ -296,7 +297,16 @@ class Launch:
             refresh=versions.refresh,
             managed=ControlMode.read(self.flags).managed,
             load_timeout_s=self.load_deadline_s + _LOAD_MARGIN_S,
+            http=None if self.flags.shares("http") else self.flags.listen_address("http"),
+            most_bytes=self._most_request_bytes(),
         )
+
+    def _most_request_bytes(self) -> int:
+        """Size of the largest HTTP request that Triton takes; 0 for any, as before it had a flag for that."""
+        if _REQUEST_FLAG not in self.installation.flags:
+            return 0
+        text = self.flags.values.get(_REQUEST_FLAG, "")
+        return int(text) if text.isdecimal() else _USUAL_REQUEST_BYTES
 
     def _choose_seat(
         self, backends: frozenset[str], config: ModelConfigProto, versions: Sequence[Path]

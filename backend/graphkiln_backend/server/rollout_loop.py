@@ -31,6 +31,7 @@ from graphkiln_backend.repository.agreement import find_disagreement
 from graphkiln_backend.repository.config import ModelConfigProto, read_config, select_versions
 from graphkiln_backend.repository.stores import StoredModel
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import RepositoryControl
@@ -99,6 +100,8 @@ class RolloutController(Closeable):
         refresh: Loads the versions of a model that its rollout allows.
         managed: Whether graphkiln decides which versions serve: the modes none and poll.
         load_timeout_s: Time limit for one load.
+        http: HTTP service by which instances ask a candidate; None if there is none, or other servers share its port.
+        most_bytes: Size of the largest request that it takes; 0 for any.
     """
 
     def __init__(
@@ -112,7 +115,11 @@ class RolloutController(Closeable):
         refresh: Callable[[str], None],
         managed: bool,
         load_timeout_s: float,
+        http: ListenAddress | None,
+        most_bytes: int = 0,
     ) -> None:
+        self._http = http
+        self._most_bytes = most_bytes
         self._stores = stores
         self._rollouts = stores.rollouts
         self._mirror = mirror
@@ -258,6 +265,11 @@ class RolloutController(Closeable):
             raise RolloutError(
                 "in the mode explicit Triton reads the store itself",
                 hint="serve with --model-control-mode=none or poll",
+            )
+        if self._http is None:
+            raise RolloutError(
+                "instances ask the candidate over HTTP, which is off, or whose port other servers share",
+                hint="serve without --allow-http=false and --reuse-http-port=true",
             )
         progress = folder.read_progress(name)
         progress = progress if progress and progress.candidate == wanted.candidate else _progress(wanted)
@@ -429,12 +441,18 @@ class RolloutController(Closeable):
             trial.before = Tally()
         trial.wanted = wanted
         in_traffic = wanted.phase == "traffic"
+        assert self._http is not None  # noqa: S101 - checked before the candidate was loaded
+        host, port = self._http.local_address
         assignment = Assignment(
             serial=wanted.serial,
             candidate=wanted.candidate,
             compared=min(_SHADOW_IN_TRAFFIC, 1 - wanted.share) if in_traffic else wanted.share,
             answered=wanted.traffic,
             deadline_s=min(max(deadline_s, _SHORTEST_DEADLINE_S), _LONGEST_DEADLINE_S),
+            host=host,
+            port=port,
+            headers={**self._control.headers},
+            most_bytes=self._most_bytes,
         )
         write_file(assignment_path(self._instances, name), assignment)
         progress.phase, progress.share, progress.reason = wanted.phase, wanted.share, wanted.reason

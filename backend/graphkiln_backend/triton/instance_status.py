@@ -333,11 +333,12 @@ def _path(folder: Path, instance: str, pid: int, kind: str) -> Path:
 
 
 def write_whole(path: Path, content: bytes) -> None:
-    """Write a file atomically by renaming it into place.
+    """Write a file that only its owner can read, atomically by renaming it into place.
 
     Raises:
         OSError: The file cannot be written.
     """
     temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_bytes(content)
+    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(content)
     temporary.rename(path)

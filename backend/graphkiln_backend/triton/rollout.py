@@ -5,7 +5,11 @@ Imported while a rollout of the instance's model is active only. Which requests 
 by a thread, one at a time; a copy that finds the queue full is dropped. A request that the candidate does not answer in
 time is computed here.
 
-Source: Triton Python backend, "Business Logic Scripting": `InferenceRequest.exec` may be called from any thread.
+The candidate is asked over Triton's HTTP, not by `InferenceRequest.exec` (BLS): stubs of Triton 24.10 die of
+segmentation faults under concurrent calls, and with them the requests of users. BLS also goes through the locks of the
+shared-memory region of this instance. Over HTTP the two processes share none: the locks of the candidate's own region
+are taken by its stub and by the thread of tritonserver that drives it, so that a candidate that gets no processor time
+while it holds one delays nothing but its own answers.
 """
 
 from __future__ import annotations
@@ -16,10 +20,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
-from queue import Empty, Full, Queue
+from queue import Empty, Queue
 from typing import Any, Protocol
 
 import numpy as np
@@ -46,6 +52,7 @@ from graphkiln_backend.triton.rollout_files import (
     tally_path,
     write_file,
 )
+from graphkiln_backend.triton.served_model import Reshapes, ServedModel, size_in_request
 from graphkiln_backend.triton.snapshot import read_snapshot
 from graphkiln_backend.triton.tensors import to_array
 
@@ -59,6 +66,8 @@ _OPEN_AFTER = 3  # failures in a row: then the candidate gets a request a second
 _RETRY_S = 1.0
 _MOST_WAITING = 16  # requests of users that wait for the candidate, or were given up
 _CLOSE_S = 2.0
+_HEADER_BYTES = 64 << 10  # of a request besides its tensors
+_COPY_S = 600.0  # for an answer to a copy: a candidate without processor time is late, and harms no user
 
 Tensors = Mapping[str, AnyArray]
 
@@ -112,7 +121,8 @@ class Rollout(Closeable):
         self._path = tally_path(folder, instance, os.getpid())
         tensors = (*config.input, *config.output)
         self._types = {tensor.name: DType.from_config(tensor.data_type) for tensor in tensors}
-        self._reshapes = {tensor.name: _Reshape.of(tensor, config) for tensor in tensors if tensor.HasField("reshape")}
+        self._reshapes = Reshapes(config)
+        self._candidate = ServedModel((assignment.host, assignment.port), assignment.headers, candidate_name(model))
         self._contract = contract
         self._executor = executor
         self._computing = computing
@@ -132,6 +142,7 @@ class Rollout(Closeable):
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._compare_copies, name="graphkiln-rollout", daemon=True)
         self._thread.start()
+        self._moving = ThreadPoolExecutor(_MOST_WAITING, thread_name_prefix="graphkiln-moved")
 
     def assign(self, assignment: Assignment) -> None:
         """Do something else from now on; counts begin anew."""
@@ -154,9 +165,10 @@ class Rollout(Closeable):
             self._written = content
 
     def close(self) -> None:
-        """Stop comparing; a request that is under way is given up."""
+        """Stop comparing; requests that are under way are given up."""
         self._closing.set()
-        self._thread.join(_CLOSE_S)
+        self._candidate.close()
+        self._thread.join(_CLOSE_S)  # the pool ends with this object: `execute` may be running
         with suppress(OSError):
             self.report()
 
@@ -216,17 +228,18 @@ class Rollout(Closeable):
     # Shadow.
 
     def _copy(self, request: InferenceRequest, outputs: Outputs) -> None:
-        if self._copies.full():
-            with self._lock:
-                self._tally.dropped += 1
+        if self._copies.full() or not self._fits(arrays := self._inputs(request)):
+            self._count_dropped(self._tally.serial)
             return
-        inputs = {name: array.copy() for name, array in self._inputs(request).items()}
-        answers = {name: np.array(array) for name, array in outputs.items()}
-        try:
-            self._copies.put_nowait(_Copy(request.request_id(), inputs, answers))
-        except Full:
-            with self._lock:
-                self._tally.dropped += 1
+        inputs = {name: array.copy() for name, array in arrays.items()}
+        answers = {name: np.array(array, ndmin=1) for name, array in outputs.items()}  # Triton has no scalars
+        # This thread is the only one that fills the queue.
+        self._copies.put_nowait(_Copy(request.request_id(), inputs, answers))
+
+    def _fits(self, inputs: Tensors) -> bool:
+        """False for inputs that Triton's HTTP would refuse."""
+        most = self._assignment.most_bytes
+        return not most or _HEADER_BYTES + sum(map(size_in_request, inputs.values())) <= most
 
     def _compare_copies(self) -> None:
         """Send copies to the candidate, one at a time; main function of the thread."""
@@ -238,14 +251,17 @@ class Rollout(Closeable):
             serial = self._assignment.serial
             self._copied_at = time.monotonic()
             try:
-                outputs = self._ask(copy.inputs, [*copy.outputs], copy.request_id)
+                outputs = self._ask(copy.inputs, [*copy.outputs], copy.request_id, self._copied_at + _COPY_S)
                 self._copied_at = 0.0
                 self._count_comparison(copy, outputs, serial)
-            except Exception as error:  # noqa: BLE001 - an error costs a copy, never the thread
-                self._copied_at = 0.0
-                if not isinstance(error, GraphkilnError | pb_utils.TritonModelException):
-                    _log.warning("a copy cannot be compared", exc_info=error)
+            except TimeoutError:
+                self._count_dropped(serial)
+            except (GraphkilnError, OSError, HTTPException) as error:
                 self._count_failure(str(error), serial)
+            except Exception as error:  # noqa: BLE001 - an error costs a copy, never the thread
+                _log.warning("a copy cannot be compared", exc_info=error)
+                self._count_failure(str(error), serial)
+            self._copied_at = 0.0
 
     def _count_comparison(self, copy: _Copy, outputs: Outputs, serial: int) -> None:
         decision = self._comparison.compare(copy.outputs, outputs)
@@ -266,7 +282,8 @@ class Rollout(Closeable):
 
     def _give_away(self, request: InferenceRequest, assignment: Assignment) -> _Asked | None:
         """Send a user's request to the candidate; None if it has to be computed here."""
-        if not self._may_be_moved(request.parameters()):
+        inputs = self._inputs(request)
+        if not self._may_be_moved(request.parameters()) or not self._fits(inputs):
             return None
         with self._lock:
             if self._waiting >= _MOST_WAITING:
@@ -276,13 +293,16 @@ class Rollout(Closeable):
                     return None
                 self._tried_at = time.monotonic()
             self._waiting += 1
-        asked = _Asked(deadline=time.monotonic() + assignment.deadline_s, serial=assignment.serial)
-        names = [*request.requested_output_names()]
-        # A copy: a request that is given up ends before the candidate has read it.
-        inputs = {name: array.copy() for name, array in self._inputs(request).items()}
-        arguments = (asked, inputs, names, request.request_id())
-        threading.Thread(target=self._ask_for_user, args=arguments, name="graphkiln-moved", daemon=True).start()
-        return asked
+        # A copy: a request that is given up ends before it is sent.
+        copies = {name: array.copy() for name, array in inputs.items()}
+        names, deadline = [*request.requested_output_names()], time.monotonic() + assignment.deadline_s
+        outputs = self._moving.submit(self._ask, copies, names, request.request_id(), deadline)
+        outputs.add_done_callback(self._count_answer)
+        return _Asked(outputs, deadline, assignment.serial)
+
+    def _count_answer(self, _: object) -> None:
+        with self._lock:
+            self._waiting -= 1
 
     def _may_be_moved(self, parameters: str) -> bool:
         """False for requests that name a version, or another contract than this version's."""
@@ -291,26 +311,21 @@ class Rollout(Closeable):
         named = json.loads(parameters)
         return PINNED_PARAMETER not in named and named.get(REQUEST_PARAMETER, "") in {"", self._contract.digest}
 
-    def _ask_for_user(self, asked: _Asked, inputs: Tensors, names: Sequence[str], request_id: str) -> None:
-        try:
-            asked.outputs = self._ask(inputs, names, request_id)
-        except Exception as error:  # noqa: BLE001 - the request is computed here then
-            asked.error = str(error)
-        asked.done.set()
-        with self._lock:
-            self._waiting -= 1
-
     def _take(self, asked: _Asked) -> Outputs | None:
         """Wait for an answer until its deadline; None if there is none."""
-        if not asked.done.wait(max(0.0, asked.deadline - time.monotonic())):
+        try:
+            outputs = asked.outputs.result(max(0.0, asked.deadline - time.monotonic()))
+        except TimeoutError:
             asked.error = "it did not answer in time"
             return None
-        if asked.outputs is not None:
-            with self._lock:
-                if self._tally.serial == asked.serial:
-                    self._tally.answered += 1
-                    self._tally.failed_in_a_row = 0
-        return asked.outputs
+        except Exception as error:  # noqa: BLE001 - the request is computed here then
+            asked.error = str(error)
+            return None
+        with self._lock:
+            if self._tally.serial == asked.serial:
+                self._tally.answered += 1
+                self._tally.failed_in_a_row = 0
+        return outputs
 
     def _count_failures(self, asked: Sequence[_Asked], results: Sequence[Result]) -> None:
         """Count requests on which only the candidate failed."""
@@ -325,71 +340,34 @@ class Rollout(Closeable):
                 self._tally.failed_in_a_row += 1
                 self._tally.failure = error[:500]
 
-    def _ask(self, inputs: Tensors, names: Sequence[str], request_id: str) -> Outputs:
+    def _count_dropped(self, serial: int) -> None:
+        with self._lock:
+            if self._tally.serial == serial:
+                self._tally.dropped += 1
+
+    def _ask(self, inputs: Tensors, names: Sequence[str], request_id: str, deadline: float) -> Outputs:
         """Have the candidate compute some outputs.
 
         Raises:
-            ExecutionError: It did not.
+            ExecutionError: It answers with an error, or without one of the outputs.
+            OSError, HTTPException: It does not answer.
         """
-        response = pb_utils.InferenceRequest(
-            model_name=candidate_name(self._model),
-            requested_output_names=[*names],
-            inputs=[to_tensor(name, self._outside(name, array)) for name, array in inputs.items()],
-            request_id=request_id,
-        ).exec()
-        if response.has_error():
-            raise ExecutionError(response.error().message())
-        tensors = {tensor.name(): tensor for tensor in response.output_tensors()}
-        if missing := [name for name in names if name not in tensors]:
+        given = {name: self._reshapes.outside(name, array) for name, array in inputs.items()}
+        left_s = deadline - time.monotonic()
+        found = self._candidate.infer(given, names, request_id=request_id, timeout_s=left_s)
+        if missing := [name for name in names if name not in found]:
             raise ExecutionError(f"the answer lacks {', '.join(missing)}")
-        return {name: self._inside(name, np.array(to_array(tensors[name], self._types.get(name)))) for name in names}
-
-    def _outside(self, name: str, array: AnyArray) -> AnyArray:
-        """Give an input the shape in which clients send it."""
-        reshape = self._reshapes.get(name)
-        return reshape.convert(array, reshape.inside, reshape.outside) if reshape else array
-
-    def _inside(self, name: str, array: AnyArray) -> AnyArray:
-        """Give an output of the candidate the shape in which an instance computes it."""
-        reshape = self._reshapes.get(name)
-        return reshape.convert(array, reshape.outside, reshape.inside) if reshape else array
+        return {name: self._reshapes.inside(name, found[name]) for name in names}
 
 
-@dataclass(frozen=True, slots=True)
-class _Reshape:
-    """Dimensions of a tensor for clients and for instances, which Triton converts; -1 keeps its order in both.
-
-    Attributes:
-        outside: For clients, without the batch.
-        inside: For instances, without the batch.
-        batched: Whether a batch precedes them.
-    """
-
-    outside: tuple[int, ...]
-    inside: tuple[int, ...]
-    batched: bool
-
-    @classmethod
-    def of(cls, tensor: Any, config: ModelConfigProto) -> _Reshape:
-        """Read the dimensions of an input or output that has a `reshape`."""
-        return cls(tuple(tensor.dims), tuple(tensor.reshape.shape), config.max_batch_size > 0)
-
-    def convert(self, array: AnyArray, source: Sequence[int], target: Sequence[int]) -> AnyArray:
-        """Change the dimensions from `source` to `target`."""
-        rows, shape = (array.shape[:1], array.shape[1:]) if self.batched else ((), array.shape)
-        open_sizes = iter([size for size, dim in zip(shape, source, strict=False) if dim < 0])
-        return array.reshape([*rows, *(next(open_sizes) if dim < 0 else dim for dim in target)])
-
-
+@dataclass(slots=True)
 class _Asked:
     """A user's request that was given to the candidate."""
 
-    def __init__(self, deadline: float, serial: int) -> None:
-        self.deadline = deadline
-        self.serial = serial
-        self.done = threading.Event()
-        self.outputs: Outputs | None = None
-        self.error = ""
+    outputs: Future[Outputs]
+    deadline: float
+    serial: int
+    error: str = ""
 
 
 class Candidate(Closeable):

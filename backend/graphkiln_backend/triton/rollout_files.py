@@ -48,10 +48,18 @@ class Assignment:
         compared: Share of the requests to compare, 0..1.
         answered: Share of the requests that the candidate answers, 0..1.
         deadline_s: Time limit for an answer of the candidate to a user's request.
+        host: Host of tritonserver's own HTTP service, behind the edge if there is one.
+        port: Its port.
+        headers: Headers for restricted endpoints, which may hold the admin key.
+        most_bytes: Size of the largest request that this service takes; 0 for any.
     """
 
     serial: int
     candidate: int
+    host: str
+    port: int
+    headers: dict[str, str] = field(default_factory=dict, repr=False)
+    most_bytes: int = 0
     compared: float = 0.0
     answered: float = 0.0
     deadline_s: float = 1.0

@@ -306,10 +306,6 @@ class TestErrors:
         assert not answers.answered
         assert "maximum queue size" in answers.reason
 
-    @pytest.mark.parametrize(("body", "words"), [(b"<html>", "<html>"), (b'{"error": {}}', "{}"), (b"[]", "[]")])
-    def test_an_error_that_is_not_of_the_protocol(self, body: bytes, words: str) -> None:
-        assert words in module._error_in(body)
-
     def test_a_server_that_hangs_says_nothing_about_the_version(
         self, store: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -16,7 +16,7 @@ from statuses import instance_status
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelConfigProto, read_config
 from graphkiln_backend.server import rollout_loop as module
 from graphkiln_backend.server.admission import Verdict
-from graphkiln_backend.server.flags import ControlMode
+from graphkiln_backend.server.flags import ControlMode, ListenAddress
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.rollout_loop import RolloutController
@@ -41,6 +41,7 @@ class Setup:
         self.root, self.store, self.mode = folder, folder / "store", mode
         self.folder = RolloutFolder(folder / "state", self.store)
         self.native = False
+        self.http: ListenAddress | None = ListenAddress(protocol="HTTP", host="0.0.0.0", port=8000)
         self.refused = ""
         self.admitted: list[int] = []
         self.instances = folder / "instances"
@@ -82,6 +83,8 @@ class Setup:
             refresh=self.versions.refresh,
             managed=self.mode != "explicit",
             load_timeout_s=5.0,
+            http=self.http,
+            most_bytes=1000,
         )
         return self
 
@@ -145,6 +148,8 @@ def test_the_candidate_is_a_model_of_its_own(setup: Setup) -> None:
     told = read_assignment(setup.instances, "m")
     assert told is not None
     assert (told.serial, told.compared, told.answered) == (1, 0.5, 0.0)
+    assert (told.host, told.port, told.headers, told.most_bytes) == ("127.0.0.1", 8000, {"key": "secret"}, 1000)
+    assert assignment_path(setup.instances, "m").stat().st_mode & 0o77 == 0  # it holds the admin key
     assert (setup.progress.phase, setup.progress.share, setup.progress.applied_serial) == ("shadow", 0.5, 1)
 
 
@@ -413,6 +418,17 @@ def test_other_refusals(tmp_path: Path) -> None:
     setup.ask()
     setup.steps()
     assert "its outputs are wrong" in setup.progress.reason
+    assert setup.serving() == ([1], [])
+
+
+def test_without_http_a_candidate_cannot_be_asked(tmp_path: Path) -> None:
+    setup = Setup(tmp_path)
+    setup.http = None
+    setup.restart()
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    assert "over HTTP" in setup.progress.reason
     assert setup.serving() == ([1], [])
 
 

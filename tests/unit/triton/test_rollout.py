@@ -5,13 +5,14 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import fake_triton
 import numpy as np
 import pytest
-from fake_triton import InferenceRequest, Tensor
+from fake_kserve import Arrays, FakeKserve
+from fake_triton import InferenceRequest
 from waiting import wait_until
 
 from graphkiln_backend.graph.contract import Contract
@@ -21,8 +22,6 @@ from graphkiln_backend.triton import rollout as module
 from graphkiln_backend.triton.request_position import position_of
 from graphkiln_backend.triton.rollout import Rollout
 from graphkiln_backend.triton.rollout_files import Assignment, InstanceTally, read_tallies
-
-TALLY = "graphkiln.triton"
 
 
 class Executor:
@@ -38,52 +37,30 @@ class Executor:
 
 
 class Candidate:
-    """What `pb_utils.InferenceRequest(...).exec()` does: the candidate's answers.
+    """The candidate, behind a server.
 
     Attributes:
         factor: Its factor.
         error: Its error, or empty.
-        shapes: Of the inputs it was sent.
     """
 
     def __init__(self) -> None:
         self.factor, self.error = 2.0, ""
-        self.shapes: list[tuple[int, ...]] = []
         self.may_answer = threading.Event()
         self.may_answer.set()
+        self.server = FakeKserve(self._compute)
 
-    def __call__(self, **fields: Any) -> Candidate:
-        assert fields["model_name"] == "m.candidate"
-        self.shapes.append(fields["inputs"][0].as_numpy().shape)
-        self._array = fields["inputs"][0].as_numpy()
-        return self
-
-    def exec(self) -> Any:
-        array = self._array
+    def _compute(self, inputs: Arrays) -> Arrays:
         assert self.may_answer.wait(20)
-        return Response([Tensor("y", array.reshape(-1, 3) * np.float32(self.factor))], self.error)
+        if self.error:
+            raise ValueError(self.error)
+        return {"y": inputs["x"].reshape(-1, 3) * np.float32(self.factor)}
 
-
-class Response:
-    def __init__(self, tensors: list[Tensor], error: str) -> None:
-        self._tensors, self._error = tensors, error
-
-    def has_error(self) -> bool:
-        return bool(self._error)
-
-    def error(self) -> Any:
-        return Failure(self._error)
-
-    def output_tensors(self) -> list[Tensor]:
-        return self._tensors
-
-
-class Failure:
-    def __init__(self, text: str) -> None:
-        self._text = text
-
-    def message(self) -> str:
-        return self._text
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """Of the inputs it was sent."""
+        assert {name for name, _ in self.server.asked} <= {"m.candidate"}
+        return [inputs["x"].shape for _, inputs in self.server.asked]
 
 
 def config() -> ModelConfigProto:
@@ -95,11 +72,16 @@ def config() -> ModelConfigProto:
 
 
 @pytest.fixture
-def candidate(monkeypatch: pytest.MonkeyPatch) -> Iterator[Candidate]:
+def candidate() -> Iterator[Candidate]:
     made = Candidate()
-    monkeypatch.setattr(fake_triton, "InferenceRequest", made)
-    yield made
-    made.may_answer.set()
+    with made.server:
+        yield made
+        made.may_answer.set()
+
+
+def assignment(candidate: Candidate, serial: int = 1, **fields: Any) -> Assignment:
+    host, port = candidate.server.address.local_address
+    return Assignment(serial=serial, candidate=2, host=host, port=port, headers={"key": "secret"}, **fields)
 
 
 @pytest.fixture
@@ -115,7 +97,7 @@ def begin(tmp_path: Path, candidate: Candidate) -> Iterator[Callable[..., Rollou
             contract=Contract(),
             executor=Executor,
             computing=threading.Lock(),
-            assignment=Assignment(serial=1, candidate=2, **assigned),
+            assignment=assignment(candidate, **assigned),
         )
         begun.append(rollout)
         return rollout
@@ -209,6 +191,39 @@ def test_a_late_or_failed_answer_is_computed_here(
     assert (seen.failed, seen.answered) == (2, 0)  # the invalid request fails here, too
 
 
+def test_requests_larger_than_the_server_takes_stay_here(
+    begin: Callable[..., Rollout], candidate: Candidate, tmp_path: Path
+) -> None:
+    rollout = begin(answered=0.5, compared=0.5, deadline_s=20.0, most_bytes=module._HEADER_BYTES + 11)
+    rollout.execute([request(request_id=str(number)) for number in range(20)])
+    seen = counts(rollout, tmp_path)
+    assert candidate.shapes == []
+    assert (seen.answered, seen.failed) == (0, 0)
+    assert seen.dropped > 0
+
+
+def test_threads_and_connections_are_kept(begin: Callable[..., Rollout], candidate: Candidate) -> None:
+    rollout = begin(answered=1.0, deadline_s=20.0)
+    for _ in range(20):
+        rollout.execute([request(), request()])
+    assert len(candidate.shapes) == 40
+    assert candidate.server.connections <= 2
+    assert candidate.server.headers["key"] == "secret"
+
+
+def test_a_rollout_that_ends_while_requests_are_moved_costs_none(
+    begin: Callable[..., Rollout], candidate: Candidate
+) -> None:
+    rollout = begin(answered=1.0, deadline_s=20.0)
+    candidate.may_answer.clear()
+    with ThreadPoolExecutor(1) as users:
+        answer = users.submit(rollout.execute, [request()])
+        wait_until(lambda: candidate.server.connections == 1)
+        rollout.close()
+        assert answer.result(10)[0].outputs["y"][0, 0] == 2.0
+    assert rollout.execute([request()])[0].outputs["y"][0, 0] == 2.0
+
+
 def test_after_failures_in_a_row_the_candidate_is_asked_rarely(
     begin: Callable[..., Rollout], candidate: Candidate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,12 +240,13 @@ def test_after_failures_in_a_row_the_candidate_is_asked_rarely(
     assert len(candidate.shapes) == 7
 
 
-@pytest.mark.usefixtures("candidate")
-def test_counts_begin_anew_with_another_assignment(begin: Callable[..., Rollout], tmp_path: Path) -> None:
+def test_counts_begin_anew_with_another_assignment(
+    begin: Callable[..., Rollout], candidate: Candidate, tmp_path: Path
+) -> None:
     rollout = begin(answered=1.0, deadline_s=20.0)
     rollout.execute([request()])
     assert counts(rollout, tmp_path).answered == 1
-    rollout.assign(Assignment(serial=2, candidate=2, answered=1.0, deadline_s=20.0))
+    rollout.assign(assignment(candidate, serial=2, answered=1.0, deadline_s=20.0))
     rollout.execute([request()])
     assert (counts(rollout, tmp_path).answered, counts(rollout, tmp_path, 2).answered) == (0, 1)
 
