@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
+import os
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -18,14 +20,20 @@ from graphkiln_client.published import check_config, check_metadata, check_stati
 from graphkiln_client.shared_memory import RegionPool
 from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse, RequestedOutput
 
-_PROCESS = uuid.uuid4().hex[:16]
 _counter = itertools.count(1)
 _MAX_DIMENSION = (1 << 31) - 1
 
 
 def new_request_id() -> str:
     """Return 32 hexadecimal digits: 16 for the process, 16 for the request."""
-    return f"{_PROCESS}{next(_counter):016x}"
+    return f"{_process_digits(os.getpid())}{next(_counter):016x}"
+
+
+@functools.cache
+def _process_digits(process: int) -> str:
+    """Draw random digits for a process; a forked child draws others."""
+    del process
+    return uuid.uuid4().hex[:16]
 
 
 class RemoteModel:

@@ -23,7 +23,14 @@ import numpy as np
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ClientError, InvalidInput, ModelNotFound, ProtocolError, ServerError
 from graphkiln_client.connection import Connection
-from graphkiln_client.transports.base import Deadline, InferRequest, InferResponse, RequestedOutput, SharedTensor
+from graphkiln_client.transports.base import (
+    Deadline,
+    InferRequest,
+    InferResponse,
+    Owned,
+    RequestedOutput,
+    SharedTensor,
+)
 from graphkiln_client.transports.tensors import datatype_of, to_raw
 
 _FOLDER = Path("/dev/shm")  # noqa: S108 - POSIX shared memory on Linux
@@ -80,13 +87,20 @@ class Region:
             self._map.close()
 
 
+@dataclasses.dataclass(slots=True)
+class _Regions:
+    """Regions of one process; those of its parent are also mapped in the parent."""
+
+    idle: deque[Region] = dataclasses.field(default_factory=deque)
+    every: list[Region] = dataclasses.field(default_factory=list)
+
+
 class RegionPool:
     """Regions of one client, each used by one request at a time. Thread- and task-safe."""
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._idle: deque[Region] = deque()
-        self._all: list[Region] = []
+        self._regions = Owned(_Regions, self._discard_all, "shared memory", in_loop=False)
 
     async def infer(self, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]) -> InferResponse:
         """Send a request with its tensors in shared memory.
@@ -103,25 +117,24 @@ class RegionPool:
             ClientError: The request failed.
         """
         size_bytes = _required_bytes(request, output_sizes)
-        region = await self._acquire(size_bytes)
+        regions = await self._regions.get()
+        region = await self._acquire(regions, size_bytes)
         try:
             response = await self._infer_in(region, request, output_sizes)
         except (InvalidInput, ModelNotFound):
             if await self._is_known(region):
-                self._idle.append(region)
+                regions.idle.append(region)
                 raise  # the server rejected the request, not the region
-            await self._discard(region)
-            region = await self._acquire(size_bytes)
+            await self._discard(regions, region)
+            region = await self._acquire(regions, size_bytes)
             response = await self._infer_in(region, request, output_sizes)
         # Not reused after other errors: the server may still write a late response to the region.
-        self._idle.append(region)
+        regions.idle.append(region)
         return response
 
     async def close(self) -> None:
         """Unregister all regions and free their memory, even if some calls fail."""
-        self._idle.clear()
-        for region in list(self._all):
-            await self._discard(region)
+        await self._regions.close()
 
     async def _infer_in(
         self, region: Region, request: InferRequest, output_sizes: Mapping[str, tuple[int, DType]]
@@ -150,13 +163,13 @@ class RegionPool:
             return False
         return True
 
-    async def _acquire(self, size_bytes: int) -> Region:
+    async def _acquire(self, regions: _Regions, size_bytes: int) -> Region:
         with suppress(IndexError):
             while True:
-                region = self._idle.pop()
+                region = regions.idle.pop()
                 if region.size_bytes >= size_bytes:
                     return region
-                await self._discard(region)
+                await self._discard(regions, region)
         region = Region(f"graphkiln-client-{os.getpid()}-{uuid.uuid4().hex}", max(_aligned(size_bytes), _MIN_BYTES))
         try:
             call = self._connection.wire.register_region(region.name, f"/{region.name}", region.size_bytes)
@@ -165,11 +178,16 @@ class RegionPool:
             region.close()
             raise
         region.unlink()
-        self._all.append(region)
+        regions.every.append(region)
         return region
 
-    async def _discard(self, region: Region) -> None:
-        self._all.remove(region)
+    async def _discard_all(self, regions: _Regions) -> None:
+        regions.idle.clear()
+        for region in list(regions.every):
+            await self._discard(regions, region)
+
+    async def _discard(self, regions: _Regions, region: Region) -> None:
+        regions.every.remove(region)
         with suppress(ClientError):  # the server may have ended
             await self._unregister(region)
         region.close()

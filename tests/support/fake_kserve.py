@@ -106,7 +106,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         wanted = [row["name"] for row in header["outputs"]]
         rows, contents = _outputs({name: outputs[name] for name in wanted if name in outputs})
-        document = json.dumps({"outputs": rows}).encode()
+        served = {"model_name": self.path.split("/")[3], "model_version": "1", "id": header.get("id", "")}
+        document = json.dumps({**served, "outputs": rows}).encode()
         self._answer(200, document + b"".join(contents), {_HEADER: str(len(document))})
 
     def _answer(self, status: int, body: bytes, headers: Mapping[str, str] | None = None) -> None:

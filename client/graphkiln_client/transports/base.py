@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -228,6 +228,68 @@ class Transport(Protocol):
     async def close(self) -> None:
         """Close all connections."""
         ...
+
+
+class Owned(Generic[T]):
+    """Connections that belong to the process, and to the event loop, that opened them.
+
+    A forked child has the sockets of its parent, and each would read answers to the other. So every process opens its
+    own, and neither uses nor closes those of its parent: closing may change what both share, such as a selector. There
+    is no lock, because a child may inherit it locked.
+
+    Args:
+        open_new: Opens connections.
+        close: Closes them.
+        name: Name of the client in errors.
+        in_loop: Whether connections belong to an event loop, too.
+    """
+
+    def __init__(
+        self, open_new: Callable[[], T], close: Callable[[T], Coroutine[Any, Any, None]], name: object, *, in_loop: bool
+    ) -> None:
+        self._open_new = open_new
+        self._close = close
+        self._name = name
+        self._in_loop = in_loop
+        self._by_owner: dict[_Owner, T] = {}
+        self.is_closed = False
+
+    async def get(self) -> T:
+        """Return the connections of this process and event loop, which are opened on first use.
+
+        Raises:
+            InvalidInput: They have been closed, or cannot be opened.
+        """
+        owner = self._owner()
+        owned = self._by_owner.get(owner)
+        if owned is None or self.is_closed:
+            if self.is_closed:
+                raise InvalidInput(f"the client of {self._name} is closed")
+            await self._close_those(lambda loop: loop is not None and loop.is_closed())
+            owned = self._by_owner.setdefault(owner, self._open_new())  # atomic: threads agree on one
+        return owned
+
+    async def close(self) -> None:
+        """Close the connections of this process; those of other running event loops soon."""
+        self.is_closed = True
+        await self._close_those(lambda _: True)
+
+    async def _close_those(self, selects: Callable[[asyncio.AbstractEventLoop | None], bool]) -> None:
+        process, current = self._owner()
+        for owner in [owner for owner in list(self._by_owner) if owner[0] == process and selects(owner[1])]:
+            owned, loop = self._by_owner.pop(owner, None), owner[1]
+            if owned is None:
+                continue
+            if loop is current or loop is None or loop.is_closed():
+                await self._close(owned)
+            else:
+                asyncio.run_coroutine_threadsafe(self._close(owned), loop)
+
+    def _owner(self) -> _Owner:
+        return os.getpid(), asyncio.get_running_loop() if self._in_loop else None
+
+
+_Owner = tuple[int, asyncio.AbstractEventLoop | None]
 
 
 class Blocking:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -40,6 +42,7 @@ from graphkiln_client.transports.base import (
     InEventLoop,
     InferRequest,
     InferResponse,
+    Owned,
     RequestedOutput,
     SharedTensor,
     infer_limit,
@@ -393,24 +396,55 @@ _TOO_LARGE = "message larger than max"  # in grpcio's RESOURCE_EXHAUSTED for a r
 _COMPRESSION = {"gzip": grpc.Compression.Gzip, "deflate": grpc.Compression.Deflate}
 
 
+_Channel = tuple[Any, dict[str, Any]]  # and its methods by name
+
+
+class _ForkState:
+    """Fitness of this process for gRPC after forks.
+
+    gRPC's C library prepares for a fork only if no thread is inside of it, and its thread for asyncio always is. In an
+    unprepared child calls never return, not even at their deadline. Source: gRPC core, `fork_posix.cc`.
+
+    Attributes:
+        inside: Threads that are inside of the C library.
+        fit: Process in which gRPC works.
+        imported: Process that has imported this module. A child of it waits for its deadlines itself.
+    """
+
+    def __init__(self) -> None:
+        self.inside: set[int | str] = set()
+        self.fit = self.imported = os.getpid()
+        os.register_at_fork(after_in_child=self._after_fork)
+
+    def _after_fork(self) -> None:
+        if not self.inside:
+            self.fit = os.getpid()
+
+
+_FORKS = _ForkState()
+
+
 class _GrpcTransport(ABC):
     """An HTTP/2 channel to one gRPC endpoint."""
 
     _library: Any
-    _closed_errors: type[Exception]  # raised by calls on a closed channel
+    _closed_errors: type[Exception]  # raised by calls on a channel that another thread or task has closed
 
     def __init__(self, endpoint: Endpoint, compression: Compression = "") -> None:
         self.wire = GrpcWire()
         self._endpoint = endpoint
         self._compression: Compression = compression
         self._metadata = _to_metadata(endpoint.headers)
-        self._channel: Any = None
-        self._methods: dict[str, Any] = {}
+        endpoint.tls()  # for its error messages
+        in_loop = self._library is grpc.aio
+        self._channels = Owned(self._open, self._close_channel, endpoint, in_loop=in_loop)
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
         try:
             response = await self._call(call.request, deadline.remaining_s)
+        except grpc.FutureTimeoutError as error:
+            raise deadline_exceeded(self._endpoint, deadline) from error
         except grpc.RpcError as error:
             # gRPC uses UNAVAILABLE both for unreachable servers and for "not ready".
             is_unavailable = error.code() is grpc.StatusCode.UNAVAILABLE and not needs_admin_key(error.details() or "")
@@ -421,11 +455,11 @@ class _GrpcTransport(ABC):
     async def _call(self, request: GrpcRequest, timeout_s: float) -> Any:
         admin = _to_metadata(self._endpoint.admin_headers()) if request.is_admin else ()
         metadata = (*self._metadata, *admin) or None
+        channel, methods = await self._channels.get()
         try:
-            method = self._methods.get(request.method)
+            method = methods.get(request.method)
             if method is None:
-                method = self._open().unary_unary(request.method, _registered_method=True)
-                self._methods[request.method] = method
+                methods[request.method] = method = channel.unary_unary(request.method, _registered_method=True)
             response = await self._invoke(method, request.message, timeout=timeout_s, metadata=metadata)
         except self._closed_errors as error:
             raise InvalidInput(f"the client of {self._endpoint} is closed") from error
@@ -434,17 +468,27 @@ class _GrpcTransport(ABC):
     @abstractmethod
     async def _invoke(self, method: Any, message: bytes, **options: Any) -> Any: ...
 
+    @abstractmethod
+    async def _close_channel(self, opened: _Channel) -> None: ...
+
+    async def close(self) -> None:
+        """See `Transport.close`."""
+        await self._channels.close()
+
     async def _is_live(self, deadline: Deadline) -> bool:
         try:
             response = await self._call(self.wire.live().request, min(_PROBE_TIMEOUT_S, deadline.remaining_s))
-        except grpc.RpcError:
+        except (grpc.RpcError, grpc.FutureTimeoutError):
             return False
         return bool(response.live)
 
-    def _open(self) -> Any:
-        if self._channel is None:
-            self._channel = open_channel(self._library, self._endpoint, self._compression)
-        return self._channel
+    def _open(self) -> _Channel:
+        if os.getpid() != _FORKS.fit:
+            raise InvalidInput(
+                "gRPC does not work in this process: it was forked during a gRPC call, or after one of an AsyncClient",
+                hint="use http://HOST:PORT, fork before the first call, or start the process with spawn or forkserver",
+            )
+        return open_channel(self._library, self._endpoint, self._compression), {}
 
 
 class GrpcTransport(Blocking, _GrpcTransport):
@@ -453,31 +497,39 @@ class GrpcTransport(Blocking, _GrpcTransport):
     _library = grpc
     _closed_errors = ValueError
 
-    def __init__(self, endpoint: Endpoint, compression: Compression = "") -> None:
-        super().__init__(endpoint, compression)
-        self._open()  # before threads share the transport
+    async def _call(self, request: GrpcRequest, timeout_s: float) -> Any:
+        thread = threading.get_ident()
+        _FORKS.inside.add(thread)
+        try:
+            return await super()._call(request, timeout_s)
+        finally:
+            _FORKS.inside.discard(thread)
 
     async def _invoke(self, method: Any, message: bytes, **options: Any) -> Any:
-        return method(message, **options)
+        if os.getpid() == _FORKS.imported:
+            return method(message, **options)
+        return method.future(message, **options).result(options["timeout"])
 
-    async def close(self) -> None:
-        """See `Transport.close`."""
-        self._channel.close()
+    async def _close_channel(self, opened: _Channel) -> None:
+        opened[0].close()
 
 
 class AsyncGrpcTransport(InEventLoop, _GrpcTransport):
-    """Wait in an event loop. Task-safe; bound to the event loop of its first call."""
+    """Wait in an event loop, each with its own channel. Task-safe."""
 
     _library = grpc.aio
     _closed_errors = grpc.aio.UsageError
 
+    def _open(self) -> _Channel:
+        opened = super()._open()
+        _FORKS.inside.add("asyncio")
+        return opened
+
     async def _invoke(self, method: Any, message: bytes, **options: Any) -> Any:
         return await method(message, **options)
 
-    async def close(self) -> None:
-        """See `Transport.close`."""
-        if self._channel:
-            await self._channel.close()
+    async def _close_channel(self, opened: _Channel) -> None:
+        await opened[0].close()
 
 
 def open_channel(library: Any, endpoint: Endpoint, compression: Compression) -> Any:
@@ -493,7 +545,6 @@ def open_channel(library: Any, endpoint: Endpoint, compression: Compression) -> 
         options["compression"] = _COMPRESSION[compression]
     if not endpoint.is_secure:
         return library.insecure_channel(endpoint.authority, **options)
-    endpoint.tls()  # for its error messages
     key, certificate = endpoint.client_key or endpoint.client_cert, endpoint.client_cert
     credentials = grpc.ssl_channel_credentials(_read(endpoint.ca_file), _read(key), _read(certificate))
     return library.secure_channel(endpoint.authority, credentials, **options)

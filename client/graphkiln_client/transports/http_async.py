@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import ssl
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import yarl
 
-from graphkiln_client.transports.base import BoundedBody, Call, Deadline, InEventLoop, decompress
+from graphkiln_client.transports.base import BoundedBody, Call, Deadline, InEventLoop, Owned, decompress
 from graphkiln_client.transports.endpoint import (
     Compression,
     Endpoint,
@@ -26,13 +27,13 @@ T = TypeVar("T")
 
 
 class AsyncHttpTransport(InEventLoop):
-    """Connection pool for one HTTP endpoint. Task-safe; bound to the event loop of its first call."""
+    """Connection pools for one HTTP endpoint, one for each event loop. Task-safe."""
 
     def __init__(self, endpoint: Endpoint, compression: Compression = "") -> None:
         self.wire = HttpWire(compression)
         self._endpoint = endpoint
         self._tls = endpoint.tls()
-        self._session: aiohttp.ClientSession | None = None
+        self._sessions = Owned(self._open_session, aiohttp.ClientSession.close, endpoint, in_loop=True)
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
@@ -40,14 +41,14 @@ class AsyncHttpTransport(InEventLoop):
 
     async def close(self) -> None:
         """See `Transport.close`."""
-        if self._session:
-            await self._session.close()
+        await self._sessions.close()
 
     async def _exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
+        session = await self._sessions.get()
         try:
             async with (
                 asyncio.timeout(deadline.remaining_s),
-                self._open_session().request(
+                session.request(
                     request.method,
                     yarl.URL(f"{self._endpoint}{request.path}", encoded=True),
                     data=b"".join(request.body) or None,
@@ -74,14 +75,24 @@ class AsyncHttpTransport(InEventLoop):
         return HttpResponse(status=response.status, headers=response.headers, body=body)
 
     def _open_session(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                connector=aiohttp.TCPConnector(limit=0, ssl=self._tls or True),
-                timeout=aiohttp.ClientTimeout(total=None),
-                auto_decompress=False,
-                trust_env=not self._endpoint.is_local,  # use the proxy of the environment
-            )
-        return self._session
+        return aiohttp.ClientSession(
+            connector=_Connector(limit=0, ssl=self._tls or True),
+            timeout=aiohttp.ClientTimeout(total=None),
+            auto_decompress=False,
+            trust_env=not self._endpoint.is_local,  # use the proxy of the environment
+        )
+
+
+class _Connector(aiohttp.TCPConnector):
+    """A pool that a forked child forgets without closing it: it would remove the sockets from its parent's selector."""
+
+    def __init__(self, **options: Any) -> None:
+        self._process = os.getpid()
+        super().__init__(**options)
+
+    def __del__(self, *_: Any) -> None:
+        if os.getpid() == self._process:
+            super().__del__()
 
 
 async def _read_body(response: aiohttp.ClientResponse, limit_bytes: int) -> bytes:

@@ -22,7 +22,16 @@ from urllib.request import getproxies, proxy_bypass
 
 import httptools
 
-from graphkiln_client.transports.base import HEAD_LIMIT, Blocking, BoundedBody, Call, Deadline, decompress, too_large
+from graphkiln_client.transports.base import (
+    HEAD_LIMIT,
+    Blocking,
+    BoundedBody,
+    Call,
+    Deadline,
+    Owned,
+    decompress,
+    too_large,
+)
 from graphkiln_client.transports.endpoint import (
     Compression,
     Endpoint,
@@ -52,22 +61,19 @@ class HttpTransport(Blocking):
         self._endpoint = endpoint
         self._tls = endpoint.tls()
         self._proxy = _proxy(endpoint)
-        self._idle: deque[HttpConnection] = deque()
-        self._closed = False
+        self._idle: Owned[deque[HttpConnection]] = Owned(deque, _close_all, endpoint, in_loop=False)
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
-        return call.read(self._exchange(call.request.authorize(self._endpoint), deadline))
+        return call.read(self._exchange(call.request.authorize(self._endpoint), deadline, await self._idle.get()))
 
     async def close(self) -> None:
         """See `Transport.close`."""
-        self._closed = True
-        while self._idle:
-            self._idle.pop().close()
+        await self._idle.close()
 
-    def _exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
+    def _exchange(self, request: HttpRequest, deadline: Deadline, idle: deque[HttpConnection]) -> HttpResponse:
         try:
-            return self._exchange_on(self._pop_idle() or self._open(deadline), request, deadline)
+            return self._exchange_on(_pop_quiet(idle) or self._open(deadline), request, deadline, idle)
         except TimeoutError as error:
             raise deadline_exceeded(self._endpoint, deadline) from error
         except (EOFError, ConnectionResetError, BrokenPipeError) as error:
@@ -81,30 +87,21 @@ class HttpTransport(Blocking):
         except OSError as error:
             raise unreachable(self._endpoint, error) from error
 
-    def _exchange_on(self, connection: HttpConnection, request: HttpRequest, deadline: Deadline) -> HttpResponse:
+    def _exchange_on(
+        self, connection: HttpConnection, request: HttpRequest, deadline: Deadline, idle: deque[HttpConnection]
+    ) -> HttpResponse:
         """Send a request over a connection; reuse the connection only after success."""
         try:
             response, reusable = connection.exchange(request, deadline)
         except BaseException:
             connection.close()
             raise
-        if reusable and len(self._idle) < _MAX_IDLE and not self._closed:
+        if reusable and len(idle) < _MAX_IDLE and not self._idle.is_closed:
             connection.idle_since = time.monotonic()
-            self._idle.append(connection)
+            idle.append(connection)
         else:
             connection.close()
         return response
-
-    def _pop_idle(self) -> HttpConnection | None:
-        """Take an idle connection that is still open; None if there is none."""
-        while True:
-            try:
-                connection = self._idle.pop()
-            except IndexError:
-                return None
-            if time.monotonic() - connection.idle_since < _FRESH_S or connection.is_quiet:
-                return connection
-            connection.close()
 
     def _open(self, deadline: Deadline) -> HttpConnection:
         """Connect with http.client, which supports proxy tunnels."""
@@ -125,6 +122,23 @@ class HttpTransport(Blocking):
             prefix = f"http://{self._endpoint.authority}{self._endpoint.path}"
             return HttpConnection(connection.sock, prefix, _header_lines({**headers, **proxy.headers}))
         return HttpConnection(connection.sock, self._endpoint.path, _header_lines(headers))
+
+
+def _pop_quiet(idle: deque[HttpConnection]) -> HttpConnection | None:
+    """Take an idle connection that is still open; None if there is none."""
+    while True:
+        try:
+            connection = idle.pop()
+        except IndexError:
+            return None
+        if time.monotonic() - connection.idle_since < _FRESH_S or connection.is_quiet:
+            return connection
+        connection.close()
+
+
+async def _close_all(idle: deque[HttpConnection]) -> None:
+    while idle:
+        idle.pop().close()
 
 
 def _proxy(endpoint: Endpoint) -> Endpoint | None:

@@ -287,3 +287,21 @@ def test_region_that_cannot_be_replaced() -> None:
         with pytest.raises(ServerError):
             model.infer(X)
         assert model.infer(X)["Y"] == [2]
+
+
+def test_child_leaves_the_regions_of_its_parent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both map them: a region that a child used would hold its tensors in the answers of its parent."""
+    server = Server(X=("FP32", [-1]))
+    shared = Shared(server)
+    with shared as model:
+        run(model.infer(X))
+        (parents,) = server.regions
+        child = os.getpid() + 1
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "getpid", lambda: child)
+            run(model.infer(X))
+            assert len(server.regions) == 2
+            run(shared.pool._regions._close_those(lambda _: True))
+            assert [*server.regions] == [parents]
+        assert run(model.infer(X))["X"].tolist() == [0, 2, 4]
+    assert not server.regions
