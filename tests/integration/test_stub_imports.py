@@ -38,6 +38,8 @@ FORBIDDEN = {
     "graphkiln_backend.repository.row_mixing",
     "graphkiln_backend.repository.tensor_outputs",
     "graphkiln_backend.triton.ragged",
+    "graphkiln_backend.triton.recording",
+    "graphkiln_backend.triton.request_position",
     "graphkiln_backend.triton.rollout",
     "graphkiln_backend.triton.sequences",
     "graphkiln_backend.triton.snapshot",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -91,7 +92,6 @@ def test_file_that_is_removed_meanwhile_is_left_out(record: Path) -> None:
 
 
 def test_other_readers(record: Path) -> None:
-    duckdb = pytest.importorskip("duckdb")
     table = pq.read_table(record)
     assert (table.num_rows, table.schema.field("time").type) == (80, pa.timestamp("ns", "UTC"))
     query = """SELECT count(*), min(inputs[1].name), max(octet_length(outputs[1].data)), max(outputs[1].shape)

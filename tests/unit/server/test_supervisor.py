@@ -816,7 +816,9 @@ def test_a_program_that_cannot_be_started(setup: Setup, installation: Installati
 
 def test_what_a_start_does_not_need_is_not_imported_before_it() -> None:
     """The command takes 0.35 s of processor time until tritonserver runs; with these it was 0.5 s."""
-    later = "numpy ml_dtypes onnx onnxruntime psutil http.client ssl multiprocessing graphkiln_backend.lowering.plan"
+    later = """numpy ml_dtypes onnx onnxruntime psutil pyarrow http.client ssl multiprocessing
+        graphkiln_backend.lowering.plan graphkiln_backend.repository.records graphkiln_backend.server.rollout_loop
+        graphkiln_backend.server.rollout_gates graphkiln_backend.server.rollout_changes"""
     code = f"""if True:
         import sys
         import graphkiln_backend.server.store_copies, graphkiln_backend.server.supervisor, graphkiln_backend.server.tls

@@ -6,6 +6,7 @@ import hashlib
 import logging
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,15 +15,14 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack
-from importlib import import_module
-from importlib.util import find_spec
 from pathlib import Path
 
+import duckdb
 import numpy as np
 import pytest
 from fake_session import FakeSession, spec
 from fake_triton import InferenceRequest
-from recorded import numbered, origin, rows, settings, write_record
+from recorded import FAULTS, Fault, numbered, origin, rows, settings, write_record
 from waiting import wait_until
 
 from graphkiln_backend.graph.signature import Signature
@@ -251,51 +251,7 @@ class TestFiles:
         assert set(threading.enumerate()) == before
 
 
-class Fault:
-    """A folder that cannot be written, and its repair."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.stack = ExitStack()
-
-    def mount(self, size: str) -> None:
-        command = ["mount", "-t", "tmpfs", "-o", f"size={size},mode=700", "none", str(self.folder)]
-        if subprocess.run(command, capture_output=True, check=False).returncode != 0:
-            pytest.skip("this user may not mount a file system")
-        self.stack.callback(subprocess.run, ["umount", str(self.folder)], check=True)
-
-    def full(self) -> None:
-        self.mount("64k")
-
-    def read_only(self) -> None:
-        self.mount("1m,ro")
-
-    def removed(self) -> None:
-        self.folder.rmdir()
-        self.stack.callback(self.folder.mkdir)
-
-    def folder_of_the_model(self) -> None:
-        (self.folder / "m").mkdir()
-        os.chown(self.folder / "m", 12345, 12345)
-        self.stack.callback(os.chown, self.folder / "m", 0, 0)
-
-    def anothers(self) -> None:
-        if os.geteuid() != 0:
-            pytest.skip("only root may give files away")
-        os.chown(self.folder, 12345, 12345)
-        self.stack.callback(os.chown, self.folder, 0, 0)
-
-
-@pytest.mark.parametrize(
-    ("kind", "reason"),
-    [
-        ("full", "No space"),
-        ("read_only", "Read-only"),
-        ("removed", "No such file"),
-        ("anothers", "another user"),
-        ("folder_of_the_model", "another user"),
-    ],
-)
+@pytest.mark.parametrize(("kind", "reason"), FAULTS.items())
 def test_fault_of_the_folder_is_logged_once_and_ends(
     kind: str, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -325,6 +281,21 @@ def test_fault_of_the_folder_is_logged_once_and_ends(
     assert [record.levelname for record in caplog.records] == ["WARNING", "INFO"]
     assert "recorded again" in caplog.messages[1]
     assert not [name for name in names(folder) if name.startswith(".")]
+
+
+def test_folder_that_is_removed_with_an_unfinished_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "GROUP_BYTES", 1)
+    folder = tmp_path / "record"
+    folder.mkdir()
+    with recorder(folder) as writer:
+        writer.record("lost", {}, {"y": np.ones(2)}, 1e-3)
+        wait_until(lambda: bool(names(folder)))
+        shutil.rmtree(folder)
+    assert (writer.recorded, writer.dropped) == (0, 1)
+    (message,) = caplog.messages
+    assert "No such file" in message
 
 
 WRITER = """
@@ -382,9 +353,7 @@ def test_kill_at_random_moments(tmp_path: Path) -> None:
         assert sorted(numbers) == list(range(len(numbers))), "only rows of the unfinished file are lost"
     assert remains > 10
     assert len(module.pq.read_table(tmp_path)) == len(found)
-    if find_spec("duckdb"):
-        duckdb = import_module("duckdb")
-        query = "SELECT count(DISTINCT request_id) FROM read_parquet(?)"
-        assert duckdb.execute(query, [f"{tmp_path}/*/*.parquet"]).fetchall() == [(len(found),)]
+    query = "SELECT count(DISTINCT request_id) FROM read_parquet(?)"
+    assert duckdb.execute(query, [f"{tmp_path}/*/*.parquet"]).fetchall() == [(len(found),)]
     write_record(tmp_path, numbered(1))
     assert not [name for name in names(tmp_path) if name.startswith(".")]
