@@ -20,6 +20,7 @@ class FakeTriton:
 
     Attributes:
         loads: The models that were loaded, in order.
+        graphs: What serves of each version: its graph, or the code of a placeholder.
         readiness: What the readiness said after each call.
     """
 
@@ -28,6 +29,7 @@ class FakeTriton:
         self._states: dict[tuple[str, int], tuple[str, str]] = {}
         self.headers = {"key": "secret"}
         self.loads: list[str] = []
+        self.graphs: dict[tuple[str, int], str] = {}
         self.readiness: list[bool] = []
 
     def start(self) -> None:
@@ -62,6 +64,7 @@ class FakeTriton:
         for (name, version), (state, _) in list(self._states.items()):
             if name == model and state == "READY":
                 self._states[name, version] = ("UNAVAILABLE", "unloaded")
+                self.graphs.pop((name, version))
         self.readiness.append(self.ready)
 
     @property
@@ -88,6 +91,7 @@ class FakeTriton:
             return f"load failed for model '{model}': {errors}"
         self.unload(model)
         self._states |= {(model, version): ("READY", "") for version in wanted}
+        self.graphs |= {(model, version): _read(folder / str(version)) for version in wanted}
         return ""
 
 
@@ -116,6 +120,11 @@ def _write(override: LoadOverride, model: Path, folder: Path) -> Path:
         (folder / path).write_text(text)
     write_config(json_format.Parse(override.config, ModelConfigProto()), folder / "config.pbtxt")
     return folder
+
+
+def _read(version: Path) -> str:
+    code = version / "model.py"
+    return (code if code.exists() else version / "model.onnx").read_text(errors="replace")
 
 
 def _error(version: Path) -> str:

@@ -78,10 +78,12 @@ _ALL_MODELS = "*"
 #     not strict     next start: strict, with a part               next start: not strict
 #     strict         a fault; for the first server, the end        next start: not strict
 #
-# Starts are strict, too, while a model is known to be bad. The user's own flags are never overridden.
+# Starts are strict, too, while a model is known to be bad. A start without a model (explicit mode) is not strict: loads
+# that fail are reported to the client that asked for them. The user's own flags are never overridden.
 
 # Overrides `--exit-on-error=false` of `ControlMode.before_flags`: the last flag counts.
-_ALL_OR_NOTHING_FLAGS = ("--strict-readiness=false", "--exit-on-error=true")
+_NOT_STRICT = "--strict-readiness=false"
+_ALL_OR_NOTHING_FLAGS = (_NOT_STRICT, "--exit-on-error=true")
 
 
 @dataclass(slots=True)
@@ -90,19 +92,28 @@ class Readiness:
 
     Attributes:
         whole: Whether the last server was started to serve all models or none.
+        strict: Whether one failed version makes it not ready.
         endless: Versions that exceeded the load deadline, added by the watchdog. The next server, which serves the
             others, does not load them again. Cleared once a server is live (by the supervisor), and before a start that
             does not follow such a failure (`choose`).
     """
 
     whole: bool = False
+    strict: bool = True
     endless: set[str] = field(default_factory=set)
     _failed: bool = False
 
-    def choose(self, flags: TritonFlags, *, loads: bool) -> None:
-        """Choose for the next start; `loads` is true if it loads models and none is known to be bad."""
+    def choose(self, flags: TritonFlags, *, loads: bool, idle: bool = False) -> None:
+        """Choose for the next start.
+
+        Args:
+            flags: The user's flags.
+            loads: It loads models, and none is known to be bad.
+            idle: It loads no model.
+        """
         asked = {"strict-readiness", "exit-on-error"} & flags.values.keys()
         self.whole = loads and not asked and not self._failed
+        self.strict = not self.whole and not (idle and not asked)
         if not self._failed:
             self.endless.clear()
         self._failed = False
@@ -110,7 +121,9 @@ class Readiness:
     @property
     def arguments(self) -> tuple[str, ...]:
         """Arguments that precede the user's."""
-        return _ALL_OR_NOTHING_FLAGS if self.whole else ()
+        if self.whole:
+            return _ALL_OR_NOTHING_FLAGS
+        return () if self.strict else (_NOT_STRICT,)
 
     def fall_back(self) -> bool:
         """Return true if a server that exited before it was live may serve a part of its models after a restart."""
@@ -210,7 +223,7 @@ class Launch:
         if self.state and not self.managed.rollouts.folders:
             self.managed.rollouts = Rollouts.of(self.state, self.stores, self.copies.sources)
         self.managed.rollouts.look()
-        mode, flags, loads, complete = ControlMode.read(self.flags), self.flags, False, False
+        mode, flags, loads, idle, complete = ControlMode.read(self.flags), self.flags, False, False, False
         try:
             if mode.managed:
                 mirror = Mirror(folder.overlay)
@@ -224,10 +237,10 @@ class Launch:
                 found = self.managed.scan()
                 stores = [*stores, _image_mirror(folder).path]
                 flags = replace(flags, arguments=tuple(self.loaded.arguments(flags.arguments, found)))
-                loads = may_all_load(flags.arguments, found)
+                loads, idle = may_all_load(flags.arguments, found), not _named_models(flags.arguments)
         except OSError as error:
             raise ServerSetupError(f"cannot mirror the model stores: {error}", hint="can they be read?") from error
-        self.readiness.choose(flags, loads=loads)
+        self.readiness.choose(flags, loads=loads, idle=idle)
         memory = plan_shared_memory(stores if complete else (), free_bytes=free_shared_memory())
         check_instances(memory.instances)
         line = command_line(
@@ -274,6 +287,7 @@ class Launch:
             proofs=self._served_proofs(folder),
             first_replay=first_replay,
             replay_interval_s=self.replay_interval_s,
+            strict=self.readiness.strict,
         )
 
     def rollout_controller(self, folder: RunFolder, versions: VersionController) -> RolloutController | None:

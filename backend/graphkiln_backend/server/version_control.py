@@ -9,13 +9,14 @@ controller, in a thread:
 2. Step, repeatedly in the modes `poll` and `explicit`: update the copies of stores, then
 
    - in poll mode, prove new and changed versions outside of the server, and load those that pass;
-   - in explicit mode, clear failed loads, and load and unload the models that take images with their models.
+   - in explicit mode, log failed loads, and load and unload the models that take images with their models.
 
 Versions that no instance of graphkiln computes are asked their golden samples after each load, and now and then while
 they serve (`server.served_proofs`); one that computes wrong outputs is replaced like one that failed to load.
 
 Triton (24.10) reports a failed version as not ready forever, even after the model is unloaded or reloaded without it.
-Placeholders (see `server.mirror`) clear such failures.
+Placeholders (see `server.mirror`) clear such failures. In explicit mode they are used in loads that fail alone: a load
+that succeeds, and the unload after it, could take away what the user has loaded meanwhile.
 """
 
 from __future__ import annotations
@@ -81,6 +82,7 @@ class VersionController:
         proofs: Proofs of versions that no instance of graphkiln computes.
         first_replay: First replay of all their golden samples, begun with the server.
         replay_interval_s: Seconds between two replays of their golden samples; 0 for none.
+        strict: Whether one failed version makes the server not ready.
 
     Attributes:
         fault: Why the server must be restarted, because a version that was right computes wrong outputs; else empty.
@@ -102,6 +104,7 @@ class VersionController:
         proofs: ServedProofs | None = None,
         first_replay: Asking | None = None,
         replay_interval_s: float = 0.0,
+        strict: bool = True,
     ) -> None:
         self._mode = mode
         self._is_explicit = mode.name == "explicit"
@@ -117,6 +120,7 @@ class VersionController:
         self._proofs = proofs
         self._first_replay = first_replay
         self._replay_interval_s = replay_interval_s
+        self._strict = strict
         self._unasked: set[str] = set()  # models that were loaded, and not asked their golden samples since
         self._followed: dict[str, ShownModel] = {}  # in explicit mode: what served at the last look
         self.fault = ""
@@ -124,7 +128,7 @@ class VersionController:
         self._changing = threading.Lock()  # held while versions are loaded
         self._stop = threading.Event()
         self._unforeseen = ""
-        self._failed_at_start: set[str] = set()  # in explicit mode
+        self._logged: set[tuple[str, str, str]] = set()  # in explicit mode: failures at the last look
         self._unanswered: set[str] = set()  # models whose load request got no response: it is sent again
         # In poll mode: results of the last scan.
         self._seen: dict[str, StoredModel] = {}
@@ -253,7 +257,6 @@ class VersionController:
             OSError: The server ended, or the mirror cannot be written.
         """
         self._replace_failed()
-        self._failed_at_start = {name for name, model in self._stores.shown.items() if not model.versions}
         if self._is_explicit:
             self._followed = {name: model for name, model in self._stores.shown.items() if name not in self._unasked}
         self._forget_failures(self._states())
@@ -323,7 +326,9 @@ class VersionController:
 
     def _follow_user(self) -> None:
         states = self._states()
-        self._forget_failures(states)
+        self._log_failures(states)
+        if self._strict:
+            self._forget_failures(states)
         serving = {name: versions for name, rows in states.items() if (versions := tuple(_serving(rows)))}
         self._take_back_wrong(serving)
         names = list(serving)
@@ -331,6 +336,15 @@ class VersionController:
             self._images.follow(serving)
             names = [name for name in names if not self._images.takes_images(name)]
         self._on_loaded(names)
+
+    def _log_failures(self, states: Mapping[str, list[VersionState]]) -> None:
+        rows = [row for rows in states.values() for row in rows if row.failed and row.version]
+        known, self._logged = self._logged, {(row.model, row.version, row.reason) for row in rows}
+        refused = self._stores.refusals() if self._logged - known else {}  # logged when it was replaced at the start
+        for name, version, text in sorted(self._logged - known):
+            if (name, version) not in refused:
+                reason = _brief(text, self._mirror.path / name, Path(name))
+                _log.error("%s version %s could not be loaded: %s", name, version, reason)
 
     def _take_back_wrong(self, serving: Mapping[str, tuple[int, ...]]) -> None:
         """Ask what the user has loaded its golden samples, and replace wrong versions by older ones.
@@ -355,6 +369,9 @@ class VersionController:
         self._followed |= models
         for (name, version), reason in self._proofs.replay([*models.values()], self._stop.is_set).items():
             stored = models[name].stored
+            if self._stores.scan().get(name) != stored or _serving(self._states().get(name, [])) != [*serving[name]]:
+                self._followed.pop(name, None)  # the user has changed or loaded it meanwhile: ask again
+                continue
             self._stores.quarantine.add(stored, version, reason)
             planned = self._stores.plan(stored, stored.versions)
             self._show(planned)
@@ -542,6 +559,9 @@ class VersionController:
                     pending = True
                     continue
                 failures = _failures(model, states.get(name, []))
+                if failures and self._is_explicit and self._stores.scan().get(name) != model.stored:
+                    del self._stores.shown[name]  # the user has changed its files, and loads it
+                    continue
                 for version, reason in failures.items():
                     brief = _brief(reason, self._mirror.path / name, model.stored.folder)
                     self._stores.quarantine.add(model.stored, version, brief)
@@ -580,28 +600,24 @@ class VersionController:
         return error
 
     def _forget_failures(self, states: Mapping[str, list[VersionState]]) -> None:
-        """Clear failures in Triton if another version of the model serves, or the model is gone.
+        """Clear failures in Triton if another version of the model serves or, in managed stores, the model is gone.
 
-        A model that could not be loaded at all keeps the server not ready; in explicit mode only if it should be loaded
-        at the start, because later failures are reported to the client that requested the load.
+        A model without a good version keeps the server not ready. In explicit mode so does a failed load of a model
+        that does not serve, until it is loaded well, if the server's readiness is strict: what would clear it could
+        take away what the user loads meanwhile.
         """
-        stay_failed = self._failed_at_start if self._is_explicit else self._stores.shown.keys()
         for name, rows in states.items():
             failed = [int(row.version) for row in rows if row.failed and row.version]
             serving = _serving(rows)
-            is_loading = any(row.state == "LOADING" for row in rows)
-            if not failed or is_loading or (name in stay_failed and not serving):
+            is_gone = not self._is_explicit and name not in self._stores.shown
+            if not failed or any(row.state == "LOADING" for row in rows) or not (serving or is_gone):
                 continue
-            if self._is_explicit:
-                for row in (row for row in rows if row.failed):
-                    reason = _brief(row.reason, self._mirror.path / name, Path(name))
-                    _log.error("%s version %s could not be loaded: %s", name, row.version, reason)
             try:
-                if serving and (self._is_explicit or name in stay_failed):
-                    _log.info("%s: the next errors of Triton are deliberate; they clear the failure of a version", name)
-                    self._control.load(name, _FORGET_TIMEOUT_S, self._mirror.forget(failed, serving=serving))
-                else:
+                if is_gone:
                     self._forget_model(name, failed)
+                else:
+                    _log.info("%s: the next errors of Triton are deliberate; they clear a version's failure", name)
+                    self._control.load(name, _FORGET_TIMEOUT_S, self._mirror.forget(failed, serving=serving))
             finally:
                 self._mirror.remove_forgotten()
 

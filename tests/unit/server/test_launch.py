@@ -188,6 +188,15 @@ class TestPrepare:
         assert "--exit-on-error=false" in line
         assert line[-2:] == ["--model-control-mode=explicit", "--load-model=*"]  # the last one counts
 
+    def test_a_load_that_fails_later_does_not_count_where_nothing_is_loaded_at_the_start(
+        self, installation: Installation, folder: RunFolder, store: Path
+    ) -> None:
+        launch = make_launch(installation, store, flags=parse("--model-control-mode=explicit"))
+        line = launch.prepare(folder)
+        assert "--strict-readiness=false" in line
+        assert "--exit-on-error=true" not in line
+        assert not launch.readiness.strict
+
     @pytest.mark.parametrize("flags", [(), ("--model-control-mode=explicit", "--load-model=digits")])
     def test_it_stays_ready_while_versions_come_and_go(
         self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
@@ -196,11 +205,10 @@ class TestPrepare:
         assert "--strict-readiness=false" in line
         assert line.index("--exit-on-error=false") < line.index("--exit-on-error=true")
 
-    @pytest.mark.parametrize("flags", [("--model-control-mode=explicit",), ("--load-model=digits",)])
     def test_readiness_is_strict_if_triton_loads_by_itself(
-        self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]
+        self, installation: Installation, folder: RunFolder, store: Path
     ) -> None:
-        line = make_launch(installation, store, flags=parse(*flags)).prepare(folder)
+        line = make_launch(installation, store, flags=parse("--load-model=digits")).prepare(folder)
         assert "--strict-readiness=false" not in line
 
     def test_and_where_a_model_is_bad(self, installation: Installation, folder: RunFolder, store: Path) -> None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import random
 import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import pytest
 import zoo
@@ -23,11 +24,12 @@ from graphkiln_backend.server.golden_requests import Answers
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.proofs import ProofBook, ProofState
-from graphkiln_backend.server.repository_control import LoadOverride
+from graphkiln_backend.server.repository_control import LoadOverride, VersionState
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.signals import ServerStopping
 
 POLL_S = 60.0
+Result = TypeVar("Result")
 
 
 def mode(name: str) -> ControlMode:
@@ -517,6 +519,73 @@ class ExplicitSetup:
         self.controller.step()
 
 
+class HastyUser:
+    """A user of explicit mode with a virtual clock, who checks after each call that what was loaded serves.
+
+    Attributes:
+        acts: Time in seconds and name of what is still to be done, in order.
+        served: Checks of a serving model.
+    """
+
+    def __init__(self, store: StoreOfFakes, triton: FakeTriton, chance: random.Random) -> None:
+        self.store, self.triton, self.chance = store, triton, chance
+        self.now_s = self.served = 0.0
+        self.acts: list[tuple[float, str, int]] = []
+        self.expected: dict[tuple[str, int], str] = {}
+        at_s = 0.0
+        for number in range(20):
+            at_s += chance.choice([0.0, 0.3, 1.0, 10.0]) * chance.random()
+            self.acts.append((at_s, chance.choice(["break", "mend", "load", "load", "load", "unload", "add"]), number))
+        store.add("m", 1, "good 0", "")
+        self.acts.append((at_s, "mend", 99))
+        self.acts.append((at_s, "load", 99))
+
+    def pass_s(self, seconds: float) -> None:
+        """Let time pass, and act meanwhile."""
+        self.now_s += seconds
+        while self.acts and self.acts[0][0] <= self.now_s:
+            _, verb, number = self.acts.pop(0)
+            newest = max(int(path.name) for path in (self.store.folder / "m").iterdir() if path.name.isdecimal())
+            if verb == "load":
+                if not self.triton.load("m", 1):
+                    self.expected = {("m", newest): (self.store.folder / "m" / str(newest) / "model.onnx").read_text()}
+            elif verb == "unload":
+                self.triton.unload("m")
+                self.expected = {}
+            else:
+                kind = "bad" if verb == "break" else "good"
+                self.store.add("m", newest + (verb == "add"), f"{kind} {number}")
+            self.check()
+
+    def check(self) -> None:
+        assert self.triton.graphs == self.expected
+        self.served += bool(self.expected)
+
+
+class SlowControl:
+    """Calls of the controller take time before and after their effect; a user acts meanwhile, as on a busy machine."""
+
+    def __init__(self, triton: FakeTriton, user: HastyUser) -> None:
+        self._triton, self._user = triton, user
+
+    def index(self) -> list[VersionState]:
+        return self._slowly(self._triton.index)
+
+    def load(self, model: str, timeout_s: float, override: LoadOverride | None = None) -> str:
+        return self._slowly(lambda: self._triton.load(model, timeout_s, override))
+
+    def unload(self, model: str) -> None:
+        self._slowly(lambda: self._triton.unload(model))
+
+    def _slowly(self, call: Callable[[], Result]) -> Result:
+        longest_s = self._user.chance.choice([0.01, 3.0])
+        self._user.pass_s(longest_s * self._user.chance.random())
+        result = call()
+        self._user.check()
+        self._user.pass_s(longest_s * self._user.chance.random())
+        return result
+
+
 class TestExplicitMode:
     @pytest.fixture
     def setup(self, fake_store: StoreOfFakes, tmp_path: Path) -> ExplicitSetup:
@@ -551,17 +620,44 @@ class TestExplicitMode:
         assert setup.triton.ready
 
     @pytest.mark.parametrize("serving", [True, False])
-    def test_a_load_that_failed_is_forgotten(self, setup: ExplicitSetup, serving: bool, logged: list[str]) -> None:
+    def test_a_failed_load_is_logged_once_and_forgotten_where_nothing_can_be_taken_away(
+        self, setup: ExplicitSetup, serving: bool, logged: list[str]
+    ) -> None:
         setup.store.add("m", 1, "good" if serving else "bad")
         setup.start(*(["m"] if serving else []))
         setup.store.add("m", 2, "bad")
         assert "cannot serve" in setup.triton.load("m", 1)
         assert not setup.triton.ready
         setup.controller.step()
-        assert setup.triton.ready
+        setup.controller.step()
+        assert setup.triton.ready == serving
+        assert setup.triton.loads == ["m"] * (2 if serving else 1)
         assert setup.triton.serving("m") == ([1] if serving else [])
-        assert any("m version 2 could not be loaded: cannot serve" in message for message in logged)
+        assert sum("m version 2 could not be loaded: cannot serve" in message for message in logged) == 1
         assert "cannot serve" in setup.triton.load("m", 1)  # the user asks again, and gets the reason again
+
+    @pytest.mark.parametrize("strict", [True, False])
+    def test_only_the_user_takes_a_model_away(self, tmp_path: Path, strict: bool) -> None:
+        """A user breaks, mends, loads and unloads at any time, also while the controller waits for Triton."""
+        for seed in range(250):
+            store = StoreOfFakes(tmp_path / str(seed))
+            triton = FakeTriton(store.folder)
+            user = HastyUser(store, triton, random.Random(seed))
+            control: Any = SlowControl(triton, user)
+            controller = VersionController(
+                mode=mode("explicit"),
+                stores=ManagedStores([store.folder]),
+                mirror=Mirror(tmp_path / "overlay"),
+                control=control,
+                instances=tmp_path,
+                admit=lambda *_: Verdict("never asked"),
+                load_timeout_s=5,
+                strict=strict,
+            )
+            controller.is_settled()
+            while user.acts:
+                user.pass_s(controller.step() or 0.0)
+            assert user.served > 0, seed
 
     def test_after_a_crash_what_was_added_and_is_bad_changes_nothing(self, setup: ExplicitSetup) -> None:
         setup.store.add("m", 1)
