@@ -42,6 +42,7 @@ from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.store_copies import StoreCopies
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.system.processes import end_with_parent, start
+from graphkiln_backend.triton.deadly_requests import DeadlyRequests
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, RecordSettings, to_environment
 from graphkiln_backend.triton.features import VERSION_VARIABLE
 
@@ -185,6 +186,7 @@ class Launch:
         managed: The models shown to Triton, filled by `prepare`; kept across restarts, like the following.
         loaded: The loaded models in explicit mode.
         readiness: The kind of readiness.
+        deadly: Requests that have ended instances.
     """
 
     installation: Installation
@@ -205,6 +207,7 @@ class Launch:
     managed: ManagedStores = field(default_factory=ManagedStores)
     loaded: LoadedModels = field(default_factory=LoadedModels)
     readiness: Readiness = field(default_factory=Readiness)
+    deadly: DeadlyRequests = field(default_factory=DeadlyRequests)
 
     def prepare(self, folder: RunFolder) -> list[str]:
         """Fill an empty run folder; takes seconds if graphs must be converted.
@@ -223,6 +226,7 @@ class Launch:
         if self.state and not self.managed.rollouts.folders:
             self.managed.rollouts = Rollouts.of(self.state, self.stores, self.copies.sources)
         self.managed.rollouts.look()
+        self.deadly.publish(folder.instances)
         mode, flags, loads, idle, complete = ControlMode.read(self.flags), self.flags, False, False, False
         try:
             if mode.managed:

@@ -229,6 +229,8 @@ class Supervisor:
                 seen = instances.read()
                 self._statuses = tuple(seen.statuses.values())
                 if fault := self._find_fault(watchdog, seen):
+                    if fault.instance:
+                        self._launch.deadly.learn(folder.instances, fault.instance)
                     return fault
                 if aborted := watchdog.end_endless_loading(seen):
                     self._budget.count(Cause.LOAD_DEADLINE, aborted)

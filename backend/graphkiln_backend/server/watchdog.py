@@ -71,12 +71,14 @@ class Fault:
         what: Description, to begin a log message.
         code: Exit code of the supervisor if it gives up.
         lasted_s: Seconds without service before it was found, if more than a few.
+        instance: The instance that its own request may have ended, as `instance.pid`; else empty.
     """
 
     cause: Cause
     what: str
     code: int = 1
     lasted_s: float = 0.0
+    instance: str = ""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -254,7 +256,7 @@ class Watchdog(Closeable):
     def _find_dead_instance(self, instances: Snapshot, states: Mapping[int, str]) -> Fault | None:
         for key, status in instances.statuses.items():
             if states[status.pid] == psutil.STATUS_ZOMBIE and is_ready(self._folder, key):  # not merely unloaded
-                return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died")
+                return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died", instance=key)
         return None
 
     def _find_wrong_outputs(self, instances: Snapshot) -> Fault | None:
@@ -286,7 +288,7 @@ class Watchdog(Closeable):
                 return Fault(cause=Cause.INSTANCE_HUNG, what=what, lasted_s=SILENT_S)
             if progress.computing and now - progress.begun_at > self._limits.compute:
                 what = f"{_name(status)} has computed one batch for {self._limits.compute:g} s (--compute-limit)"
-                return Fault(cause=Cause.COMPUTE_LIMIT, what=what, lasted_s=self._limits.compute)
+                return Fault(cause=Cause.COMPUTE_LIMIT, what=what, lasted_s=self._limits.compute, instance=key)
         return None
 
     def _find_early_death(self, now: float) -> Fault | None:

@@ -23,6 +23,7 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER, ContractChanged
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
+from graphkiln_backend.triton.deadly_requests import RequestNotes
 from graphkiln_backend.triton.tensors import InputTensor, to_array
 
 # Checking for cancellation is a round trip to Triton of 0.1 to 0.8 ms, not worth it for short runs. Triton itself
@@ -92,6 +93,7 @@ class Executor:
         batch_sizes: Rows of each run, the latest last; the reader removes them.
         engine_failed: Set when the engine failed on a request; cleared by the replayer.
         last_run_at: When the last run ended, in seconds of `time.monotonic`.
+        notes: Notes the requests under way; None if no supervisor reads them.
     """
 
     def __init__(
@@ -106,6 +108,7 @@ class Executor:
         self.batch_sizes: deque[int] = deque(maxlen=_MAX_BATCH_SIZES)
         self.engine_failed = threading.Event()
         self.last_run_at = 0.0
+        self.notes: RequestNotes | None = None
         self._session = session
         self._batching = batching
         self._counting = batching
@@ -130,6 +133,8 @@ class Executor:
             if self._contract or self._run_s > CANCELLATION_CHECK_S:
                 self._refuse_outdated(request)
             feeds = self.read(request)
+            if self.notes:
+                self.notes.begin([feeds])
             return self._run(feeds, self._requested_outputs(request))
         except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
             return self._to_error(error, request)
@@ -149,7 +154,10 @@ class Executor:
                 feeds[index] = self.read(request)
             except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
                 results[index] = self._to_error(error, request)
-        for group in self._groups(feeds):
+        notes = self.notes
+        alone = [[index] for index in feeds if notes.is_known(feeds[index])] if notes else []
+        together = {index: feeds[index] for index in feeds if [index] not in alone} if alone else feeds
+        for group in [*self._groups(together), *alone]:
             group_results = self._execute_group([requests[i] for i in group], [feeds[i] for i in group])
             results.update(zip(group, group_results, strict=True))
         return [results[index] for index in range(len(requests))]
@@ -199,6 +207,8 @@ class Executor:
         """Run requests of equal shapes together; if that fails, each alone."""
         requested = [self._requested_outputs(request) for request in requests]
         try:
+            if self.notes:
+                self.notes.begin(feeds)
             return [*self._run_together(feeds, requested)]
         except Exception as error:  # noqa: BLE001 - the request at fault fails again, alone
             if len(requests) == 1:
@@ -239,6 +249,8 @@ class Executor:
         finally:
             self.last_run_at = time.monotonic()
             self._run_s = self.last_run_at - begun
+            if self.notes:
+                self.notes.end()
 
     def _to_error(self, error: Exception, request: InferenceRequest) -> GraphkilnError:
         result = to_result(error, request)

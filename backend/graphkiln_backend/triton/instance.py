@@ -40,6 +40,7 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.version import ModelVersion, read_version_signature
 from graphkiln_backend.system.resources import stay_on, trim_memory, usable_cores
+from graphkiln_backend.triton.deadly_requests import RequestNotes
 from graphkiln_backend.triton.environment import (
     be_ended_first,
     instances_folder,
@@ -139,7 +140,8 @@ class TritonPythonModel:
         self._session = proven.session
 
         # Build the executor of requests. If the server publishes contracts, requests that name another are refused.
-        contract = deployment.version.contract.digest if CONTRACTS in config.parameters else ""
+        version = deployment.version
+        contract = version.contract.digest if CONTRACTS in config.parameters else ""
         executor = _build_executor(proven, config, tensors, contract)
         self._executor: Executor | SequenceExecutor | RecordingExecutor | Refusal = executor
         if sequence:
@@ -160,7 +162,7 @@ class TritonPythonModel:
         if deployment.settings.seat == NATIVE:
             _log.warning("seat: native has no effect in explicit mode, in which Triton reads the store itself")
         warm_ups = sum(max(1, each.count) for each in document.model_warmup)
-        self._recorder = self._record(deployment.version, status, warm_ups)
+        self._recorder = self._record(version, status, warm_ups)
         self._metrics = InstanceMetrics(
             instance,
             status,
@@ -182,8 +184,13 @@ class TritonPythonModel:
             on_fault=self._refuse,
         )
         self._rollout: Rollout | Candidate | None = None
+        folder = instances_folder()
+        if folder:
+            computed_by = f"{status.model} {version.stamp()} {status.engine} {status.precision} {status.device}"
+            executor.notes = RequestNotes(folder, instance, status.pid, computed_by)
+        self._notes = executor.notes
         if self._status and not sequence:
-            self._args, self._document, self._contract = args, document, deployment.version.contract
+            self._args, self._document, self._contract = args, document, version.contract
             self._assigned = 0
             self._status.computing.on_beat = self._follow_rollout
         gc.collect()  # otherwise garbage in cycles would be frozen, too
@@ -240,6 +247,8 @@ class TritonPythonModel:
         self._metrics.close()
         if self._status:
             self._status.close()
+        if self._notes:
+            self._notes.close()
         self._session.close()
         self._cache.close()
 
