@@ -27,7 +27,12 @@ def ask(server: Server, rounds: int, retries: int = 0) -> float:
 
 def die_of_it(server: Server) -> None:
     """Send the request, and kill the process that computes it: that stands for a fault of an engine."""
-    caller = threading.Thread(target=lambda: pytest.raises(ClientError, ask, server, DEADLY))
+
+    def fail() -> None:
+        with pytest.raises(ClientError):
+            ask(server, DEADLY)
+
+    caller = threading.Thread(target=fail)
     starts = server.log.count("serving HTTP")
     before = {process.pid: process.cpu_times().user for process in processes(server)}
     caller.start()

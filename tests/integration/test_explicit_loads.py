@@ -1,4 +1,4 @@
-"""Explicit mode on a real server: what a user has loaded stays, whatever failed before and however soon it was mended."""
+"""Explicit mode on a real server: what a user has loaded stays, whatever failed before, however soon it was mended."""
 
 from __future__ import annotations
 
