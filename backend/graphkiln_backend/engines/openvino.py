@@ -398,8 +398,9 @@ class OpenVinoSession(Closeable):
         """Copy feeds into the request's own tensors, except for inputs that OpenVINO has dropped.
 
         Memory is never shared with the caller: an output that is an input (behind a Cast that OpenVINO drops) would be
-        memory of an earlier request, or writable memory of the caller (2026.4). OpenVINO's own copy converts dtypes and
-        accepts any shape, so both are checked here.
+        memory of an earlier request, or writable memory of the caller (2026.4). Sharing saved 7% of a request of 1 and
+        5% of one of 8 images with MobileNetV3-small, and nothing with ResNet-50 (November 2026, OpenVINO 2026.4.1, two
+        cores, in turns). OpenVINO's own copy converts dtypes and accepts any shape, so both are checked here.
 
         Raises:
             SignatureError: An input is unknown, missing, does not fit, or has values that OpenVINO would truncate.

@@ -299,7 +299,9 @@ def run_ort_values(
         New arrays in the order of `outputs`; bf16 as `ml_dtypes.bfloat16`.
     """
     values = {name: _to_ort_value(array) for name, array in feeds.items()}
-    return [_to_array(value) for value in session.run_with_ort_values(outputs, values, options)]
+    arrays = map(_to_array, session.run_with_ort_values(outputs, values, options))
+    # An output that is an input is a view of the caller's memory here, other than with `session.run` (1.32).
+    return [np.array(array) if name in feeds else array for name, array in zip(outputs, arrays, strict=True)]
 
 
 def _to_ort_value(array: AnyArray) -> onnxruntime.OrtValue:
@@ -506,7 +508,10 @@ class CudaGraphRunner:
             for name, array in feeds.items()
         }
         outputs = {
-            name: onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, *device)
+            # ONNX Runtime (1.32) does not write an output that is an input into the buffer bound for it.
+            name: inputs[name]
+            if name in inputs
+            else onnxruntime.OrtValue.ortvalue_from_shape_and_type(array.shape, array.dtype.type, *device)
             for name, array in results.items()
         }
         binding = self._session.io_binding()
