@@ -163,7 +163,7 @@ class Executor:
         return [results[index] for index in range(len(requests))]
 
     def read(self, request: InferenceRequest) -> Feeds:
-        """Read and validate the inputs of a request; they are views of its memory, in the shapes of the graph."""
+        """Read and validate the inputs of a request, in the shapes of the graph."""
         feeds: dict[str, AnyArray] = {}
         for tensor in request.inputs():
             name = tensor.name()
@@ -239,7 +239,7 @@ class Executor:
     def _run(self, feeds: Feeds, outputs: tuple[str, ...]) -> Outputs:
         if self._counting:
             self.batch_sizes.append(len(next(iter(feeds.values()))))  # batch_size(feeds), without the call
-        # Some runtimes do not support unaligned or read-only memory, such as Triton's bf16 tensors.
+        # Some runtimes do not support unaligned or read-only memory.
         for name, array in feeds.items():
             if not array.flags.carray:
                 feeds[name] = array.copy()

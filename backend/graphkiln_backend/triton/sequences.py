@@ -210,7 +210,7 @@ class KeptStates:
             ExecutionError: Triton did not provide the value of config.pbtxt.
         """
         if given is not None and state.initialized:
-            return np.array(to_array(given, state.dtype))  # Triton frees its memory with the request
+            return to_array(given, state.dtype)
         if given is None and state.initialized and not warming:
             raise ExecutionError(f"Triton provides no initial value of state '{state.input_name}'")
         shape = ((1,) if self._tensors.batched else ()) + tuple(1 if dim < 0 else dim for dim in state.dims)

@@ -95,19 +95,19 @@ _DELETER = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(_release)
 
 
 def to_array(tensor: InputTensor, dtype: DType | None) -> AnyArray:
-    """Read an input tensor in CPU memory; the result for bf16 is a view, valid as long as its request.
+    """Read a tensor in CPU memory; the array owns its memory, as it may outlive the request or response.
 
     Args:
-        tensor: A tensor of a request.
-        dtype: Its element type, or None if the graph has no such input.
+        tensor: A tensor of a request or response.
+        dtype: Its element type, or None if the graph has no such tensor.
     """
     if dtype is not DType.BF16 or isinstance(tensor, ArrayTensor):
-        return tensor.as_numpy()
+        return tensor.as_numpy()  # Triton copies it, too
     return from_dlpack(tensor.to_dlpack())
 
 
 def from_dlpack(capsule: object) -> AnyArray:
-    """View the contiguous bf16 tensor in a DLPack capsule, which stays its owner.
+    """Copy the contiguous bf16 tensor in a DLPack capsule.
 
     Raises:
         SignatureError: The shape is larger than any memory.
@@ -121,7 +121,7 @@ def from_dlpack(capsule: object) -> AnyArray:
     if not size_bytes:
         return np.empty(shape, dtype)
     memory = (ctypes.c_char * size_bytes).from_address(tensor.data + tensor.byte_offset)
-    return np.frombuffer(memoryview(memory), dtype).reshape(shape)
+    return np.frombuffer(memoryview(memory), dtype).reshape(shape).copy()
 
 
 def to_dlpack(array: AnyArray) -> object:

@@ -264,7 +264,7 @@ class TestValidShapes:
 
 
 def shared_memory(array: np.ndarray) -> np.ndarray:
-    """An array as Triton shares it: read-only, at an address that does not suit its type."""
+    """A read-only array at an address that does not suit its type."""
     memory = np.zeros(array.nbytes + array.itemsize, np.uint8)
     start = 1 - memory.ctypes.data % array.itemsize
     view = memory[start : start + array.nbytes].view(array.dtype).reshape(array.shape)
@@ -274,7 +274,7 @@ def shared_memory(array: np.ndarray) -> np.ndarray:
 
 
 class TestSharedMemory:
-    """Triton's shared arrays are read-only and may be unaligned."""
+    """Runtimes need not support read-only and unaligned arrays."""
 
     @pytest.mark.parametrize("batching", [True, False])
     def test_unaligned_and_read_only_arrays_are_copied(self, batching: bool) -> None:

@@ -41,11 +41,12 @@ def test_bf16_of_another_library(shape: tuple[int, ...]) -> None:
     np.testing.assert_array_equal(read, written)
 
 
-def test_bf16_is_not_copied() -> None:
+def test_bf16_outlives_its_tensor() -> None:
+    """Triton's other arrays do: a response of the tensor model is freed before its outputs are sent."""
     written = bf16(4)
     read = to_array(input_tensor("x", written), DType.BF16)
     written[2] = 200
-    assert read[2] == 200
+    assert read[2] == 2
 
 
 def test_byte_offset() -> None:
