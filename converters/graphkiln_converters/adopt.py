@@ -24,6 +24,7 @@ from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
     ConversionError,
     EngineUnavailable,
+    GraphkilnError,
     LoweringError,
     SignatureError,
     UndecidedError,
@@ -647,10 +648,14 @@ def _prove_here(graph: AdoptedGraph, expected: _Expected, adoption: Adoption) ->
         except UndecidedError:
             raise
         except VerificationError as error:
+            mixes = graph.max_batch_size and _mixes_rows(session, expected.samples[0].feeds, limits)
             raise VerificationError(
                 f"{graph.path} does not compute what {expected.reference} computes",
                 report=error.report,
-                hint=_precision_hint(graph.path, adoption.precision),
+                hint="a row depends on the other rows of its batch: set max_batch_size: 0 and write dims with all "
+                "dimensions"
+                if mixes
+                else _precision_hint(graph.path, adoption.precision),
                 relative_l2=error.relative_l2,
             ) from error
 
@@ -666,6 +671,15 @@ def _open(path: Path, opened: ExitStack) -> Session:
         return opened.enter_context(registry.open_reference(path))
     folder = opened.enter_context(TemporaryDirectory(prefix="graphkiln-"))
     return opened.enter_context(open_reference(path, Path(folder)))
+
+
+def _mixes_rows(session: Session, feeds: Arrays, limits: Limits) -> bool:
+    """True if rows have other outputs alone than in batches; false if the graph does not run with both."""
+    try:
+        alone, together = (run_in_batches(session.run, feeds, size) for size in other_batch_sizes(EXPORT_BATCH))
+        return not all(error.within(limits) for error in compare(alone, together))
+    except GraphkilnError:
+        return False
 
 
 def _precision_hint(path: Path, given: Precision) -> str:

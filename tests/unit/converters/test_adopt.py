@@ -302,6 +302,21 @@ class TestWholeGraphs:
         assert golden is not None
         assert (golden.whole, golden.inputs["x"].shape) == (True, (4,))
 
+    @pytest.mark.parametrize("name", ["model.onnx", "model.xml"])
+    @pytest.mark.parametrize("largest", [1, 8])
+    def test_a_graph_that_mixes_the_rows_of_its_batches(self, tmp_path: Path, name: str, largest: int) -> None:
+        x = draw(6, 4)
+        recorded = record(tmp_path / "recorded.npz", x=x, y=np.exp(x) / np.exp(x).sum(axis=0))
+        onnx_ir.save(graph("(float[n, 4] x) => (float[n, 4] y) { y = Softmax<axis = 0>(x) }"), tmp_path / "mixes.onnx")
+        config = f"max_batch_size: {largest}"
+        if name == "model.onnx":
+            version = store(tmp_path, name, (tmp_path / "mixes.onnx").read_bytes(), config=config)
+        else:
+            version = save_ir(tmp_path / "mixes.onnx", tmp_path / "store" / "m" / "1" / name).parent
+            (version.parent / "config.pbtxt").write_text(config)
+        with pytest.raises(VerificationError, match="max_batch_size: 0"):
+            run(version, recorded)
+
     def test_reference_without_batches_for_a_graph_with_them(self, tmp_path: Path) -> None:
         onnx_ir.save(graph("(float[4] x) => (float[3] y) { y = MatMul(x, w) }", w=W), tmp_path / "reference.onnx")
         with pytest.raises(ConversionError, match="takes no batches, but max_batch_size is 8"):
