@@ -5,6 +5,7 @@
     scripts/conformance --only REGEX       cases whose names match; prints violations, writes nothing
     scripts/conformance --scratch FOLDER   save outcomes there; an interrupted run continues
     scripts/conformance --page             only write docs/conformance.md from docs/conformance.json
+    scripts/conformance --sweep            edge values in each operator and type by OpenVINO, beside its table
 
 The exit code is 1 when an answer is wrong, a request fails, or a case is refused that ONNX Runtime alone passes and
 Triton's protocol can express.
@@ -54,10 +55,17 @@ def main() -> int:
     parser.add_argument("--way", choices=WAYS[1:], action="append", help="default: each")
     parser.add_argument("--scratch", type=Path, metavar="FOLDER", help="save outcomes here")
     parser.add_argument("--page", action="store_true", help="only write the page, from the saved run")
+    parser.add_argument("--sweep", action="store_true", help="compare OpenVINO with its table, for edge values")
     options = parser.parse_args()
     if options.page:
         write_page()
         return 0
+    if options.sweep:
+        from conforming.sweep import report, sweep
+
+        missing = report(sweep(select(options.only)))
+        print("\n".join(("the table has all differences",) if not missing else ("not in the table:", *missing)))
+        return 1 if missing else 0
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     ways = [BARE, *(options.way or WAYS[1:])]
     document = run(select(options.only), ways, options.scratch)

@@ -1,8 +1,8 @@
 """OpenVINO: the second engine for the CPU, often the fastest one.
 
-OpenVINO (2026.4) deviates from ONNX for some operators, and computes in types of at most 32 bits. Such operators are
-corrected in the graph that it has read, or refused (integers: `openvino_integers`). On processors with AVX512-BF16 it
-computes in bf16 by default, so the precision is always set, and read back from the compiled model.
+OpenVINO (2026.4) deviates from ONNX for some operators, which are corrected in the graph that it has read, or refused:
+`openvino_numbers`. On processors with AVX512-BF16 it computes in bf16 by default, so the precision is always set, and
+read back from the compiled model.
 
 A graph in OpenVINO IR means what OpenVINO makes of it, so nothing is corrected there. What depends on the machine or on
 the values of a request is refused for it, too: integers that need more than 32 bits, FP64, and products of bytes that
@@ -12,25 +12,22 @@ overflow.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from itertools import pairwise
-from mmap import ACCESS_READ, mmap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import openvino
-from openvino import opset13
 
 from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig, Support
 from graphkiln_backend.engines.compute_limit import current_limit
-from graphkiln_backend.engines.hardware import saturates_products_of_bytes
-from graphkiln_backend.engines.openvino_integers import LIMIT, find_limits, read_limits, write_limits
+from graphkiln_backend.engines.openvino_numbers import NO_CHECKS, Checks, apply_table, corrections
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
-from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError, SignatureError
+from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, free_dim
 from graphkiln_backend.repository.openvino_ir import FORMAT, is_ir, read_ir
@@ -38,33 +35,13 @@ from graphkiln_backend.repository.version import read_graph_signature
 from graphkiln_backend.system.closing import Closeable
 
 DEVICE = "CPU"
-_SUPPRESSION = "NonMaxSuppression"
-_OVERLAP = 3  # index of its input that limits the overlap of boxes
-# A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit.
-_NEXT = np.float32(1.5 * 2.0**-24)
 # Created during the import, which a single thread runs. The first array that OpenVINO (2026.4) returns initializes a
 # table with the GIL released: a second thread that waits for the table while holding the GIL would deadlock.
 _FIRST_ARRAY = openvino.Tensor(np.zeros(1, np.float32)).data
-_WIDE = (DType.INT64.numpy, DType.UINT64.numpy)
-_WIDE_TYPES = (openvino.Type.i64, openvino.Type.u64)
-_LEVELS_OF_7_BITS = 128
-_NARROW = np.iinfo(np.int32)
-_SHORT_TYPES = (openvino.Type.i8, openvino.Type.i16)
-_WINDOW = b"_window_size"  # suffix of the names of both attributes of `Attention`
-_OF_ATTENTION = {"ScaledDotProductAttention", "Softmax"}
-# Operations whose outputs change if a constant input is truncated.
-_COMPUTED_WITH = frozenset(
-    (
-        *("Add", "Subtract", "Multiply", "Divide", "Mod", "FloorMod", "Power", "Gather", "Select"),
-        *("BitwiseAnd", "BitwiseOr", "BitwiseXor"),
-    )
-)
 _NOT_KERNELS = {"Parameter", "Result", "Input", "Output", "Constant", "Const", "Reorder"}
 # Layers that are products, by OpenVINO's names after its rewriting.
 _PRODUCTS = {"Convolution", "Deconvolution", "MatMul", "FullyConnected", "GroupConvolution", "BinaryConvolution"}
 _COMPILED = "model.blob"  # file name in existing cache entries
-# Marks an entry with NonMaxSuppression corrected to ONNX; the oldest entries do not have it.
-_AS_ONNX = "as_onnx"
 # Values of its precision hint that lower a graph in its own format.
 _HINTS: dict[Precision | None, str] = {Precision.BF16: "bf16", Precision.FP16: "f16"}
 # OpenVINO's names of element types.
@@ -100,12 +77,9 @@ def _load_plugin() -> openvino.Core:
 def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
     """Read a graph; correct an ONNX graph where OpenVINO deviates from ONNX.
 
-    NonMaxSuppression of OpenVINO suppresses boxes whose overlap equals the limit; ONNX only those that exceed it. With
-    a limit of 0, ONNX's default, OpenVINO keeps a single box, and ONNX all that do not touch.
-
     Raises:
         RuntimeError: OpenVINO refuses the graph.
-        LoweringError: The graph computes with a constant of more than 32 bits, deviates from ONNX, or keeps a state.
+        LoweringError: The graph keeps a state, or `openvino_numbers.TABLE` refuses an operation.
         RepositoryError: A file of a graph in OpenVINO IR is damaged.
     """
     is_onnx = not is_ir(path)
@@ -117,102 +91,8 @@ def read_graph(core: openvino.Core, path: Path) -> openvino.Model:
             hint="export it with its states as inputs and outputs",
         )
     model = core.read_model(str(path))
-    operations = model.get_ordered_ops()
-    if is_onnx:
-        _check_window(operations, path)
-    for operation in operations:
-        _check_constant(operation)
-        _check_integer_products(operation)
-        if not is_onnx:
-            continue
-        _check_shift(operation)
-        if operation.get_type_name() == _SUPPRESSION and len(operation.inputs()) > _OVERLAP:
-            _raise_limit(operation.input(_OVERLAP))
+    apply_table(model, path if is_onnx else None)
     return model
-
-
-def _check_constant(operation: openvino.Node) -> None:
-    """Refuse constants that OpenVINO would truncate to 32 bits, such as hashes or times in nanoseconds.
-
-    Only constants in arithmetic count: the end of a slice may be arbitrarily large.
-
-    Raises:
-        LoweringError: The constant would be truncated.
-    """
-    if operation.get_type_name() != "Constant" or operation.get_output_element_type(0) not in _WIDE_TYPES:
-        return
-    users = {each.get_node().get_type_name() for each in operation.output(0).get_target_inputs()} & _COMPUTED_WITH
-    if users and not _fits(operation.get_data()):
-        raise LoweringError(
-            "OpenVINO computes integers in 32 bits",
-            attempts=(f"{min(users)} computes with a constant that takes more",),
-            hint="set engine: onnxruntime",
-        )
-
-
-def _check_integer_products(operation: openvino.Node) -> None:
-    """Refuse 8-bit quantization on a CPU that saturates sums of products; 7 bits cannot overflow.
-
-    Raises:
-        LoweringError: The operation quantizes to 8 bits.
-    """
-    if operation.get_type_name() != "FakeQuantize" or not saturates_products_of_bytes():
-        return
-    if operation.get_attributes()["levels"] > _LEVELS_OF_7_BITS:
-        raise LoweringError(
-            "OpenVINO's products of int8 overflow on this CPU, which has no VNNI instructions",
-            attempts=(operation.get_friendly_name(),),
-            hint="set engine: onnxruntime, which computes them without overflow here",
-        )
-
-
-def _check_shift(operation: openvino.Node) -> None:
-    """Refuse shifts of short signed integers, which become powers of two and overflow differently than in ONNX.
-
-    Raises:
-        LoweringError: The operation is such a shift.
-    """
-    if operation.get_type_name() == "Power" and operation.get_output_element_type(0) in _SHORT_TYPES:
-        raise LoweringError(
-            "OpenVINO shifts signed integers of 8 and 16 bits otherwise than ONNX specifies",
-            attempts=(operation.get_friendly_name(),),
-            hint="set engine: onnxruntime",
-        )
-
-
-def _check_window(operations: Iterable[openvino.Node], path: Path) -> None:
-    """Refuse windowed attention: OpenVINO (2026.4) drops the window, and its graph does not show it.
-
-    OpenVINO translates attention into one operation, or, with `nonpad_kv_seqlen`, into products and a softmax.
-
-    Raises:
-        LoweringError: An operation may be attention, and the file has a window attribute.
-    """
-    if not _OF_ATTENTION & {operation.get_type_name() for operation in operations}:
-        return
-    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
-        if content.find(_WINDOW) >= 0:
-            raise LoweringError(
-                "OpenVINO leaves out the window of Attention", attempts=(), hint="set engine: onnxruntime"
-            )
-
-
-def _fits(values: AnyArray) -> bool:
-    return not values.size or (int(values.min()) >= _NARROW.min and int(values.max()) <= _NARROW.max)
-
-
-def _raise_limit(limit: openvino.Input) -> None:
-    """Raise a limit to the next float, so that "at least" means "more than" the original limit."""
-    source = limit.get_source_output()
-    above = opset13.add(source, opset13.multiply(source, opset13.constant(_NEXT)))
-    above = opset13.maximum(above, opset13.constant(np.finfo(np.float32).tiny))
-    limit.replace_source_output(above.output(0))
-
-
-def suppresses(compiled: openvino.CompiledModel) -> bool:
-    """Return true if a compiled graph has NonMaxSuppression."""
-    operations = compiled.get_runtime_model().get_ordered_ops()
-    return any(_SUPPRESSION in str(each.get_rt_info()["layerType"].astype(str)) for each in operations)
 
 
 def check_types(signature: Signature) -> None:
@@ -225,29 +105,6 @@ def check_types(signature: Signature) -> None:
     if wide:
         raise LoweringError(
             "OpenVINO computes FP64 in FP32", attempts=(f"'{wide[0]}' is FP64",), hint="set engine: onnxruntime"
-        )
-
-
-def check_values(name: str, array: AnyArray, limit: int = LIMIT) -> None:
-    """Refuse integers that OpenVINO would truncate from 64 to 32 bits.
-
-    Args:
-        name: Name of the input.
-        array: Its values.
-        limit: Exclusive limit of the absolute values.
-
-    Raises:
-        SignatureError: A value does not fit.
-    """
-    if not array.size or not (array.dtype in _WIDE or (limit < LIMIT and array.dtype.kind in "iu")):
-        return
-    lowest = -LIMIT if limit == LIMIT else 1 - limit
-    least, most = int(array.min()), int(array.max())
-    if least < lowest or most >= limit:
-        raise SignatureError(
-            f"input '{name}' does not fit: OpenVINO computes integers in 32 bits, ONNX Runtime in 64",
-            expected=f"{lowest} to {limit - 1}",
-            got=f"{least} to {most}",
         )
 
 
@@ -293,7 +150,11 @@ class OpenVinoEngine:
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""
-        return {"openvino": openvino.__version__, "options": str(sorted(_options(config).items()))}
+        return {
+            "openvino": openvino.__version__,
+            "options": str(sorted(_options(config).items())),
+            "numbers": corrections(),
+        }
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Write the compiled model in OpenVINO's export format.
@@ -302,11 +163,10 @@ class OpenVinoEngine:
             LoweringError: As `build`.
         """
         with _hints_for(graph_path):
-            model, limits = _compile(graph_path, config)
+            model, checks = _compile(graph_path, config)
         blob = model.export_model()
-        write_limits(folder, limits)
+        checks.write(folder)
         (folder / _COMPILED).write_bytes(blob.getvalue() if hasattr(blob, "getvalue") else blob)
-        (folder / _AS_ONNX).touch()
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OpenVinoSession:
         """Compile a graph, or load a compiled one.
@@ -316,15 +176,13 @@ class OpenVinoEngine:
         """
         with _hints_for(graph_path):
             if compiled is None:
-                model, limits = _compile(graph_path, config)
+                model, checks = _compile(graph_path, config)
             else:
-                model, limits = _import(compiled / _COMPILED, graph_path, config), _limits(graph_path, compiled)
-                if suppresses(model) and not (compiled / _AS_ONNX).exists():
-                    model, limits = _compile(graph_path, config)
+                model, checks = _import(compiled / _COMPILED, graph_path, config), Checks.read(compiled)
             try:
                 # A compiled model does not need the graph.
                 saved = read_graph_signature(graph_path) if graph_path.exists() else None
-                session = OpenVinoSession(model, config.streams, saved, limits)
+                session = OpenVinoSession(model, config.streams, saved, checks)
             except (ManifestError, ValueError) as error:
                 raise LoweringError(f"OpenVINO cannot serve {graph_path}", attempts=(str(error),)) from error
             check_types(session.signature)
@@ -339,7 +197,7 @@ class OpenVinoSession(Closeable):
         streams: Parts of a batch that are computed in parallel, if all tensors are batchable.
         saved: Signature of the saved graph, or None for OpenVINO's first names. OpenVINO merges the names of tensors if
             it drops a node between them, and drops inputs that no output depends on.
-        limits: Input -> limit of its integers, if less than `openvino_integers.LIMIT`.
+        checks: Checks of the values of inputs.
 
     Raises:
         ManifestError: Triton does not support the type of a tensor.
@@ -350,10 +208,10 @@ class OpenVinoSession(Closeable):
         compiled: openvino.CompiledModel,
         streams: int = 1,
         saved: Signature | None = None,
-        limits: Mapping[str, int] | None = None,
+        checks: Checks = NO_CHECKS,
     ) -> None:
         self._compiled = compiled
-        self._limits = limits or {}
+        self._checks = checks
         saved = saved or Signature(inputs=first_specs(compiled.inputs), outputs=first_specs(compiled.outputs))
         self._inputs = match(compiled.inputs, saved.inputs)
         self._outputs = {spec.name: index for index, spec in enumerate(saved.outputs)}
@@ -403,11 +261,11 @@ class OpenVinoSession(Closeable):
         cores, in turns). OpenVINO's own copy converts dtypes and accepts any shape, so both are checked here.
 
         Raises:
-            SignatureError: An input is unknown, missing, does not fit, or has values that OpenVINO would truncate.
+            SignatureError: An input is unknown, missing, does not fit, or has values that OpenVINO would change.
         """
         self._signature.check(feeds)
         for name, array in feeds.items():
-            check_values(name, array, self._limits.get(name, LIMIT))
+            self._checks.check(name, array)
             if name not in self._inputs:
                 continue
             index = self._inputs[name]
@@ -492,23 +350,15 @@ def _kernel_type(layer: str, info: Any) -> KernelType:
     return _KERNEL_TYPES.get(str(info["runtimePrecision"].astype(str)).lower(), "unknown")
 
 
-def _compile(graph_path: Path, config: SessionConfig) -> tuple[openvino.CompiledModel, Mapping[str, int]]:
-    """Return the compiled graph and the limits of its inputs."""
+def _compile(graph_path: Path, config: SessionConfig) -> tuple[openvino.CompiledModel, Checks]:
+    """Return the compiled graph and the checks of its inputs."""
     try:
         core = open_core()
         model = read_graph(core, graph_path)
-        limits = find_limits(model)
-        return core.compile_model(model, DEVICE, _properties(graph_path, config)), limits
+        checks = Checks.of(model, is_onnx=not is_ir(graph_path))
+        return core.compile_model(model, DEVICE, _properties(graph_path, config)), checks
     except (RuntimeError, ValueError, TypeError) as error:
         raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
-
-
-def _limits(graph_path: Path, compiled: Path) -> Mapping[str, int]:
-    """Return the limits of a compiled graph's inputs; the oldest cache entries do not have them."""
-    known = read_limits(compiled)
-    if known is None and graph_path.exists():
-        return find_limits(read_graph(open_core(), graph_path))
-    return known or {}
 
 
 def _import(blob: Path, graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:

@@ -12,10 +12,9 @@ select (indices, shapes, ends of slices) may be truncated. Positions and sizes a
 
 from __future__ import annotations
 
-import json
 import math
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -31,9 +30,8 @@ _LEAST_OF_MASK = (
 )
 _POSITIONS = float(1 << 20)
 _LONGEST = 1 << 16  # assumed length of a dynamic dimension
-_FILE = "limits.json"
 
-_WIDE = frozenset((openvino.Type.i64, openvino.Type.u64))
+WIDE = frozenset((openvino.Type.i64, openvino.Type.u64))
 _WORDS = frozenset((openvino.Type.i32, openvino.Type.u32))
 _SIZES: dict[openvino.Type, float] = {
     openvino.Type.boolean: 1,
@@ -44,7 +42,8 @@ _SIZES: dict[openvino.Type, float] = {
     openvino.Type.i32: LIMIT,
     openvino.Type.u32: 2 * LIMIT,
 }
-_INTEGERS = _WIDE | set(_SIZES)
+INTEGERS = WIDE | {each for each in _SIZES if each != openvino.Type.boolean}
+_WHOLE = INTEGERS | {openvino.Type.boolean}
 _FLOATS = frozenset((openvino.Type.f16, openvino.Type.f32, openvino.Type.f64))
 
 # Indices of the inputs of operations that select or give sizes.
@@ -58,7 +57,7 @@ _CHOOSING = {
     "OneHot": (0, 1),
     "Range": (0, 1, 2),
 }
-_POSITIONS_OF = frozenset(
+POSITIONS_OF = frozenset(
     (
         *("MaxPool", "ShapeOf", "TopK", "NonZero", "NonMaxSuppression", "Unique", "Bucketize", "SearchSorted"),
         "Multinomial",
@@ -74,11 +73,13 @@ _RETURNING = frozenset(
     )
 )
 _BITS = frozenset(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"))
+SUBGRAPHS = frozenset(("If", "Loop", "TensorIterator"))
+_IN_FLOATS = frozenset(("Select", "ReverseSequence"))  # move integers as FP32
 # Operations exact for 32-bit integers. Those with subgraphs, which are not analyzed, may return any value.
-_MOVING = _RETURNING | _POSITIONS_OF | _BITS | {"If", "Loop", "TensorIterator"}
+MOVING = (_RETURNING | POSITIONS_OF | _BITS | SUBGRAPHS) - _IN_FLOATS
 # Operations whose outputs are no larger than their inputs.
 _CARRYING = _RETURNING | {
-    *("ReduceMax", "ReduceMin", "ReduceMean", "Floor", "Ceiling", "Round", "Relu"),
+    *("ReduceMax", "ReduceMin", "Floor", "Ceiling", "Round", "Relu"),
     *("Divide", "Abs", "Negative", "Range", "BitwiseRightShift"),
 }
 
@@ -116,15 +117,17 @@ def find_limits(model: openvino.Model) -> dict[str, int]:
     return {name: limit for name, limit in limits.items() if limit < LIMIT}
 
 
-def write_limits(folder: Path, limits: Mapping[str, int]) -> None:
-    """Write the limits beside a compiled model."""
-    (folder / _FILE).write_text(json.dumps(dict(limits)))
-
-
-def read_limits(folder: Path) -> dict[str, int] | None:
-    """Read the limits of a compiled model; return None for an entry of an earlier release."""
-    path = folder / _FILE
-    return {str(name): int(limit) for name, limit in json.loads(path.read_bytes()).items()} if path.exists() else None
+def find_sizes(operations: Iterable[openvino.Node]) -> dict[str, float]:
+    """Bound the magnitudes of results before they are stored in their types, by names of operations."""
+    values: dict[tuple[str, int], _Value] = {}
+    sizes: dict[str, float] = {}
+    limits: dict[str, int] = defaultdict(lambda: LIMIT)
+    for operation in operations:
+        inputs = [values[_key(each.get_source_output())] for each in operation.inputs()]
+        sizes[operation.get_name()] = _result(operation, inputs)
+        for output in operation.outputs():
+            values[_key(output)] = _evaluate(operation, output, inputs, limits)
+    return sizes
 
 
 def _find_shown(operations: Sequence[openvino.Node]) -> set[str]:
@@ -140,7 +143,7 @@ def _shows(target: openvino.Input, shown: set[str]) -> bool:
     user = target.get_node()
     if target.get_index() in _CHOOSING.get(user.get_type_name(), ()):
         return False
-    stays = user.get_type_name() != "Result" and all(each.get_element_type() in _WIDE for each in user.outputs())
+    stays = user.get_type_name() != "Result" and all(each.get_element_type() in WIDE for each in user.outputs())
     return user.get_name() in shown if stays else True
 
 
@@ -159,7 +162,7 @@ def _find_overflow(
             for value in _too_large(operation, inputs, outputs, words):
                 return operation, value.sources
         for output, value in zip(operation.outputs(), outputs, strict=True):
-            cut_off = output.get_element_type() in _INTEGERS and value.size > LIMIT
+            cut_off = output.get_element_type() in _WHOLE and value.size > LIMIT
             values[_key(output)] = value._replace(size=float(LIMIT)) if cut_off else value
     return None
 
@@ -173,12 +176,13 @@ def _too_large(
     and become floats.
     """
     kind = operation.get_type_name()
-    bound = LIMIT if kind in _MOVING else _EXACT
+    to_boolean = openvino.Type.boolean in {each.get_element_type() for each in operation.outputs()}
+    bound = LIMIT if kind in MOVING and not to_boolean else _EXACT  # not even all of 32 bits become true
     choosing = _CHOOSING.get(kind, ())
     carried = [each for each in zip(operation.inputs(), inputs, strict=True) if each[0].get_index() not in choosing]
     computed = zip(operation.outputs(), outputs, strict=True) if kind not in _KEEPING else ()
     for port, value in (*carried, *computed):
-        counts = port.get_element_type() in _WIDE or (port.get_element_type() in _WORDS and value.sources & words)
+        counts = port.get_element_type() in WIDE or (port.get_element_type() in _WORDS and value.sources & words)
         if counts and value.sources and value.size > bound:
             yield value
 
@@ -191,25 +195,28 @@ def _evaluate(
         return _Value(_size_of_constant(operation))
     if kind == "Parameter":
         name = str(operation.get_friendly_name())
-        size = min(_SIZES.get(element, math.inf), limits[name] - 1) if element in _INTEGERS else math.inf
+        size = min(_SIZES.get(element, math.inf), limits[name] - 1) if element in _WHOLE else math.inf
         return _Value(size, frozenset((name,)))
-    if kind in _POSITIONS_OF and element in _INTEGERS:
+    if kind in POSITIONS_OF and element in _WHOLE:
         return _Value(_POSITIONS)
     sources = frozenset[str]().union(*(value.sources for value in inputs))
+    return _Value(min(_result(operation, inputs), _SIZES.get(element, math.inf)), sources)
+
+
+def _result(operation: openvino.Node, inputs: Sequence[_Value]) -> float:
+    """Bound the result of an operation before it is stored in its type."""
+    kind = operation.get_type_name()
     choosing = _CHOOSING.get(kind, ())
     carried = [value.size for index, value in enumerate(inputs) if index not in choosing]
-    size = math.inf
     if kind in _RULES:
-        size = _RULES[kind](operation, [value.size for value in inputs])
-    elif kind in _CARRYING:
-        size = max(carried or [value.size for value in inputs], default=math.inf)
-    return _Value(min(size, _SIZES.get(element, math.inf)), sources)
+        return _RULES[kind](operation, [value.size for value in inputs])
+    return max(carried or [value.size for value in inputs], default=math.inf) if kind in _CARRYING else math.inf
 
 
 def _size_of_constant(operation: openvino.Node) -> float:
     """Return the largest magnitude of a constant; weights are not evaluated."""
     element, count = operation.get_output_element_type(0), math.prod(operation.get_output_shape(0))
-    if not count or not (element in _INTEGERS or (element in _FLOATS and count <= _LONGEST)):
+    if not count or not (element in _WHOLE or (element in _FLOATS and count <= _LONGEST)):
         return math.inf
     data = operation.get_data()
     return max(abs(float(np.nanmin(data))), abs(float(np.nanmax(data))))
@@ -266,11 +273,11 @@ _RULES: dict[str, Callable[[openvino.Node, Sequence[float]], float]] = {
     **dict.fromkeys(("Sign", "Sigmoid", "Softmax", "HardSigmoid"), lambda _, __: 1),
     "Clamp": lambda each, _: max(abs(float(each.get_attributes()[name])) for name in ("min", "max")),
     **dict.fromkeys(("Minimum", "Maximum"), _bounded),
-    **dict.fromkeys(("ReduceSum", "CumSum"), _summed),
+    **dict.fromkeys(("ReduceSum", "ReduceMean", "CumSum"), _summed),
     **dict.fromkeys(("ScatterUpdate", "ScatterNDUpdate", "ScatterElementsUpdate"), _scattered),
     "MatMul": _matrix_product,
 }
 
 
 # Operations that return input integers unchanged; not Convert, which makes integers from floats.
-_KEEPING = (_RETURNING | _POSITIONS_OF | _BITS) - {"Convert", *_RULES}
+_KEEPING = (_RETURNING | POSITIONS_OF | _BITS) - {"Convert", *_RULES}

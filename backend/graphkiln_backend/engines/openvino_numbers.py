@@ -1,0 +1,489 @@
+"""The table of operators that OpenVINO (2026.4) computes otherwise than ONNX specifies, and what is done about each.
+
+Operators that are not in the table are computed as ONNX Runtime does. `scripts/conformance --sweep` compares both with
+the table, on the installed releases: it feeds edge values to each operator of ONNX's node tests in each type.
+docs/explanation/engines-differ.md describes the differences in words.
+
+Integers of 32 and 64 bits have their own analysis, `openvino_integers`: the range within which OpenVINO is exact
+depends on the whole graph.
+"""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from mmap import ACCESS_READ, mmap
+from pathlib import Path
+
+import numpy as np
+import openvino
+from openvino import Type, opset11, opset13
+
+from graphkiln_backend.engines import openvino_integers
+from graphkiln_backend.engines.hardware import saturates_products_of_bytes
+from graphkiln_backend.engines.openvino_integers import (
+    INTEGERS,
+    LIMIT,
+    MOVING,
+    POSITIONS_OF,
+    SUBGRAPHS,
+    WIDE,
+    find_limits,
+    find_sizes,
+)
+from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.errors import LoweringError, SignatureError
+
+# A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit.
+_NEXT = np.float32(1.5 * 2.0**-24)
+_FILE = "checks.json"
+_BEYOND_INT32 = (DType.INT64.numpy, DType.UINT64.numpy, DType.UINT32.numpy)
+_WORD = np.iinfo(np.int32)
+_UNSIGNED = {Type.boolean: 1, Type.u8: 8, Type.u16: 16, Type.u32: 32, Type.u64: 64}  # type -> bits
+_SIGNED = {Type.i8: 8, Type.i16: 16, Type.i32: 32, Type.i64: 64}
+_SHORT = frozenset((Type.i8, Type.u8, Type.i16, Type.u16))
+_FLOATS = frozenset((Type.f32, Type.f16, Type.bf16, Type.f64))
+_FLOATS_OF_8_BITS = frozenset((Type.f8e4m3, Type.f8e5m2, Type.f8e8m0))
+_FEW_BITS = frozenset((Type.i4, Type.u4, Type.u2, Type.u3, Type.u6, Type.u1, Type.nf4, Type.f4e2m1))
+_KEPT_SIGNED = frozenset((Type.i16, Type.u16, Type.u32, Type.u64))  # inside of a graph, they are signed and of 32 bits
+_LEVELS_OF_7_BITS = 128
+# Operations whose results in 8 and 16 bits are values of their operands, or cannot leave the type.
+_EXACT_IN_SHORT = MOVING | {"Maximum", "Minimum", "Clamp", "ReduceMax", "ReduceMin", "Select", "ReverseSequence"}
+# Operations whose result is NaN wherever it depends on a NaN. Those that move values are among them.
+_CARRYING_NAN = (MOVING - POSITIONS_OF - SUBGRAPHS) | {
+    *("Select", "ReverseSequence", "Add", "Subtract", "Multiply", "Divide", "Negative", "Abs", "Sqrt", "MatMul"),
+    *("Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"),
+    *("BatchNormInference", "ReduceSum", "ReduceMean", "ReduceProd", "AvgPool", "Equal", "NotEqual", "IsNaN"),
+    *("IsInf", "IsFinite", "Sigmoid", "Tanh", "Erf", "LogicalNot", "LogicalAnd", "LogicalOr"),
+}
+_DETECTING_NAN = frozenset(("IsNaN", "IsFinite", "Equal", "NotEqual"))  # a Select by these may replace it
+
+
+@dataclass(frozen=True, slots=True)
+class Checks:
+    """Checks of the values of a request.
+
+    Attributes:
+        limits: Input -> exclusive limit of the magnitude of its integers, if less than `LIMIT`.
+        nan: Inputs that must not hold NaN.
+    """
+
+    limits: Mapping[str, int] = field(default_factory=dict)
+    nan: frozenset[str] = frozenset()
+
+    @classmethod
+    def of(cls, model: openvino.Model, *, is_onnx: bool) -> Checks:
+        """Find the checks that a model needs.
+
+        Raises:
+            LoweringError: Integers of its inputs would have to be too small to be useful.
+        """
+        return cls(find_limits(model), find_hidden_nan(model) if is_onnx else frozenset())
+
+    @classmethod
+    def read(cls, folder: Path) -> Checks:
+        """Read the checks of a compiled model."""
+        saved = json.loads((folder / _FILE).read_bytes())
+        return cls({str(name): int(limit) for name, limit in saved["limits"].items()}, frozenset(saved["nan"]))
+
+    def write(self, folder: Path) -> None:
+        """Write the checks beside a compiled model."""
+        (folder / _FILE).write_text(json.dumps({"limits": dict(self.limits), "nan": sorted(self.nan)}))
+
+    def check(self, name: str, array: AnyArray) -> None:
+        """Check an input.
+
+        Raises:
+            SignatureError: OpenVINO would change one of its values.
+        """
+        limit = self.limits.get(name, LIMIT)
+        if name in self.nan:
+            if has_nan(array):
+                raise SignatureError(
+                    f"input '{name}' holds NaN, which OpenVINO may turn into numbers",
+                    expected="numbers",
+                    got="NaN",
+                    hint="replace it; engine: onnxruntime computes with it",
+                )
+        elif array.size and (array.dtype in _BEYOND_INT32 or (limit < LIMIT and array.dtype.kind in "iu")):
+            lowest = -LIMIT if limit == LIMIT else 1 - limit
+            least, most = int(array.min()), int(array.max())
+            if least < lowest or most >= limit:
+                raise SignatureError(
+                    f"input '{name}' does not fit: OpenVINO computes integers in 32 bits, one of them for the sign",
+                    expected=f"{lowest} to {limit - 1}",
+                    got=f"{least} to {most}",
+                )
+
+
+NO_CHECKS = Checks()
+
+
+def has_nan(array: AnyArray) -> bool:
+    """Return true if an array of floats holds NaN."""
+    if not array.size:
+        return False
+    if array.dtype.itemsize == 2:  # numpy's maximum of 16-bit floats is 300 times slower
+        infinity = int(np.array(np.inf, array.dtype).view(np.uint16))
+        return bool((np.ascontiguousarray(array).view(np.uint16) & 0x7FFF).max() > infinity)
+    return math.isnan(array.max())
+
+
+def corrections() -> str:
+    """Return a digest of the table and of the analysis of integers; models compiled by others are compiled again."""
+    sources = (Path(__file__), Path(openvino_integers.__file__))
+    return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
+
+
+class Action(enum.StrEnum):
+    """What is done about a difference."""
+
+    REWRITTEN = "rewritten to be the same"
+    REFUSED = "refused at load"
+    CHECKED = "refused in a request"
+    TOLD = "told"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Row:
+    """A difference.
+
+    Attributes:
+        onnx: Operators of ONNX; empty for all.
+        operations: Operations of OpenVINO that they become; empty for all.
+        types: Element types of their outputs; empty for all.
+        when: Further condition on an operation and the largest magnitude of its result, or None.
+        mark: Bytes in the ONNX file without which the row does not count: some differences do not show in OpenVINO's
+            graph.
+        values: Values for which results differ, if not for all.
+        action: What is done about it.
+        reason: What OpenVINO does.
+        rewrite: Correction of an operation.
+        always: Whether the row counts for operations that do not depend on inputs of the graph, too.
+        in_ir: Whether the row counts for graphs in OpenVINO IR, too.
+    """
+
+    onnx: frozenset[str] = frozenset()
+    operations: frozenset[str] = frozenset()
+    types: frozenset[Type] = frozenset()
+    when: Callable[[openvino.Node, float], bool] | None = None
+    mark: bytes = b""
+    values: str = ""
+    action: Action
+    reason: str
+    rewrite: Callable[[openvino.Node], None] | None = None
+    always: bool = False
+    in_ir: bool = False
+
+    def applies(self, operation: openvino.Node, size: float) -> bool:
+        """Return true if an operation is of this row."""
+        return (
+            (not self.operations or operation.get_type_name() in self.operations)
+            and (not self.types or any(output.get_element_type() in self.types for output in operation.outputs()))
+            and (self.when is None or self.when(operation, size))
+        )
+
+
+def _reads_wide_constant(operation: openvino.Node, _: float) -> bool:
+    """Only constants in arithmetic count: the end of a slice may be arbitrarily large."""
+    constants = [each.get_node() for each in operation.input_values() if each.get_element_type() in WIDE]
+    data = [each.get_data() for each in constants if each.get_type_name() == "Constant"]
+    return any(each.size and (int(each.min()) < _WORD.min or int(each.max()) > _WORD.max) for each in data)
+
+
+def _leaves_short_type(operation: openvino.Node, size: float) -> bool:
+    kind, element = operation.get_type_name(), operation.get_output_element_type(0)
+    if kind in _EXACT_IN_SHORT:
+        return False
+    bits = _SIGNED[element] - 1 if element in _SIGNED else _UNSIGNED[element]
+    return kind not in {"Add", "Multiply"} or size >= 2**bits
+
+
+def _narrows_integer(operation: openvino.Node, size: float) -> bool:
+    old, new = operation.get_input_element_type(0), operation.get_output_element_type(0)
+    if new in _UNSIGNED:
+        return old in _SIGNED or (old in _UNSIGNED and size >= 2 ** _UNSIGNED[new])
+    return old in INTEGERS and size >= 2 ** (_SIGNED[new] - 1)
+
+
+def _is_counted_by_value(operation: openvino.Node, _: float) -> bool:
+    """Return false for constants, which are evaluated otherwise and right, and for whole numbers up to a size."""
+    start, stop, step = (each.get_node() for each in operation.input_values())
+    if {each.get_type_name() for each in (start, stop, step)} == {"Constant"}:
+        return False
+    is_size = stop.get_type_name() == "Convert" and stop.get_input_element_type(0) in INTEGERS
+    return not (_is_whole(start) and _is_whole(step) and is_size)
+
+
+def _is_whole(node: openvino.Node) -> bool:
+    return node.get_type_name() == "Constant" and bool(np.all(np.mod(node.get_data(), 1) == 0))
+
+
+def _quantizes_to_8_bits(operation: openvino.Node, _: float) -> bool:
+    return saturates_products_of_bytes() and operation.get_attributes()["levels"] > _LEVELS_OF_7_BITS
+
+
+def _raise_limit(operation: openvino.Node) -> None:
+    """Raise the limit of the overlap to the next float, so that "at least" means "more than" the original limit."""
+    if len(operation.inputs()) <= 3:
+        return
+    limit = operation.input(3)
+    source = limit.get_source_output()
+    above = opset13.add(source, opset13.multiply(source, opset13.constant(_NEXT)))
+    above = opset13.maximum(above, opset13.constant(np.finfo(np.float32).tiny))
+    limit.replace_source_output(above.output(0))
+
+
+def _order_equals(operation: openvino.Node) -> None:
+    """Return equal values in the order of their indices, as ONNX specifies."""
+    attributes = operation.get_attributes()
+    ordered = opset11.topk(
+        *operation.input_values(),
+        axis=attributes["axis"],
+        mode=attributes["mode"],
+        sort="value",
+        index_element_type=attributes["index_element_type"],
+        stable=True,
+    )
+    ordered.set_friendly_name(operation.get_friendly_name())
+    for old, new in zip(operation.outputs(), ordered.outputs(), strict=True):
+        names = old.get_names()
+        old.replace(new)
+        new.set_names(names)
+
+
+def _end_at_start(operation: openvino.Node) -> None:
+    """Bound the end of a range of integers by its start, so that one in the other direction is empty."""
+    start, stop, step = operation.input_values()
+    if step.get_node().get_type_name() == "Constant":
+        bound = opset13.maximum if step.get_node().get_data() > 0 else opset13.minimum
+        operation.input(1).replace_source_output(bound(stop, start).output(0))
+
+
+def _of(*names: str) -> frozenset[str]:
+    return frozenset(names)
+
+
+TABLE: tuple[Row, ...] = (
+    Row(
+        onnx=_of("NonMaxSuppression"),
+        operations=_of("NonMaxSuppression"),
+        action=Action.REWRITTEN,
+        reason="suppresses boxes whose overlap equals the limit; with a limit of 0 it keeps a single box",
+        rewrite=_raise_limit,
+        always=True,
+    ),
+    Row(
+        onnx=_of("TopK", "ArgMax", "ArgMin", "Hardmax"),
+        operations=_of("TopK"),
+        when=lambda each, _: not each.get_attributes()["stable"],
+        action=Action.REWRITTEN,
+        reason="returns equal values in any order",
+        rewrite=_order_equals,
+        always=True,
+    ),
+    Row(
+        onnx=_of("Range"),
+        operations=_of("Range"),
+        types=INTEGERS,
+        action=Action.REWRITTEN,
+        reason="counts upwards from a start beyond the end, where the range is empty",
+        rewrite=_end_at_start,
+    ),
+    Row(
+        onnx=_of("Range"),
+        operations=_of("Range"),
+        types=_FLOATS,
+        when=_is_counted_by_value,
+        action=Action.REFUSED,
+        reason="makes ranges of floats one element shorter or longer",
+        always=True,
+    ),
+    Row(
+        operations=_of(
+            *("Add", "Subtract", "Multiply", "Divide", "Mod", "FloorMod", "Power", "Gather", "Select"),
+            *("BitwiseAnd", "BitwiseOr", "BitwiseXor"),
+        ),
+        when=_reads_wide_constant,
+        action=Action.REFUSED,
+        reason="computes integers in 32 bits, and the graph computes with a constant that takes more",
+        always=True,
+        in_ir=True,
+    ),
+    Row(
+        types=_SHORT,
+        when=_leaves_short_type,
+        action=Action.REFUSED,
+        reason="saturates or widens integers of 8 and 16 bits that overflow, and rounds their quotients",
+    ),
+    Row(
+        onnx=_of("Cast", "CastLike"),
+        operations=_of("Convert"),
+        types=_KEPT_SIGNED,
+        when=_narrows_integer,
+        action=Action.REFUSED,
+        reason="keeps 32 bits of integers that are cast to fewer or to unsigned ones",
+    ),
+    Row(
+        onnx=_of("Cast", "CastLike"),
+        operations=_of("Convert"),
+        types=_FLOATS_OF_8_BITS,
+        action=Action.REFUSED,
+        reason="does not saturate casts to floats of 8 bits",
+    ),
+    Row(
+        onnx=_of("Cast", "CastLike", "QuantizeLinear"),
+        operations=_of("Convert"),
+        types=_FEW_BITS,
+        action=Action.REFUSED,
+        reason="leaves out casts to integers of 4 and fewer bits",
+    ),
+    Row(
+        onnx=_of("BitShift"),
+        operations=_of("Divide", "Multiply"),
+        types=frozenset(_SIGNED),
+        mark=b"\x08BitShift",
+        action=Action.REFUSED,
+        reason="shifts signed integers towards zero",
+    ),
+    Row(
+        onnx=_of("GridSample"),
+        operations=_of("GridSample"),
+        types=INTEGERS | {Type.boolean},
+        action=Action.REFUSED,
+        reason="interpolates integers otherwise",
+    ),
+    Row(
+        onnx=_of("QuantizeLinear", "DynamicQuantizeLinear", "QLinearMatMul", "QLinearConv"),
+        operations=_of("FakeQuantize"),
+        when=_quantizes_to_8_bits,
+        action=Action.REFUSED,
+        reason="lets products of int8 overflow on this CPU, which has no VNNI instructions",
+        always=True,
+        in_ir=True,
+    ),
+    Row(
+        onnx=_of("Attention"),
+        operations=_of("ScaledDotProductAttention", "Softmax"),
+        mark=b"_window_size",  # suffix of the names of both attributes
+        action=Action.REFUSED,
+        reason="leaves out the window of Attention",
+        always=True,
+    ),
+    Row(
+        values="nan",
+        action=Action.CHECKED,
+        reason="hides NaN: maxima, ReLU, comparisons and others make numbers of it",
+    ),
+    Row(
+        onnx=_of(
+            *("Gelu", "LogSoftmax", "Softmax", "GridSample", "Mod", "ThresholdedRelu", "Conv", "LayerNormalization"),
+            *("RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"),
+        ),
+        values="infinity",
+        action=Action.TOLD,
+        reason="computes NaN of infinities, or infinities where ONNX Runtime computes NaN",
+    ),
+    Row(
+        onnx=_of("Cast", "CastLike"),
+        types=frozenset((Type.f16,)),
+        action=Action.TOLD,
+        reason="keeps numbers of FP16 inside of a graph in FP32, so that large ones do not become infinite",
+    ),
+    Row(
+        values="denormal",
+        action=Action.TOLD,
+        reason="replaces constants below 1.2e-38 by zero, and divides by such numbers as by zero",
+    ),
+    Row(
+        onnx=_of("Cast", "CastLike"),
+        values="out of range",
+        action=Action.TOLD,
+        reason="saturates floats beyond the range of an integer type; ONNX leaves the result undefined",
+    ),
+)
+
+
+def apply_table(model: openvino.Model, onnx_file: Path | None) -> None:
+    """Correct a model in place as the table says.
+
+    Args:
+        model: The model as read, before it is compiled.
+        onnx_file: The file of the model, or None if it is in OpenVINO IR, which means what OpenVINO makes of it.
+
+    Raises:
+        LoweringError: The table refuses an operation.
+    """
+    rows = [row for row in TABLE if row.rewrite or row.action is Action.REFUSED]
+    rows = [row for row in rows if (_has_mark(onnx_file, row.mark) if onnx_file else row.in_ir)]
+    _correct(model.get_ordered_ops(), rows)
+
+
+def _has_mark(path: Path, mark: bytes) -> bool:
+    if not mark:
+        return True
+    with path.open("rb") as file, mmap(file.fileno(), 0, access=ACCESS_READ) as content:
+        return content.find(mark) >= 0
+
+
+def _correct(operations: Iterable[openvino.Node], rows: Iterable[Row]) -> None:
+    operations = list(operations)
+    sizes = find_sizes(operations)
+    computed: set[str] = set()  # names of operations that depend on an input, and not only on its shape
+    for operation in operations:
+        kind, name = operation.get_type_name(), operation.get_name()
+        sources = {each.get_node().get_name() for each in operation.input_values()}
+        if kind == "Parameter" or (sources & computed and kind != "ShapeOf"):
+            computed.add(name)
+        for row in rows:
+            if (name not in computed and not row.always) or not row.applies(operation, sizes[name]):
+                continue
+            if row.rewrite:
+                row.rewrite(operation)
+                continue
+            element = operation.get_output_element_type(0).get_type_name()
+            raise LoweringError(
+                f"OpenVINO {row.reason}",
+                attempts=(f"{kind} '{operation.get_friendly_name()}' of {element}",),
+                hint="set engine: onnxruntime",
+            )
+        for body in _bodies(operation):
+            _correct(body.get_ordered_ops(), rows)
+
+
+def _bodies(operation: openvino.Node) -> tuple[openvino.Model, ...]:
+    kind = operation.get_type_name()
+    if kind not in SUBGRAPHS:
+        return ()
+    return tuple(operation.get_function(index) for index in (0, 1)) if kind == "If" else (operation.get_function(),)
+
+
+def find_hidden_nan(model: openvino.Model) -> frozenset[str]:
+    """Find the inputs of floats whose NaN OpenVINO may turn into numbers.
+
+    A Select whose condition comes from a test for NaN is taken for a replacement of what was tested.
+    """
+    hidden: frozenset[str] = frozenset()
+    carried: dict[str, frozenset[str]] = {}  # operation -> inputs whose NaN it carries
+    tested: dict[str, frozenset[str]] = {}  # operation -> inputs that it tests for NaN
+    for operation in model.get_ordered_ops():
+        kind, name = operation.get_type_name(), operation.get_name()
+        sources = [each.get_node().get_name() for each in operation.input_values()]
+        incoming = frozenset[str]().union(*(carried[each] for each in sources))
+        found = frozenset[str]().union(*(tested[each] for each in sources))
+        is_float = any(output.get_element_type() in _FLOATS for output in operation.outputs())
+        if kind == "Parameter" and is_float:
+            incoming = frozenset((str(operation.get_friendly_name()),))
+        elif kind == "Select":
+            incoming, found = incoming - found, frozenset()
+        elif kind in _DETECTING_NAN:
+            found |= incoming
+        elif kind not in _CARRYING_NAN or (kind == "Convert" and not is_float):
+            hidden |= frozenset() if kind == "ShapeOf" else incoming
+        carried[name] = incoming if is_float and kind != "ShapeOf" else frozenset()
+        tested[name] = found
+    return hidden
