@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ctypes
-import threading
-from collections.abc import Collection, Mapping, Sequence
-from weakref import WeakValueDictionary
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import ml_dtypes
 import numpy as np
+
+from graphkiln_backend.triton.environment import instances_folder
+from graphkiln_backend.triton.metrics import read_metrics
 
 _BF16 = np.dtype(ml_dtypes.bfloat16)
 # Of a DLManagedTensor: data pointer (8), device (4 + 4), ndim (4), then the type code. Source: dlpack.h 0.8.
@@ -141,45 +143,6 @@ class InferenceResponse:
         self.outputs = {tensor.name(): tensor.content for tensor in output_tensors}
 
 
-class _Metric:
-    def __init__(self) -> None:
-        self.value = 0.0
-
-    def set(self, value: float) -> None:
-        self.value = value
-
-    def increment(self, value: float) -> None:
-        assert value >= 0, "a counter only grows"
-        self.value += value
-
-
-Labels = frozenset[tuple[str, str]]
-
-
-class MetricFamily:
-    """Record all metrics that Python still holds, by name and labels: Triton forgets a metric that Python drops."""
-
-    COUNTER, GAUGE = "counter", "gauge"
-    published: WeakValueDictionary[tuple[str, Labels], _Metric] = WeakValueDictionary()  # noqa: RUF012
-    kinds: dict[str, str] = {}  # noqa: RUF012 - of all families
-    lock = threading.Lock()
-
-    def __init__(self, *, name: str, description: str, kind: str) -> None:
-        assert description
-        self._name = name
-        self.kinds[name] = kind
-
-    def Metric(self, *, labels: Mapping[str, str]) -> _Metric:  # noqa: N802 - Triton's name
-        with self.lock:
-            return self.published.setdefault((self._name, frozenset(labels.items())), _Metric())
-
-    @classmethod
-    def names(cls) -> set[str]:
-        """Names of all metrics."""
-        with cls.lock:
-            return {name for name, _ in cls.published}
-
-
 class Logger:
     lines: list[tuple[str, str]] = []  # noqa: RUF012 - of the process
 
@@ -201,19 +164,25 @@ def get_model_dir() -> str:
 
 
 def metric(name: str, **labels: str) -> float:
+    """Value of the only metric of a name whose labels include these, in the files of this process's instances."""
+    folder = instances_folder()
+    assert folder, "without a supervisor there are no metrics"
+    return value_of(read_metrics(folder), name, **labels)
+
+
+def value_of(lines: Iterable[str], name: str, **labels: str) -> float:
     """Value of the only metric of a name whose labels include these."""
-    with MetricFamily.lock:
-        values = [
-            metric.value
-            for (published, its_labels), metric in MetricFamily.published.items()
-            if published == name and labels.items() <= dict(its_labels).items()
-        ]
+    found = [(line.partition("{")[0], labels_of(line), float(line.rpartition(" ")[2])) for line in lines]
+    values = [value for each, own, value in found if each == name and labels.items() <= own.items()]
     assert len(values) == 1, f"{len(values)} metrics {name} with {labels}"
     return values[0]
 
 
+def labels_of(line: str) -> dict[str, str]:
+    """Labels of a line in Prometheus' text format."""
+    return dict(re.findall(r'(\w+)="([^"]*)"', line))
+
+
 def reset() -> None:
-    """Forget all metrics and log lines."""
-    MetricFamily.published.clear()
-    MetricFamily.kinds.clear()
+    """Forget all log lines."""
     Logger.lines.clear()

@@ -1,18 +1,17 @@
-"""The metrics port: the supervisor's own metrics beside those of tritonserver.
+"""The metrics port: graphkiln's own metrics beside those of tritonserver.
 
 The supervisor answers on the user's metrics port, tritonserver on a port of the loopback interface. The supervisor adds
-what belongs to no single instance of graphkiln: restarts, the version of tritonserver, rollouts, which versions are
-proven, and the self-tests of versions that other backends compute. While tritonserver is away, it answers with these
-alone.
+the metrics of graphkiln's instances, from their files, and what belongs to none of them: restarts, the version of
+tritonserver, rollouts, which versions are proven, and the self-tests of versions that other backends compute. While
+tritonserver is away, it answers with these alone.
 """
 
 from __future__ import annotations
 
-import re
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, suppress
 from http import HTTPStatus
 
@@ -21,7 +20,7 @@ from graphkiln_backend.server.ports import listen
 from graphkiln_backend.server.proofs import ProofState
 from graphkiln_backend.server.rollouts import RolloutFolder
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.triton.metric_catalog import describe, kind_of
+from graphkiln_backend.triton.metric_catalog import describe, family_of, kind_of, sample_line
 
 _PATH = "/metrics"
 _TYPE = "text/plain; version=0.0.4; charset=utf-8"  # source: Prometheus, "Exposition formats"
@@ -32,7 +31,6 @@ _TRITON_TIMEOUT_S = 3.0  # less than that of clients
 _REQUEST_LIMIT = 1 << 14  # bytes
 _PAUSE_S = 0.2  # after a failed `accept`, for example for lack of open files
 _INSTANCE = "server"  # label of metrics that instances publish of other versions
-_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
 
 
 class MetricsPort(Closeable):
@@ -44,6 +42,7 @@ class MetricsPort(Closeable):
         version: Version of tritonserver; empty if unknown.
         restarts: Returns the number of restarts by cause.
         rows: Returns the proofs of all versions.
+        instances: Returns the lines of the metrics of graphkiln's instances.
         rollouts: Returns the folders of the rollouts of the served stores.
 
     Raises:
@@ -58,12 +57,14 @@ class MetricsPort(Closeable):
         version: str,
         restarts: Callable[[], Mapping[str, int]],
         rows: Callable[[], Sequence[ProofState]],
+        instances: Callable[[], Iterable[str]] = tuple,
         rollouts: Callable[[], Sequence[RolloutFolder]] = tuple,
     ) -> None:
         self._triton = triton
         self._version = version
         self._restarts = restarts
         self._rows = rows
+        self._instances = instances
         self._rollouts = rollouts
         self._closing = threading.Event()
         self._socket = listen(address)
@@ -113,30 +114,31 @@ class MetricsPort(Closeable):
                 return response.read().decode("utf-8", "replace")
         return None
 
-    def _own(self, *, is_up: bool) -> Iterator[tuple[str, str]]:
-        """Name and line of each of the supervisor's metrics."""
+    def _own(self, *, is_up: bool) -> Iterator[str]:
+        """Lines of graphkiln's metrics."""
         for cause, number in self._restarts().items():
-            yield _sample("graphkiln_restarts_total", number, cause=cause)
+            yield sample_line("graphkiln_restarts_total", number, cause=cause)
         if is_up and self._version:
-            yield _sample("graphkiln_triton_info", 1, version=self._version)
+            yield sample_line("graphkiln_triton_info", 1, version=self._version)
         for row in self._rows():
             labels = {"model": row.model, "version": str(row.version)}
-            yield _sample("graphkiln_version_proven", int(row.proven), **labels, backend=row.backend, seat=row.seat)
+            yield sample_line("graphkiln_version_proven", int(row.proven), **labels, backend=row.backend, seat=row.seat)
             if row.seat == "python":  # its instances publish their self-tests
                 continue
             for number in range(row.instances if is_up else 0):  # as instances of graphkiln do, for autoscaling
                 info = {**labels, "instance": f"{row.model}_0_{number}", "device": row.device, "precision": ""}
-                yield _sample("graphkiln_instance_info", 1, **info, engine=row.backend)
+                yield sample_line("graphkiln_instance_info", 1, **info, engine=row.backend)
             labels["instance"] = _INSTANCE
-            yield _sample("graphkiln_self_test_error", row.error, **labels)
-            yield _sample("graphkiln_self_test_replays_total", row.replays, **labels)
-            yield _sample("graphkiln_self_test_failures_total", row.failures, **labels)
-            yield _sample("graphkiln_self_test_timestamp_seconds", row.last_right_at, **labels)
+            yield sample_line("graphkiln_self_test_error", row.error, **labels)
+            yield sample_line("graphkiln_self_test_replays_total", row.replays, **labels)
+            yield sample_line("graphkiln_self_test_failures_total", row.failures, **labels)
+            yield sample_line("graphkiln_self_test_timestamp_seconds", row.last_right_at, **labels)
+        yield from self._instances()
         if folders := [folder for folder in self._rollouts() if folder.models()]:
             from graphkiln_backend.server.rollout_metrics import rollout_samples  # needed by rollouts only
 
             for name, value, keys in rollout_samples(folders):
-                yield _sample(name, value, **keys)
+                yield sample_line(name, value, **keys)
 
 
 def _read_request(connection: socket.socket) -> bytes:
@@ -162,20 +164,11 @@ def _response(status: str, text: str) -> bytes:
     return head.encode() + body
 
 
-def _sample(name: str, value: float, **labels: str) -> tuple[str, str]:
-    written = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
-    return name, f"{name}{{{written}}} {value!r}\n"
-
-
-def _merge(text: str, samples: Iterator[tuple[str, str]]) -> str:
-    """Add samples to metrics in text format, in which the lines of one metric follow each other."""
+def _merge(text: str, lines: Iterator[str]) -> str:
+    """Add lines to metrics in text format, in which the lines of one metric follow each other."""
     families: dict[str, str] = {}
-    for name, line in samples:
+    for line in lines:
+        name = family_of(line)
         families[name] = families.get(name, "") + line
-    for name, lines in families.items():
-        head = f"# HELP {name} {describe(name)}\n# TYPE {name} {kind_of(name)}\n"
-        if found := re.search(rf"^# TYPE {name} .*\n", text, re.MULTILINE):
-            text = text[: found.end()] + lines + text[found.end() :]
-        else:
-            text += head + lines
-    return text
+    heads = (f"# HELP {name} {describe(name)}\n# TYPE {name} {kind_of(name)}\n{own}" for name, own in families.items())
+    return text + "".join(heads)

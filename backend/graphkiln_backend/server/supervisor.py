@@ -41,9 +41,12 @@ from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.watchdog import Cause, Fault, TimeLimits, Watchdog, describe_exit
 from graphkiln_backend.system.processes import Guard, Reaper, kill_group
 from graphkiln_backend.system.signals import Interrupted, StopSignals
+from graphkiln_backend.triton.metrics import read_metrics
 from graphkiln_backend.triton.snapshot import Snapshot, SnapshotReader
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import psutil
 
     from graphkiln_backend.server.edge import Edge
@@ -111,6 +114,7 @@ class Supervisor:
         self._first_replay: Asking | None = None
         self._live_at: float | None = None  # when the current server became live
         self._statuses: tuple[InstanceStatus, ...] = ()  # of ready instances
+        self._instances: Path | None = None  # folder of their files, while a server runs
         self._was_live = False  # whether any server was live
         self.last_words = ""
 
@@ -158,6 +162,7 @@ class Supervisor:
             version=self._launch.installation.version,
             restarts=self._budget.counts,
             rows=self._proofs,
+            instances=lambda: read_metrics(self._instances) if self._instances else (),
             rollouts=lambda: self._launch.managed.rollouts.folders,
         )
 
@@ -185,6 +190,7 @@ class Supervisor:
             ServerSetupError, OSError: It cannot be started.
         """
         self._live_at, self._versions, self._rollouts, self._statuses = None, None, None, ()
+        self._instances = None
         with RunFolder() as folder:
             try:
                 with signals.interrupting():  # converting a graph takes seconds
@@ -218,6 +224,7 @@ class Supervisor:
     ) -> int | Fault | ServePart:
         """Watch a running server until it exits, has a fault, or a stop signal arrives."""
         instances = SnapshotReader(folder.instances)
+        self._instances = folder.instances
         memory = MemoryLimit(server.pid, self._launch.memory_limit())
         pace = Pace()
         endless = self._launch.readiness.endless

@@ -7,6 +7,7 @@ They are in the supervisor's folder, named after the instance and its process:
 - `.counters`, memory-mapped: batches begun and ended, when the last one began, and a heartbeat
 - `.crash`: the signal that killed the process during loading, written by Python's faulthandler
 - `.fault`: the instance computed wrong outputs and refuses requests; the difference in one line
+- `.metrics`: its metrics in Prometheus' text format (`triton.metrics`)
 
 `triton.snapshot` reads them.
 """
@@ -165,7 +166,10 @@ def report_loading(instance: str, model: str, version: int) -> Iterator[None]:
         yield
         return
     # A runtime may kill its process by a bug or by running out of memory; Triton only reports an unhealthy stub.
-    with CrashRecord(_path(folder, instance, os.getpid(), "crash")), LoadingFile(folder, instance, model, version):
+    with (
+        CrashRecord(status_path(folder, instance, os.getpid(), "crash")),
+        LoadingFile(folder, instance, model, version),
+    ):
         yield
 
 
@@ -174,7 +178,7 @@ class LoadingFile(logging.Handler, Closeable):
 
     def __init__(self, folder: Path, instance: str, model: str, version: int) -> None:
         super().__init__(logging.INFO)
-        self._path = _path(folder, instance, os.getpid(), "loading")
+        self._path = status_path(folder, instance, os.getpid(), "loading")
         self._loading = Loading(pid=os.getpid(), model=model, version=version, since=time.monotonic())
         self._write()
         _lowering_log.addHandler(self)
@@ -261,9 +265,9 @@ class StatusFile(Closeable):
     """Status of a ready instance, published until closed; `computing` counts its batches."""
 
     def __init__(self, folder: Path, instance: str, status: InstanceStatus) -> None:
-        self._fault = _path(folder, instance, status.pid, "fault")
-        self.computing = BatchCounters(_path(folder, instance, status.pid, "counters"))
-        self._path = _path(folder, instance, status.pid, "json")
+        self._fault = status_path(folder, instance, status.pid, "fault")
+        self.computing = BatchCounters(status_path(folder, instance, status.pid, "counters"))
+        self._path = status_path(folder, instance, status.pid, "json")
         write_whole(self._path, json.dumps(encode(status)).encode())  # last: readers expect the counters to exist
 
     @classmethod
@@ -327,7 +331,7 @@ class BatchCounters:
                 self.on_beat()
 
 
-def _path(folder: Path, instance: str, pid: int, kind: str) -> Path:
+def status_path(folder: Path, instance: str, pid: int, kind: str) -> Path:
     """Path of an instance's file; with the pid, because an instance may end after its successor has begun."""
     return folder / f"{instance}.{pid}.{kind}"
 

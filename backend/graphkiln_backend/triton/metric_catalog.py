@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 _INSTANCE = ("instance",)
@@ -26,8 +27,11 @@ class PublishedMetric:
     of_server: bool = False
 
 
-# Each instance publishes its own metrics. The supervisor publishes those without the label `instance`, and those of
-# versions that other backends compute (`instance="server"`).
+_ESCAPES = str.maketrans({"\\": "\\\\", '"': '\\"', "\n": "\\n"})
+_OF_HISTOGRAMS = re.compile(r"_(bucket|sum|count)$")
+
+# Each instance writes its own metrics (`triton.metrics`). The supervisor adds those without the label `instance`, and
+# those of versions that other backends compute (`instance="server"`).
 METRICS = (
     PublishedMetric(
         "graphkiln_instance_info", "gauge, 1", "engine, device and precision of each instance",
@@ -138,3 +142,15 @@ def describe(name: str) -> str:
 def kind_of(name: str) -> str:
     """`gauge`, `counter` or `histogram`."""
     return _BY_NAME[name].kind.partition(",")[0]
+
+
+def sample_line(name: str, value: float, **labels: str) -> str:
+    """Line of a value in Prometheus' text format."""
+    written = ",".join(f'{key}="{text.translate(_ESCAPES)}"' for key, text in labels.items())
+    return f"{name}{{{written}}} {value!r}\n"
+
+
+def family_of(line: str) -> str:
+    """Name of the metric of a line; that of a histogram without suffix."""
+    name = line.partition("{")[0]
+    return name if name in _BY_NAME else _OF_HISTOGRAMS.sub("", name)

@@ -1,73 +1,91 @@
-"""Prometheus metrics of an instance, next to Triton's on its metrics port; `metric_catalog` describes them."""
+"""Metrics of an instance: it writes them into a file, which the supervisor's metrics port shows.
+
+Triton's own custom metrics are not used: they stay when a version is unloaded, every change is a message of 31 us to
+tritonserver, and tritonserver 24.10 can abort when instances with metrics end. `metric_catalog` describes ours.
+"""
 
 from __future__ import annotations
 
-import math
+import os
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
-
-import triton_python_backend_utils as pb_utils
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from itertools import accumulate
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.triton.instance_status import InstanceStatus
-from graphkiln_backend.triton.metric_catalog import describe
+from graphkiln_backend.triton.environment import instances_folder
+from graphkiln_backend.triton.instance_status import InstanceStatus, status_path, write_whole
+from graphkiln_backend.triton.metric_catalog import sample_line
 
 if TYPE_CHECKING:
     from graphkiln_backend.triton.recording import Recorder
 
 _BATCH_BUCKETS = (1, 2, 4, 8, 16, 32, 64, 128)
-_PUBLISH_EVERY_S = 1.0
+_WRITE_EVERY_S = 1.0
+_KIND = "metrics"
 # Triton's codes of all error classes. Each counter exists from the start with 0: a rate needs a first value.
 _CODES = ("CANCELLED", "INTERNAL", "INVALID_ARG", "NOT_FOUND", "UNAVAILABLE")
 
 
-class _Counts(Protocol):
-    """Counts that a publisher publishes once a second."""
-
-    def publish(self) -> None:
-        """Publish what was counted since the last call."""
-        ...
-
-
-class _Publisher(Closeable):
-    """Publish counts once a second in a thread.
+def read_metrics(folder: Path) -> Iterator[str]:
+    """Yield the lines of the metrics of all living instances.
 
     Args:
-        counts: Counts of this instance.
+        folder: Folder of the instances' status files.
+    """
+    for path in sorted(folder.glob(f"*.{_KIND}")):
+        if Path("/proc", path.name.split(".")[-2]).exists():  # otherwise it was killed
+            with suppress(FileNotFoundError):  # unloaded meanwhile
+                yield from path.read_text("utf-8").splitlines(keepends=True)
+
+
+class _MetricsFile(Closeable):
+    """Write the metrics of an instance once a second in a thread, until closed; without a supervisor there is no file.
+
+    Args:
+        instance: Triton's name of the instance.
+        lines: Returns the lines.
     """
 
-    def __init__(self, counts: Sequence[_Counts]) -> None:
-        self._counts = counts
+    def __init__(self, instance: str, lines: Callable[[], Iterator[str]]) -> None:
+        folder = instances_folder()
+        self._path = status_path(folder, instance, os.getpid(), _KIND) if folder else None
+        self._lines = lines
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphkiln-metrics", daemon=True)
-        self._thread.start()
+        if self._path:
+            self._thread.start()
 
     def close(self) -> None:
-        """Publish the last counts and stop."""
+        """Stop, and remove the file."""
         self._closing.set()
-        self._thread.join()
+        if self._path:
+            self._thread.join()
+            self._path.unlink(missing_ok=True)
 
     def _run(self) -> None:
-        while True:
-            is_last = self._closing.is_set()
-            for counts in self._counts:
-                counts.publish()
-            if is_last:
-                return
-            self._closing.wait(_PUBLISH_EVERY_S)
+        written = ""
+        while not self._closing.is_set():
+            text = "".join(self._lines())
+            with suppress(OSError):  # the disk is full: the last values stay
+                if text != written and self._path:
+                    write_whole(self._path, text.encode())
+                    written = text
+            self._closing.wait(_WRITE_EVERY_S)
 
 
-class InstanceMetrics(_Publisher):
-    """Metrics of one instance; Triton drops them when the instance ends.
+class InstanceMetrics(Closeable):
+    """Metrics of one instance; they end with it.
 
     Args:
         instance: Triton's name of the instance.
         status: Its status.
         shared_memory_bytes: Size of its region of shared memory.
-        batch_sizes: Rows of each run: the instance appends, the publisher removes.
+        batch_sizes: Rows of each run: the instance appends, this removes.
         failed: Requests answered with an error so far, by Triton's code.
         recorder: Records requests, or None.
     """
@@ -82,39 +100,69 @@ class InstanceMetrics(_Publisher):
         *,
         recorder: Recorder | None = None,
     ) -> None:
-        # No metric without `instance`: Triton (24.10) can crash when instances that share a metric end together.
         labels = {"model": status.model, "version": str(status.version), "instance": instance}
         serving = {"engine": status.engine, "device": status.device, "precision": status.precision}
-        metrics = _Metrics()
-        metrics.gauge("graphkiln_instance_info", {**labels, **serving}, 1)
-        for executor, count in status.nodes.items():
-            metrics.gauge("graphkiln_nodes", {**labels, "executor": executor}, count)
-        for precision, count in status.products.items():
-            metrics.gauge("graphkiln_products", {**labels, "precision": precision}, count)
-        metrics.gauge("graphkiln_load_seconds", labels, status.load_ms / 1e3)
-        metrics.gauge("graphkiln_warmup_seconds", labels, status.warmup_ms / 1e3)
-        metrics.gauge("graphkiln_self_test_error", labels, status.self_test_error)
-        metrics.gauge("graphkiln_shared_memory_bytes", labels, shared_memory_bytes)
-        metrics.counter("graphkiln_fallbacks_total", labels).increment(status.fallbacks)
-        self._replays = metrics.counter("graphkiln_self_test_replays_total", labels)
-        self._failures = metrics.counter("graphkiln_self_test_failures_total", labels)
-        passed_at = time.time() if status.self_test else 0
-        self._last_pass = metrics.gauge("graphkiln_self_test_timestamp_seconds", labels, passed_at)
-        recorded = (_Recorded(metrics, labels, recorder),) if recorder else ()
-        super().__init__(
-            (_BatchSizeHistogram(metrics, labels, batch_sizes), _Failed(metrics, labels, failed), *recorded)
+        self._labels = labels
+        self._constant = (
+            sample_line("graphkiln_instance_info", 1, **labels, **serving),
+            *(sample_line("graphkiln_nodes", count, **labels, executor=key) for key, count in status.nodes.items()),
+            *(
+                sample_line("graphkiln_products", count, **labels, precision=key)
+                for key, count in status.products.items()
+            ),
+            sample_line("graphkiln_load_seconds", status.load_ms / 1e3, **labels),
+            sample_line("graphkiln_warmup_seconds", status.warmup_ms / 1e3, **labels),
+            sample_line("graphkiln_self_test_error", status.self_test_error, **labels),
+            sample_line("graphkiln_shared_memory_bytes", shared_memory_bytes, **labels),
+            sample_line("graphkiln_fallbacks_total", status.fallbacks, **labels),
         )
+        self._unseen = batch_sizes  # a deque needs no lock between the instance and this thread
+        self._batches = Counter[int]()  # by upper bound; 0 for larger ones
+        self._rows = 0
+        self._failed = failed
+        self._recorder = recorder
+        self._replays = self._failures = 0
+        self._last_pass = time.time() if status.self_test else 0.0
+        self._file = _MetricsFile(instance, self.lines)
+
+    def close(self) -> None:
+        """Remove the metrics."""
+        self._file.close()
 
     def count_replay(self, *, passed: bool) -> None:
         """Count a replay of the samples."""
-        self._replays.increment(1)
+        self._replays += 1
         if passed:
-            self._last_pass.set(time.time())
+            self._last_pass = time.time()
         else:
-            self._failures.increment(1)
+            self._failures += 1
+
+    def lines(self) -> Iterator[str]:
+        """Yield the current values in Prometheus' text format."""
+        labels = self._labels
+        yield from self._constant
+        yield sample_line("graphkiln_self_test_replays_total", self._replays, **labels)
+        yield sample_line("graphkiln_self_test_failures_total", self._failures, **labels)
+        yield sample_line("graphkiln_self_test_timestamp_seconds", self._last_pass, **labels)
+        yield from _failed_lines(labels, self._failed)
+        if self._recorder:
+            yield sample_line("graphkiln_recorded_requests_total", self._recorder.recorded, **labels)
+            yield sample_line("graphkiln_record_dropped_total", self._recorder.dropped, **labels)
+        yield from self._histogram()
+
+    def _histogram(self) -> Iterator[str]:
+        for _ in range(len(self._unseen)):
+            rows = self._unseen.popleft()
+            self._batches[next((bound for bound in _BATCH_BUCKETS if rows <= bound), 0)] += 1
+            self._rows += rows
+        counts = accumulate(self._batches[bound] for bound in (*_BATCH_BUCKETS, 0))
+        for bound, count in zip((*map(str, _BATCH_BUCKETS), "+Inf"), counts, strict=True):
+            yield sample_line("graphkiln_batch_size_bucket", count, **self._labels, le=bound)
+        yield sample_line("graphkiln_batch_size_sum", self._rows, **self._labels)
+        yield sample_line("graphkiln_batch_size_count", self._batches.total(), **self._labels)
 
 
-class ImageMetrics(_Publisher):
+class ImageMetrics(Closeable):
     """Metrics of an instance of `NAME.images`: decoded images and failed requests.
 
     Args:
@@ -122,102 +170,32 @@ class ImageMetrics(_Publisher):
         model: Model name.
         version: Model version.
         failed: Requests answered with an error so far, by Triton's code.
-        decode_seconds: Processor time of each image: the instance appends, the publisher removes.
+        decode_seconds: Processor time of each image: the instance appends, this removes.
     """
 
     def __init__(
         self, instance: str, model: str, version: str, failed: Mapping[str, int], decode_seconds: deque[float]
     ) -> None:
-        labels = {"model": model, "version": version, "instance": instance}
-        metrics = _Metrics()
-        super().__init__((_Failed(metrics, labels, failed), _Decoded(metrics, labels, decode_seconds)))
+        self._labels = {"model": model, "version": version, "instance": instance}
+        self._failed = failed
+        self._unseen = decode_seconds  # a deque needs no lock between the instance and this thread
+        self._images, self._seconds = 0, 0.0
+        self._file = _MetricsFile(instance, self.lines)
+
+    def close(self) -> None:
+        """Remove the metrics."""
+        self._file.close()
+
+    def lines(self) -> Iterator[str]:
+        """Yield the current values in Prometheus' text format."""
+        for _ in range(len(self._unseen)):
+            self._images += 1
+            self._seconds += self._unseen.popleft()
+        yield from _failed_lines(self._labels, self._failed)
+        yield sample_line("graphkiln_decoded_images_total", self._images, **self._labels)
+        yield sample_line("graphkiln_decode_seconds_total", self._seconds, **self._labels)
 
 
-class _Metrics:
-    """Create metrics and keep references to them: Triton drops a metric once Python frees it."""
-
-    def __init__(self) -> None:
-        self._alive: list[Any] = []
-
-    def gauge(self, name: str, labels: Mapping[str, str], value: float) -> Any:
-        gauge = self._create(pb_utils.MetricFamily.GAUGE, name, describe(name), labels)
-        gauge.set(value)
-        return gauge
-
-    def counter(self, name: str, labels: Mapping[str, str], *, part_of: str = "") -> Any:
-        return self._create(pb_utils.MetricFamily.COUNTER, name, describe(part_of or name), labels)
-
-    def _create(self, kind: Any, name: str, description: str, labels: Mapping[str, str]) -> Any:
-        family = pb_utils.MetricFamily(name=name, description=description, kind=kind)
-        metric = family.Metric(labels=dict(labels))
-        self._alive += [family, metric]
-        return metric
-
-
-class _Failed:
-    """Requests answered with an error, by code; `totals` only grow."""
-
-    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], totals: Mapping[str, int]) -> None:
-        name = "graphkiln_failed_requests_total"
-        self._counters = {code: metrics.counter(name, {**labels, "code": code}) for code in _CODES}
-        self._metrics = metrics  # kept alive
-        self._totals = totals
-        self._published: Counter[str] = Counter()
-
-    def publish(self) -> None:
-        for code, counter in self._counters.items():
-            if more := self._totals.get(code, 0) - self._published[code]:
-                counter.increment(more)
-                self._published[code] += more
-
-
-class _Recorded:
-    """Recorded and dropped requests."""
-
-    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], recorder: Recorder) -> None:
-        self._recorded = metrics.counter("graphkiln_recorded_requests_total", labels)
-        self._dropped = metrics.counter("graphkiln_record_dropped_total", labels)
-        self._recorder = recorder
-        self._published = (0, 0)
-
-    def publish(self) -> None:
-        totals = (self._recorder.recorded, self._recorder.dropped)
-        for counter, total, before in zip((self._recorded, self._dropped), totals, self._published, strict=True):
-            counter.increment(total - before)
-        self._published = totals
-
-
-class _Decoded:
-    """Decoded images and their processor time."""
-
-    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], seconds: deque[float]) -> None:
-        self._images = metrics.counter("graphkiln_decoded_images_total", labels)
-        self._seconds = metrics.counter("graphkiln_decode_seconds_total", labels)
-        self._unpublished = seconds  # a deque needs no lock between the instance and the publisher
-
-    def publish(self) -> None:
-        seconds = [self._unpublished.popleft() for _ in range(len(self._unpublished))]
-        if seconds:
-            self._images.increment(len(seconds))
-            self._seconds.increment(sum(seconds))
-
-
-class _BatchSizeHistogram:
-    """Prometheus histogram of batch sizes. Triton's own costs a message to the server per value: 31 us a run."""
-
-    def __init__(self, metrics: _Metrics, labels: Mapping[str, str], batch_sizes: deque[int]) -> None:
-        name = "graphkiln_batch_size"
-        bounds = [*map(str, _BATCH_BUCKETS), "+Inf"]
-        self._buckets = [metrics.counter(f"{name}_bucket", {**labels, "le": bound}, part_of=name) for bound in bounds]
-        self._sum = metrics.counter(f"{name}_sum", labels, part_of=name)
-        self._count = metrics.counter(f"{name}_count", labels, part_of=name)
-        self._batch_sizes = batch_sizes  # a deque needs no lock between the instance and the publisher
-
-    def publish(self) -> None:
-        counts = Counter(self._batch_sizes.popleft() for _ in range(len(self._batch_sizes)))
-        if not counts:
-            return
-        for bound, bucket in zip((*_BATCH_BUCKETS, math.inf), self._buckets, strict=True):
-            bucket.increment(sum(count for rows, count in counts.items() if rows <= bound))
-        self._sum.increment(sum(rows * count for rows, count in counts.items()))
-        self._count.increment(counts.total())
+def _failed_lines(labels: Mapping[str, str], failed: Mapping[str, int]) -> Iterator[str]:
+    for code in _CODES:
+        yield sample_line("graphkiln_failed_requests_total", failed.get(code, 0), **labels, code=code)

@@ -30,12 +30,9 @@ from graphkiln_backend.server.rollouts import Gates, Latencies, Progress, Rollou
 TRITONS = """# HELP nv_inference_count samples
 # TYPE nv_inference_count counter
 nv_inference_count{model="m",version="1"} 7
-# HELP graphkiln_self_test_error relative L2 error on the golden samples; -1 without any
-# TYPE graphkiln_self_test_error gauge
-graphkiln_self_test_error{instance="m_0",model="m",version="1"} 1e-06
-# HELP graphkiln_load_seconds from the start of loading until ready
-# TYPE graphkiln_load_seconds gauge
-graphkiln_load_seconds{instance="m_0",model="m",version="1"} 0.5
+"""
+INSTANCES = """graphkiln_self_test_error{model="m",version="1",instance="m_0"} 1e-06
+graphkiln_load_seconds{model="m",version="1",instance="m_0"} 0.5
 """
 RIGHT = ProofState(
     model="r", version=3, backend="tensorrt", seat="", proven=True, error=0.25, replays=5, failures=1, last_right_at=9.5
@@ -72,6 +69,7 @@ def open_port(book: ProofBook) -> Iterator[Open]:
                 version="2.51.0",
                 restarts=lambda: restarts,
                 rows=book.rows,
+                instances=lambda: INSTANCES.splitlines(keepends=True),
                 rollouts=lambda: rollouts,
             )
             stack.enter_context(port)
@@ -94,7 +92,7 @@ def test_both_are_in_one_text(open_port: Open, book: ProofBook) -> None:
     book.record(OWN)
     with CannedHttp([http(TRITONS.encode())]) as triton:
         text = fetch_metrics(open_port(triton))
-    assert [line for line in TRITONS.splitlines() if line not in text] == []
+    assert [line for line in (TRITONS + INSTANCES).splitlines() if line not in text] == []
     lines = text.splitlines()
     for line in (
         'graphkiln_restarts_total{cause="server_died"} 2',
@@ -125,15 +123,15 @@ def test_both_are_in_one_text(open_port: Open, book: ProofBook) -> None:
 
 
 def cut_off(connection: socket.socket) -> None:
-    connection.sendall(http(b"loading", length=1000))
+    connection.sendall(http(b"not yet", length=1000))
 
 
-@pytest.mark.parametrize("answer", [None, http(b"loading", "503 Service Unavailable"), cut_off, hang_up])
+@pytest.mark.parametrize("answer", [None, http(b"not yet", "503 Service Unavailable"), cut_off, hang_up])
 def test_while_tritonserver_is_away(open_port: Open, answer: Answer | None) -> None:
     with CannedHttp([answer or b""]) as triton:
         text = fetch_metrics(open_port(triton if answer else None))
     assert 'graphkiln_restarts_total{cause="server_died"} 2' in text
-    assert "loading" not in text
+    assert "not yet" not in text
     assert "graphkiln_triton_info" not in text, "alerts depend on it"
 
 

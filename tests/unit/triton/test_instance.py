@@ -33,16 +33,18 @@ from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.proof.policy import REPLAY
 from graphkiln_backend.repository.version import ModelVersion
 from graphkiln_backend.triton import instance as module
-from graphkiln_backend.triton import replayer
+from graphkiln_backend.triton import metrics, replayer
 from graphkiln_backend.triton.environment import (
     OVERRIDES_VARIABLE,
     RECORD_VARIABLE,
     REPLAY_INTERVAL_VARIABLE,
     RUN_FOLDER_VARIABLE,
+    instances_folder,
 )
 from graphkiln_backend.triton.executor import Executor
 from graphkiln_backend.triton.instance import TritonPythonModel, instance_number
 from graphkiln_backend.triton.instance_status import StatusFile
+from graphkiln_backend.triton.metrics import read_metrics
 from graphkiln_backend.triton.ragged import RaggedExecutor
 from graphkiln_backend.triton.sequences import SequenceExecutor
 from graphkiln_backend.triton.snapshot import read_snapshot
@@ -131,6 +133,12 @@ def model(deployment: FakeDeployment) -> Iterator[TritonPythonModel]:
         model.finalize()
 
 
+def has_metrics() -> bool:
+    """True once this process's instance has written its metrics."""
+    folder = instances_folder()
+    return folder is not None and bool(list(read_metrics(folder)))
+
+
 @contextmanager
 def started(**arguments: str) -> Iterator[TritonPythonModel]:
     model = TritonPythonModel()
@@ -193,6 +201,7 @@ class TestInitialize:
         assert list(status.phases_ms) == ["stub start", "read", "session", "warm-up"]
         assert (status.phases_ms["session"], status.phases_ms["stub start"] > 0) == (500.0, True)
         assert (status.self_test, status.self_test_error) == ("", -1.0)
+        wait_until(has_metrics)
         assert metric("graphkiln_instance_info", engine="onnxruntime", instance="m_0") == 1
 
     def test_unreadable_placement_is_unknown(self, deployment: FakeDeployment, tmp_path: Path) -> None:
@@ -277,6 +286,7 @@ class TestRecord:
 
     def test_requests_are_recorded_until_the_end(self, tmp_path: Path) -> None:
         with started() as model:
+            wait_until(has_metrics)
             assert metric("graphkiln_recorded_requests_total") == 0
             model.execute([request(1)])
             model.execute([request(2), request(3)])
@@ -286,7 +296,6 @@ class TestRecord:
             ("m", 3, "onnxruntime", "fp32")
         }
         assert found[0].graph_sha256 == hashlib.sha256(b"graph").hexdigest()
-        assert metric("graphkiln_recorded_requests_total") == 3
 
     def test_warm_up_of_triton_is_not_recorded(self, tmp_path: Path) -> None:
         warm_ups = [{"name": "a", "count": 2}, {"name": "b"}]
@@ -324,12 +333,16 @@ class TestExecute:
         assert [list(counters.values()) for counters in seen] == [[(1, 0)], [(2, 1)]]
         assert list(read_counters(tmp_path / "instances").values()) == [(2, 2)]
 
-    def test_last_batch_sizes_are_published_at_the_end(self, model: TritonPythonModel) -> None:
+    def test_batch_sizes_are_published_until_the_end(
+        self, model: TritonPythonModel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(metrics, "_WRITE_EVERY_S", 0.01)
         model.execute([request(1, 2)])
         model.execute([request(1), request(2, 3)])
-        model.finalize()
-        assert metric("graphkiln_batch_size_count") == 2
+        wait_until(lambda: has_metrics() and metric("graphkiln_batch_size_count") == 2)
         assert metric("graphkiln_batch_size_sum") == 5
+        model.finalize()
+        assert list(read_metrics(tmp_path / "instances")) == []
 
 
 class TestReplay:
@@ -338,9 +351,10 @@ class TestReplay:
         assert deployment
         monkeypatch.setenv(REPLAY_INTERVAL_VARIABLE, "0.01")
         monkeypatch.setattr(replayer, "_IDLE_S", 0.001)
+        monkeypatch.setattr(metrics, "_WRITE_EVERY_S", 0.01)
 
     def test_passed_replays_are_counted(self, model: TritonPythonModel, tmp_path: Path) -> None:
-        wait_until(lambda: metric("graphkiln_self_test_replays_total") > 1)
+        wait_until(lambda: has_metrics() and metric("graphkiln_self_test_replays_total") > 1)
         assert metric("graphkiln_self_test_failures_total") == 0
         assert metric("graphkiln_self_test_timestamp_seconds") > 1.7e9
         assert read_snapshot(tmp_path / "instances").faults == {}
@@ -351,7 +365,7 @@ class TestReplay:
         self, model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path
     ) -> None:
         deployment.factor = 3
-        wait_until(lambda: metric("graphkiln_self_test_failures_total") > 0)
+        wait_until(lambda: has_metrics() and metric("graphkiln_self_test_failures_total") > 0)
         assert metric("graphkiln_self_test_failures_total") == 1
         (response,) = model.execute([request(1)])
         assert response.error.code == TritonError.UNAVAILABLE
@@ -394,13 +408,14 @@ class TestReplay:
         monkeypatch.delenv(RUN_FOLDER_VARIABLE)
         deployment.factor = 3
         with started() as model:
-            wait_until(lambda: metric("graphkiln_self_test_failures_total") > 0)
+            wait_until(lambda: model.execute([request(1)])[0].error is not None)
             (response,) = model.execute([request(1)])
         assert response.error.code == TritonError.UNAVAILABLE
 
 
 def test_finalize_frees_everything(model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path) -> None:
-    assert len(list((tmp_path / "instances").iterdir())) == 2
+    wait_until(has_metrics)
+    assert {each.suffix for each in (tmp_path / "instances").iterdir()} == {".json", ".counters", ".metrics"}
     model.finalize()
     assert deployment.session.closed
     assert list((tmp_path / "instances").iterdir()) == []
