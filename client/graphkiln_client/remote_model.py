@@ -119,7 +119,12 @@ class RemoteModel:
             ClientError: The request failed.
         """
         request = self._request(inputs, outputs=outputs, request_id=request_id, contract=contract)
-        return await self._infer_shared(request) if self._regions else await self.connection.infer(request)
+        response = await (self._infer_shared(request) if self._regions else self.connection.infer(request))
+        if self._metadata is not None and _misfit(response, request, self._metadata):
+            self.forget()  # the model may have been replaced
+            if fault := _misfit(response, request, await self.metadata()):
+                raise ProtocolError(f"the response of '{self.name}' does not fit its metadata: {fault}")
+        return response
 
     async def encode_once(self, inputs: Mapping[str, AnyArray]) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
         """Encode a request once; the returned function sends it without retries.
@@ -141,6 +146,22 @@ class RemoteModel:
             names = [row["name"] for row in metadata["outputs"]]
             request = dataclasses.replace(request, outputs=dict.fromkeys(names, PLAIN))
         return await self._regions.infer(request, _output_sizes(metadata, request))
+
+
+def _misfit(response: InferResponse, request: InferRequest, metadata: Mapping[str, Any]) -> str:
+    """Describe how a response contradicts the metadata of its model; empty if it does not."""
+    rows = {row["name"]: row for row in metadata["outputs"]}
+    if not request.outputs and rows.keys() != response.outputs.keys():
+        return f"it has the outputs {', '.join(response.outputs)}, expected {', '.join(rows)}"
+    for name, array in response.outputs.items():
+        row = rows.get(name)
+        if row is None or (name in request.outputs and request.outputs[name].class_count):
+            continue
+        dtype, shape = DType(row["datatype"]), row["shape"]
+        sizes = zip(shape, array.shape, strict=False)
+        if array.dtype != dtype.numpy or len(shape) != array.ndim or any(a not in (-1, b) for a, b in sizes):
+            return f"output '{name}' is {array.dtype}{list(array.shape)}, expected {dtype.numpy}{shape}"
+    return ""
 
 
 def _output_sizes(metadata: Mapping[str, Any], request: InferRequest) -> dict[str, tuple[int, DType]]:

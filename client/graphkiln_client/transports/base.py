@@ -12,7 +12,7 @@ import asyncio
 import os
 import time
 import zlib
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -335,6 +335,35 @@ def too_large(limit_bytes: int) -> ProtocolError:
         f"the response is larger than {format_size(limit_bytes)} and was not read to its end",
         hint="" if limit_bytes in (HEAD_LIMIT, JSON_LIMIT, DOCUMENT_LIMIT) else hint,
     )
+
+
+def check_outputs(outputs: Sequence[tuple[str, str]], request: InferRequest) -> None:
+    """Check that a response has each requested output once, and no other.
+
+    Args:
+        outputs: Name and datatype of each output in the response.
+        request: The request; without requested outputs, any names are accepted.
+
+    Raises:
+        ProtocolError: An output is missing, not requested or repeated, one in shared memory has another datatype, or
+            there are no outputs.
+    """
+    names = [name for name, _ in outputs]
+    found, wanted = {*names}, request.outputs.keys() or {*names}
+    faults = [] if names else ["has no outputs"]
+    if found != wanted or len(found) != len(names):
+        faults = [f"lacks output '{name}'" for name in wanted if name not in found]
+        faults += [f"has output '{name}', which was not requested" for name in found if name not in wanted]
+        faults += [f"has output '{name}' twice" for name in found if names.count(name) > 1]
+    for name, datatype in outputs:
+        shared = request.outputs[name].shared if name in request.outputs else None
+        if shared and shared.datatype != datatype:
+            faults.append(f"has output '{name}' of type {datatype} instead of {shared.datatype}")
+    if faults:
+        raise ProtocolError(
+            f"the response {', '.join(faults)}",
+            hint="Triton's response cache answers like this: leave response_cache out of config.pbtxt",
+        )
 
 
 def check_json(body: bytes) -> None:

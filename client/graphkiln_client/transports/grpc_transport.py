@@ -45,6 +45,7 @@ from graphkiln_client.transports.base import (
     Owned,
     RequestedOutput,
     SharedTensor,
+    check_outputs,
     infer_limit,
     too_large,
 )
@@ -316,6 +317,7 @@ def decode_response(message: Any, request: InferRequest) -> InferResponse:
     """
     if message.id and request.request_id and message.id != request.request_id:
         raise ProtocolError(f"the response to request {request.request_id} has the id {message.id[:80]}")
+    check_outputs([(output.name, output.datatype) for output in message.outputs], request)
     shared = {output.name: tuple(output.shape) for output in message.outputs if request.is_shared(output.name)}
     outputs = [output for output in message.outputs if output.name not in shared]
     contents = list(message.raw_output_contents)

@@ -37,6 +37,7 @@ from graphkiln_client.transports.base import (
     RequestedOutput,
     SharedTensor,
     check_json,
+    check_outputs,
     infer_limit,
 )
 from graphkiln_client.transports.endpoint import Compression, Endpoint, hint_for
@@ -316,6 +317,7 @@ def decode_response(body: bytes, header_length: int | None, request: InferReques
     outputs: dict[str, AnyArray] = {}
     shared: dict[str, tuple[int, ...]] = {}
     try:
+        check_outputs([(str(output["name"]), output["datatype"]) for output in document["outputs"]], request)
         for output in document["outputs"]:
             name, datatype, shape = str(output["name"]), output["datatype"], tuple(map(int, output["shape"]))
             if "data" in output:

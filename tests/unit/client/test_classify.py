@@ -58,7 +58,10 @@ class Pixels(FakeTransport):
         if ranked:
             parameters["ranking"] = {"string_value": RANKING.to_json()}
         names = ("best", "classes") if ranked else ("scores", "map")
-        outputs = [{"name": name, "datatype": "FP32", "shape": [-1, 3]} for name in names]
+        sizes = {"scores": [3], "map": [2, 3], "best": [2], "classes": [2]}
+        batch = [-1] if len(shape) == 4 else []
+        types = {"classes": "INT64"}
+        outputs = [{"name": n, "datatype": types.get(n, "FP32"), "shape": [*batch, *sizes[n]]} for n in names]
         super().__init__(
             {
                 "model_metadata": {
@@ -234,14 +237,15 @@ class TestRefusals:
 
     def test_response_with_another_number_of_samples(self) -> None:
         transport = Pixels(labels=False)
-        outputs = {"scores": np.zeros((3, 2)), "map": np.zeros((3, 2))}
+        outputs = {"scores": np.zeros((3, 3), np.float32), "map": np.zeros((3, 2, 3), np.float32)}
         transport.responses["infer"] = InferResponse(model="m", version="7", outputs=outputs)
         with pytest.raises(ProtocolError, match="for 1 images"):
             run(model(transport).classify(image(1)))
 
     def test_response_without_output(self) -> None:
         transport = Pixels(labels=False)
-        transport.responses["infer"] = InferResponse(model="m", version="7", outputs={"scores": np.zeros((1, 2))})
+        outputs = {"scores": np.zeros((1, 3), np.float32)}
+        transport.responses["infer"] = InferResponse(model="m", version="7", outputs=outputs)
         with pytest.raises(ProtocolError, match="lacks output 'map'"):
             run(model(transport).classify(image(1)))
 

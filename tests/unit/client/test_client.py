@@ -49,7 +49,8 @@ def brightness(request: InferRequest, timeout_s: float) -> InferResponse:
     """Scores of two classes: dark and bright."""
     del timeout_s
     mean = np.asarray(request.inputs["X"]).mean(axis=(1, 2, 3))
-    return InferResponse(model="m", version="1", outputs={"Y": np.stack([255 - mean, mean], axis=1)})
+    scores = np.stack([255 - mean, mean], axis=1).astype(np.float32)
+    return InferResponse(model="m", version="1", outputs={"Y": scores})
 
 
 def responses() -> dict[str, Any]:

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 from fake_transport import FakeTransport, echo
 
+from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_client.client import run
 from graphkiln_client.connection import Connection
 from graphkiln_client.remote_model import RemoteModel, new_request_id
+from graphkiln_client.transports.base import PLAIN, InferResponse
 
 METADATA = {"inputs": [{"name": "X", "datatype": "FP32", "shape": [1]}], "outputs": []}
 
@@ -76,3 +78,29 @@ def test_nested_lists_of_different_lengths() -> None:
     ragged: Any = [[1, 2], [3]]
     with pytest.raises(InvalidInput, match="is not an array"):
         run(remote(FakeTransport({"infer": echo})).infer({"X": ragged}, {}, "id"))
+
+
+@pytest.mark.parametrize(
+    ("name", "wrong", "requested"),
+    [
+        ("Y", np.zeros((1, 3)), ("Y",)),
+        ("Y", np.zeros((1, 2), np.float32), ()),
+        ("Y", np.zeros(3, np.float32), ("Y",)),
+        ("X", np.zeros((1, 3), np.float32), ()),
+    ],
+)
+def test_response_that_does_not_fit_the_metadata(name: str, wrong: Any, requested: tuple[str, ...]) -> None:
+    """The metadata are read again: the model may have been replaced."""
+    old = {"inputs": [], "outputs": [{"name": "Y", "datatype": "FP32", "shape": [-1, 3]}]}
+    new = {"inputs": [], "outputs": [{"name": name, "datatype": DType.from_numpy(wrong.dtype).value, "shape": [-1]}]}
+    new["outputs"][0]["shape"] *= wrong.ndim
+    answer = InferResponse(model="m", version="1", outputs={name: wrong})
+    good = InferResponse(model="m", version="1", outputs={"Y": np.zeros((2, 3), np.float32)})
+    model = remote(FakeTransport({"model_metadata": [old, old, new], "infer": [good, answer, answer]}))
+    outputs = dict.fromkeys(requested, PLAIN)
+    run(model.infer({}, outputs, "before"))
+    run(model.metadata())
+    with pytest.raises(ProtocolError, match="does not fit its metadata"):
+        run(model.infer({}, outputs, "wrong"))
+    model.forget()
+    run(model.infer({}, outputs, "replaced"))

@@ -401,21 +401,57 @@ class TestInferResponse:
     def test_outputs_in_shared_memory_have_a_shape_only(self, contents: list[bytes]) -> None:
         """Triton sends empty contents for these outputs; other servers may omit them."""
         asked = request(outputs={"A": RequestedOutput(shared=PLACE), "B": RequestedOutput()})
-        outputs = [row("A", (2, 3)), row("B")]
+        outputs = [row("A", (2, 3), "FP32"), row("B")]
         over_http = [outputs[0], {**outputs[1], "parameters": {"binary_data_size": 1}}]
         for response in (read_grpc(outputs, contents, asked), read_http(over_http, b"\1", asked)):
             assert response.shared_shapes == {"A": (2, 3)}
             assert {name: array.tolist() for name, array in response.outputs.items()} == {"B": [1]}
         alone = request(outputs={"A": RequestedOutput(shared=PLACE)})
-        assert read_grpc([row("A")], [b""], alone).shared_shapes == {"A": (1,)}
+        assert read_grpc([row("A", datatype="FP32")], [b""], alone).shared_shapes == {"A": (1,)}
+
+    @pytest.mark.parametrize(
+        ("asked", "answered", "fault"),
+        [
+            ("", [], "has no outputs"),
+            ("AB", [], "lacks output 'A', lacks output 'B'"),
+            ("AB", ["A"], "lacks output 'B'"),
+            ("A", ["B"], "lacks output 'A', has output 'B', which was not requested"),
+            ("A", ["A", "B"], "has output 'B', which was not requested"),
+            ("A", ["A", "A"], "has output 'A' twice"),
+            ("AB", ["A", "A"], "lacks output 'B', has output 'A' twice"),
+            ("", ["A", "A"], "has output 'A' twice"),
+        ],
+    )
+    @pytest.mark.parametrize("shared", [None, PLACE])
+    def test_response_with_other_outputs(
+        self, asked: str, answered: list[str], fault: str, shared: SharedTensor | None
+    ) -> None:
+        """As a response cache answers that ignores the requested outputs, or keeps errors."""
+        wanted = request(outputs=dict.fromkeys(asked, RequestedOutput(shared=shared)))
+        rows = [row(name, (1,), "FP32") for name in answered]
+        sized = [{**each, "parameters": {"binary_data_size": 4}} for each in rows]
+        for read in (
+            lambda: read_grpc(rows, [bytes(4)] * len(rows), wanted),
+            lambda: read_http(sized, bytes(4) * len(rows), wanted),
+        ):
+            with pytest.raises(ProtocolError, match=rf"^the response {fault} \(Triton") as caught:
+                read()
+            assert "response_cache" in caught.value.hint
+
+    def test_output_of_another_type_in_shared_memory(self) -> None:
+        wanted = request(outputs={"A": RequestedOutput(shared=PLACE)})
+        for read in (read_grpc, read_http):
+            with pytest.raises(ProtocolError, match="has output 'A' of type INT32 instead of FP32"):
+                read([row("A", (1,), "INT32")], asked=wanted)
 
     def test_response_id_must_match(self) -> None:
         asked = request(request_id="7")
-        for read in (read_http, read_grpc):
-            assert read([], asked=asked, id="7").model == "m"
-            assert read([], asked=asked).model == "m", "it need not come back at all"
+        http, rpc = [row("Y", data=[1])], [row("Y", contents={"uint_contents": [1]})]
+        for read, outputs in ((read_http, http), (read_grpc, rpc)):
+            assert read(outputs, asked=asked, id="7").model == "m"
+            assert read(outputs, asked=asked).model == "m", "it need not come back at all"
             with pytest.raises(ProtocolError, match="request 7 has the id 8"):
-                read([], asked=asked, id="8")
+                read(outputs, asked=asked, id="8")
 
     @pytest.mark.parametrize("length", ["x", "\u0663", "9" * 5000])
     def test_invalid_header_length_is_ignored(self, length: str) -> None:
