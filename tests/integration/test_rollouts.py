@@ -340,7 +340,6 @@ def test_a_faulty_candidate_costs_no_answer_and_is_aborted(
     [
         (wider(), "", "signature"),
         (zoo.scale(SHAPE, SERVING), "sequence_batching { }", "sequences"),
-        (zoo.scale(SHAPE, SERVING), "response_cache { enable: true }", "response_cache"),
         (zoo.scale(SHAPE, SERVING), "version_policy { specific { versions: 1 } }", "version_policy"),
         (zoo.endless(), "", "not served"),
     ],
@@ -350,8 +349,7 @@ def test_a_rollout_that_cannot_be_is_refused(
 ) -> None:
     rollout = Rollout(tmp_path, config)
     limit = ["--load-deadline=5"] if reason == "not served" else []
-    cache = ["--cache-config=local,size=1048576"] if "cache" in reason else []
-    server = start_server(*rollout.arguments, *limit, *cache)
+    server = start_server(*rollout.arguments, *limit)
     server.wait_until(lambda: "serving HTTP" in server.log)
     rollout.begin(candidate)
     assert reason in rollout.wait(server, "aborted").reason

@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 from urllib.request import urlopen
 
@@ -16,6 +17,7 @@ import tritonclient.grpc as triton_grpc
 import zoo
 from running import Server, Serving
 
+from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client import Client
 
 pytestmark = [pytest.mark.server, pytest.mark.wide]
@@ -36,6 +38,14 @@ FLAT = """
     batch_output { kind: BATCH_SCATTER_WITH_INPUT_SHAPE target_name: "y" source_input: "x" }
     dynamic_batching { max_queue_delay_microseconds: 500000 }
 """
+OTHER_BACKEND = """import triton_python_backend_utils as pb_utils
+
+
+class TritonPythonModel:
+    def execute(self, requests):
+        outputs = [pb_utils.Tensor("y", pb_utils.get_input_tensor_by_name(each, "x").as_numpy()) for each in requests]
+        return [pb_utils.InferenceResponse([each]) for each in outputs]
+"""
 RANKED = "max_batch_size: 1 dynamic_batching { priority_levels: 2 default_priority_level: 2 }"
 
 
@@ -46,7 +56,6 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     data = 'key: "x" value { data_type: TYPE_FP32 dims: [3] random_data: true }'
     warm = f'model_warmup {{ name: "w" batch_size: 2 inputs {{ {data} }} }}'
     plain = zoo.scale(("batch", 3))
-    zoo.add(store, "cached", plain, f"response_cache {{ enable: true }} {ONE_INSTANCE}")
     zoo.add(store, "limited", plain, limiter)
     zoo.add(store, "warmed", plain, f"max_batch_size: 4 {warm} {ONE_INSTANCE}")
     zoo.add(
@@ -62,8 +71,7 @@ def features(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     ragged += " dynamic_batching { max_queue_delay_microseconds: 500000 }"
     zoo.add(store, "ragged", zoo.identity(("batch", "n")), f"max_batch_size: 4 {ragged} {ONE_INSTANCE}")
     zoo.add(store, "flat", zoo.flat(), f"max_batch_size: 4 {FLAT} {ONE_INSTANCE}")
-    flags = ("--cache-config=local,size=1048576", "--rate-limit=execution_count")
-    with Serving(tmp_path_factory.mktemp("log"), "--model-store", store, *flags) as running:
+    with Serving(tmp_path_factory.mktemp("log"), "--model-store", store, "--rate-limit=execution_count") as running:
         running.wait_ready()
         yield running
 
@@ -111,11 +119,27 @@ def ones(rows: int = 1) -> dict[str, np.ndarray]:
     return {"x": np.ones((rows, 3), np.float32)}
 
 
-def test_response_cache_answers_the_second_request(client: Client, features: Server) -> None:
-    for _ in range(2):
-        np.testing.assert_array_equal(client.model("cached").infer(ones())["y"], [[2, 2, 2]])
-    stats = "inference_stats"
-    features.wait_until(lambda: statistics(features, "cached")[stats]["cache_hit"]["count"] == 1)
+@pytest.mark.parametrize("flags", [(), ("--disable-auto-complete-config",)])
+def test_response_cache_is_refused(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    """Also of a load request with another configuration; models of other backends may have one."""
+    store, answering = tmp_path / "store", 'backend: "python" response_cache { enable: true } max_batch_size: 0'
+    tensors = 'input { name: "x" data_type: TYPE_FP32 dims: 3 } output { name: "y" data_type: TYPE_FP32 dims: 3 }'
+    for name, more in (("plain", ""), ("cached", "response_cache { enable: true }")):
+        zoo.add(store, name, zoo.scale(("batch", 3)), f"max_batch_size: 4 {tensors} {more} {ONE_INSTANCE}")
+    zoo.add(store, "other", zoo.scale(("batch", 3)), f"{answering} {tensors} {ONE_INSTANCE}")
+    (store / "other" / "1" / "model.py").write_text(OTHER_BACKEND)
+    explicit = ("--model-control-mode=explicit", "--cache-config=local,size=1048576", *flags)
+    with Serving(tmp_path, "--model-store", store, *explicit) as server, Client(server.url) as client:
+        server.wait_until(lambda: "serving HTTP" in server.log)
+        with pytest.raises(InvalidInput, match="requests response_cache"):
+            client.load("cached")
+        client.load("plain")
+        config = {**client.model("plain").config, "response_cache": {"enable": True}}
+        with pytest.raises(InvalidInput, match="requests response_cache"):
+            client.load("plain", config)
+        client.load("other")
+        for _ in range(2):
+            assert client.model("other").infer({"x": np.ones(3, np.float32)})["y"].tolist() == [1, 1, 1]
 
 
 def test_rate_limiter_runs_one_instance_at_a_time(client: Client) -> None:

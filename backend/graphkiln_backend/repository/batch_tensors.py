@@ -412,7 +412,6 @@ def _refuse_unsupported(config: Any) -> None:
     unsupported = (
         ("iterative_sequence", getattr(batching, "iterative_sequence", False), "a saved graph runs once per request"),
         ("use_growable_memory", growable, "states are kept in the memory of the instance, not in CUDA's"),
-        ("response_cache", config.response_cache.enable, "a cached response ignores the state of the sequence"),
     )
     for key, requested, reason in unsupported:
         if requested:

@@ -211,6 +211,7 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
     Raises:
         RepositoryError: The configuration contradicts the graph; the message states the expected and the actual value.
     """
+    refuse_response_cache(config)
     if config.max_batch_size == 0 and signature.varies and _omits_batch(config, signature):
         config.max_batch_size = DEFAULT_MAX_BATCH_SIZE
     batched = config.max_batch_size > 0
@@ -225,6 +226,21 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
         config.output[0].label_filename = labels_file
     if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
+
+
+def refuse_response_cache(config: ModelConfigProto) -> None:
+    """Refuse Triton's response cache, whose key has neither the requested outputs nor the parameters (24.10).
+
+    Raises:
+        RepositoryError: The configuration requests it.
+    """
+    if config.response_cache.enable:
+        raise RepositoryError(
+            f"config.pbtxt of '{config.name}' requests response_cache, which gives wrong answers: it keeps errors as "
+            "empty responses and the answers of replaced weights, and ignores which outputs a request asks for",
+            hint="leave response_cache out, and cache in front of the server if requests repeat: by model, version, "
+            "inputs, outputs and parameters",
+        )
 
 
 def complete_dictionary(config: dict[str, Any], signature: Signature, *, labels_file: str | None) -> None:

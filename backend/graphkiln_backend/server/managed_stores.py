@@ -262,8 +262,6 @@ class ManagedStores:
                 raise RepositoryError(f"a rollout cannot try a model with {words}: its requests depend on others")
         if config.batch_input or config.batch_output or any(tensor.allow_ragged_batch for tensor in config.input):
             raise RepositoryError("a rollout cannot try a model with batch_input, batch_output or ragged batches")
-        if config.response_cache.enable:
-            raise RepositoryError("a rollout cannot try a model with response_cache: answers of both would be mixed")
         guard_batch(config)
         withhold_text_id(config)
         config.name = candidate_name(stored.name)

@@ -35,7 +35,13 @@ from graphkiln_backend.lowering.importing import convert_if_needed
 from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import Phases, ProvenSession
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors, read_sequence_tensors
-from graphkiln_backend.repository.config import NATIVE, ModelConfigProto, complete_dictionary, parse_json
+from graphkiln_backend.repository.config import (
+    NATIVE,
+    ModelConfigProto,
+    complete_dictionary,
+    parse_json,
+    refuse_response_cache,
+)
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.version import ModelVersion, read_version_signature
@@ -130,6 +136,7 @@ class TritonPythonModel:
         # Read the version, choose engine and precision, build the session and prove it on the golden samples.
         with phases.measure("read"):
             document = parse_json(args["model_config"])
+            refuse_response_cache(document)  # again: Triton may have been told to complete no configuration
             device = _device(args)
             # has_gpu only decides KIND_AUTO, which Triton has already replaced by the instance's device.
             config = ModelConfig.from_protobuf(document, has_gpu=device.is_gpu)

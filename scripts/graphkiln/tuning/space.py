@@ -196,7 +196,6 @@ _NEVER_TUNED = {
     "optimization.graph.level": "unchanged: the default already optimizes the graph fully",
     "enable_mem_arena, enable_mem_pattern": "unchanged: the arena is on for speed, patterns only cost memory",
     "self_test": "unchanged: unproven models are not served",
-    "response_cache": "only answers identical requests: it does not speed up the model",
     "rate_limiter, priorities": "share a machine between models, but a search measures one",
     "preserve_ordering": "only affects requests that wait for others",
     "queue policies": "refuse or delay requests, but a target is met without them",

@@ -434,7 +434,7 @@ class TestConfiguration:
     def test_the_rest_is_kept(self, case: Case) -> None:
         text = (
             "max_batch_size: 16 dynamic_batching { preferred_batch_size: 8 } version_policy { all {} } "
-            "optimization { graph { level: 1 } } response_cache { enable: true } "
+            "optimization { graph { level: 1 } } "
             'model_warmup { name: "w" batch_size: 1 inputs { key: "x" value { data_type: TYPE_FP32 dims: 3 '
             "zero_data: true } } } "
         )

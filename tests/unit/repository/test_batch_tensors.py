@@ -203,7 +203,6 @@ class TestSequenceChecks:
             (STATE.replace('"OUT"', '"NONE"'), "state output 'NONE' is not in the graph"),
             (STATE + STATE, "names 'IN' twice"),
             ("iterative_sequence: true", "requests iterative_sequence"),
-            ("} response_cache { enable: true", "requests response_cache for sequences"),
         ],
     )
     def test_sequence_tensors_that_do_not_fit_the_graph(self, text: str, message: str) -> None:

@@ -336,6 +336,14 @@ class TestDictionary:
         assert config["dynamic_batching"] == {}
         assert config["version_policy"] is None
 
+    def test_response_cache_is_refused(self) -> None:
+        with pytest.raises(RepositoryError, match="requests response_cache"):
+            completed("response_cache { enable: true }", ROWS)
+        completed("response_cache { enable: false }", ROWS)
+        config = {"name": "m", "max_batch_size": 0, "input": [], "output": [], "response_cache": {"enable": True}}
+        with pytest.raises(RepositoryError, match="requests response_cache"):
+            complete_dictionary(config, ROWS, labels_file=None)
+
 
 class TestText:
     def test_committed_config_is_reproduced(self, digits: Path) -> None:

@@ -387,7 +387,6 @@ def test_a_native_seat_becomes_pythons_meanwhile(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ("response_cache { enable: true }", "response_cache"),
         ("sequence_batching { }", "sequences"),
         ("version_policy { specific { versions: 1 } }", "version_policy"),
         ("model_transaction_policy { decoupled: true }", "decoupled"),
