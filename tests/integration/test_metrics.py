@@ -89,3 +89,28 @@ def test_proofs_and_restarts_while_tritonserver_is_away(
     restarts = {name: value for name, value in server.metrics().items() if "restarts_total" in name}
     assert sum(restarts.values()) == 1
     assert restarts['graphkiln_restarts_total{cause="server_died"}'] == 1
+
+
+def test_series_end_with_their_version(start_server: StartServer, tmp_path: Path) -> None:
+    """An upgrade, a reload in place and an unload: no frozen time stamp stays, which would raise an alert."""
+    zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)), "max_batch_size: 4")
+    server = start_server("--model-store", tmp_path / "store", "--model-control-mode=explicit", "--load-model=m")
+    server.wait_ready()
+
+    def series() -> set[str]:
+        return {
+            found[1]
+            for name in server.metrics()
+            if name.startswith("graphkiln_self_test_timestamp_seconds") and (found := re.search('version="(.)"', name))
+        }
+
+    server.wait_until(lambda: series() == {"1"})
+    with Client(server.url, timeout_s=60) as client:
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)), version=2)
+        client.load("m")
+        server.wait_until(lambda: series() == {"2"})
+        (tmp_path / "store" / "m" / "2" / "model.onnx").write_bytes(zoo.scale(("batch", 3), 5).SerializeToString())
+        client.load("m")
+        server.wait_until(lambda: series() == {"2"})
+        client.unload("m")
+        server.wait_until(lambda: series() == set())

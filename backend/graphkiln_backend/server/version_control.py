@@ -351,6 +351,9 @@ class VersionController:
 
         Triton reads the user's stores itself in this mode, so that a version can be asked only once it serves.
         """
+        if self._proofs:
+            for name in {row.model for row in self._proofs.book.rows()} - serving.keys():
+                self._proofs.book.keep(name, ())
         self._followed = {name: model for name, model in self._followed.items() if name in serving}
         loaded = {
             name
