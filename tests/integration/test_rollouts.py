@@ -9,6 +9,7 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -215,6 +216,16 @@ def instances(server: Server, model: str) -> list[psutil.Process]:
     ]
 
 
+def classes(server: Server, model: str) -> set[int]:
+    """Scheduling classes of all threads of a model's instances."""
+    found = set()
+    for process in instances(server, model):
+        for thread in process.threads():
+            with suppress(ProcessLookupError):
+                found.add(os.sched_getscheduler(thread.id))
+    return found
+
+
 def test_an_equal_candidate_agrees_gets_traffic_and_is_promoted(rollout: Rollout, server: Server) -> None:
     rollout.begin(zoo.scale(SHAPE, SERVING))
     rollout.wait(server)
@@ -225,10 +236,13 @@ def test_an_equal_candidate_agrees_gets_traffic_and_is_promoted(rollout: Rollout
         seen = rollout.progress
         assert (seen.agreed, seen.disagreed, seen.failed) == (seen.compared, 0, 0)
         assert seen.serving_latency.p99 > 0 < seen.candidate_latency.p99
+        assert classes(server, "swap.candidate") == {os.SCHED_IDLE}
+        assert os.SCHED_IDLE not in classes(server, "swap")
         rollout.change("traffic", 0.5)
         rollout.wait(server)
         users.ask(300)
         server.wait_until(lambda: rollout.progress.answered > 50)
+        server.wait_until(lambda: os.SCHED_IDLE not in classes(server, "swap.candidate"))
         rollout.change("promoted")
         rollout.wait(server)
         users.ask(50)

@@ -27,7 +27,7 @@ from graphkiln_backend.graph.preprocess import PREPROCESS
 from graphkiln_backend.graph.task import RANKING, TASK
 from graphkiln_backend.graph.text import did_you_mean, read_size
 from graphkiln_backend.repository.batch_tensors import TEXT_ID_PARAMETER
-from graphkiln_backend.repository.config import OPENVINO_BACKEND
+from graphkiln_backend.repository.config import IDLE_CORES, OPENVINO_BACKEND
 from graphkiln_backend.repository.model_config import Accelerator, ModelConfig
 
 T = TypeVar("T")
@@ -57,7 +57,10 @@ CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy",
 CUDA_OPTIONS = CUDA_KEYS[1:]  # passed through to the CUDA provider; the first key is the setting `conv_search`
 TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")  # of its Python backend
 UNREAD_KEYS = ("execute_delay_ms",)  # in Triton's example `simple_dyna_sequence`; no ONNX backend reads it
-PUBLISHED_KEYS = (CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL)
+PUBLISHED_KEYS = (
+    *(CONTRACTS, GRAPHS, PREPROCESS, RANKING, TASK, TEXT_ID_PARAMETER, ACCEPT_IMAGES, IMAGE_MODEL),
+    IDLE_CORES,
+)
 # Keys that have no effect when a user writes them.
 _NOT_OFFERED = frozenset((*TRITON_KEYS, *UNREAD_KEYS, *PUBLISHED_KEYS))
 KNOWN_KEYS = (*OWN_KEYS, *SESSION_KEYS, *CUDA_KEYS, *TRITON_KEYS, *UNREAD_KEYS, "xrt", *PUBLISHED_KEYS)

@@ -80,6 +80,10 @@ OPENVINO_BACKEND = "openvino"
 # Parameter of a configuration that `serve` gives to Triton's C++ backend in place of graphkiln's (`lowering.seat`).
 SEAT, NATIVE = "seat", "native"
 
+# Parameter of the configuration of a rollout's candidate that answers no user: it takes the processor time that nothing
+# else needs.
+IDLE_CORES = "idle_cores"
+
 # For a batchable graph whose config.pbtxt names none. Source: Triton's `default-max-batch-size`.
 DEFAULT_MAX_BATCH_SIZE = 4
 

@@ -17,7 +17,14 @@ from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, IMAGE_MODEL
 from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_tensors import withhold_text_id
-from graphkiln_backend.repository.config import ModelConfigProto, complete, guard_batch, read_config, select_versions
+from graphkiln_backend.repository.config import (
+    IDLE_CORES,
+    ModelConfigProto,
+    complete,
+    guard_batch,
+    read_config,
+    select_versions,
+)
 from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, backend_of, complete_config
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version import CONFIG_FILE, claims_proof, read_version_signature
@@ -248,7 +255,8 @@ class ManagedStores:
         Args:
             stored: The model.
             version: The version.
-            share: Share of the traffic that it answers, which is its share of the model's instances; at least one.
+            share: Share of the traffic that it answers, which is its share of the model's instances; at least one. 0 is
+                for the shadow: it takes the processor time that nothing else needs.
 
         Raises:
             GraphkilnError, OSError: The version cannot be tried; the message says why.
@@ -265,8 +273,10 @@ class ManagedStores:
         guard_batch(config)
         withhold_text_id(config)
         config.name = candidate_name(stored.name)
-        for key in (ACCEPT_IMAGES, IMAGE_MODEL):
+        for key in (ACCEPT_IMAGES, IMAGE_MODEL, IDLE_CORES):
             config.parameters.pop(key, None)
+        if not share:
+            config.parameters[IDLE_CORES].string_value = "true"
         config.ClearField("version_policy")
         if not config.instance_group:
             config.instance_group.add()

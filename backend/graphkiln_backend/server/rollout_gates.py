@@ -85,7 +85,8 @@ def _faults(progress: Progress, gates: Gates, high: float) -> Iterator[str]:
             f"the candidate failed on {progress.failed} of {given} requests: at least {least:.2%}, allowed are "
             f"{gates.errors:.2%}" + (f"; the last failure: {progress.failure}" if progress.failure else "")
         )
-    if gates.p99_ratio and (slow := _slow_share(progress, gates)) > _SLOW:
+    # In shadow the candidate computes on idle cores.
+    if gates.p99_ratio and not _is_shadow(progress) and (slow := _slow_share(progress, gates)) > _SLOW:
         yield (
             f"at least {slow:.2%} of the candidate's answers take more than {gates.p99_ratio:g} times the p99 latency "
             f"of version {progress.serving} and {1000 * _COLD_S:g} ms more, allowed is 1%"

@@ -5,7 +5,8 @@ versions, in Python instances. They learn by a file what to do (`triton.rollout_
 the counts up once a second, asks the gates, and takes the next step if they decide.
 
     asked for            what is done
-    shadow, traffic      NAME without the candidate; the candidate is proven and loaded; then NAME's instances are told
+    shadow               NAME without the candidate; the candidate is proven and loaded; then NAME's instances are told
+    traffic              the same, and the candidate leaves the idle cores: it is loaded again
     promoted             NAME is loaded with the candidate, without a gap; then NAME.candidate is unloaded
     aborted              NAME's instances are told; then NAME.candidate is unloaded
 
@@ -36,6 +37,7 @@ from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.rollouts import Progress, RolloutError, RolloutFolder, Wanted, digest_files
+from graphkiln_backend.server.watchdog import StarvationDetector
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.signals import ServerStopping
 from graphkiln_backend.triton.rollout_files import (
@@ -130,6 +132,7 @@ class RolloutController(Closeable):
         self._managed = managed
         self._load_timeout_s = load_timeout_s
         self._trials: dict[str, _Trial] = {}
+        self._starvation = StarvationDetector()
         self._pending: set[str] = {*self._rollouts.wanted}  # after a restart all are carried out again
         self._stamps: dict[str, str] = {}  # of candidates that may still be copied
         self._faults: dict[str, str] = {}
@@ -303,6 +306,8 @@ class RolloutController(Closeable):
     def _scale(self, trial: _Trial, wanted: Wanted) -> _Trial:
         """Load as many instances of a candidate as its share of the traffic needs; Triton swaps them without a gap.
 
+        For the first traffic they are new processes, because those of the shadow cannot leave the idle cores.
+
         Raises:
             GraphkilnError, OSError: They cannot be loaded.
         """
@@ -435,7 +440,9 @@ class RolloutController(Closeable):
     def _tell(self, trial: _Trial, wanted: Wanted) -> None:
         """Tell the instances of a model and of its candidate what to do."""
         progress, name = trial.progress, wanted.model
-        slowest_s = max(progress.candidate_latency.p99, progress.serving_latency.p99)
+        # In shadow the candidate's latency is that of idle cores, which no user will meet.
+        candidate_s = progress.candidate_latency.p99 if progress.phase == "traffic" else 0.0
+        slowest_s = max(candidate_s, progress.serving_latency.p99)
         deadline_s = _DEADLINE_FACTOR * slowest_s or _USUAL_DEADLINE_S
         if progress.applied_serial != wanted.serial:
             trial.before = Tally()
@@ -476,6 +483,7 @@ class RolloutController(Closeable):
     def _follow(self, trial: _Trial) -> None:
         """Write the counts, and take the next step if the gates, or failures, decide."""
         progress, wanted = trial.progress, trial.wanted
+        starved_at = self._starved_at(wanted.model)
         written_at = progress.updated_at
         if not self._add_up(trial) and progress.updated_at - written_at < _ALIVE_S:
             progress.updated_at = written_at
@@ -486,8 +494,9 @@ class RolloutController(Closeable):
             told = f"the candidate failed on {progress.failed} of {progress.requests} requests: {progress.failure}"
             self._abort(wanted, told)
             return
-        if progress.waiting_s > _SILENT_S:
-            self._abort(wanted, f"the candidate has not answered a request for {progress.waiting_s:.0f} s")
+        silent_s = min(progress.waiting_s, time.monotonic() - starved_at)
+        if silent_s > _SILENT_S:
+            self._abort(wanted, f"the candidate has not answered a request for {silent_s:.0f} s")
             return
         if not wanted.gates.are_set:
             return
@@ -498,6 +507,12 @@ class RolloutController(Closeable):
             self._abort(wanted, verdict.reason)
         elif verdict.outcome == "pass":
             self._advance(wanted, verdict.reason)
+
+    def _starved_at(self, name: str) -> float:
+        """When an instance of a candidate last waited for a core, which is no silence of its own; 0 if never."""
+        statuses = read_snapshot(self._instances).statuses.values()
+        pids = [status.pid for status in statuses if status.model == candidate_name(name)]
+        return max(map(self._starvation.starved_at, pids), default=0.0)
 
     def _advance(self, wanted: Wanted, reason: str) -> None:
         """Take the next step after the gates have passed."""

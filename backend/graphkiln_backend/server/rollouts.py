@@ -69,7 +69,7 @@ class Gates:
 
     Attributes:
         agree: Least share of requests with the same decision, 0..1.
-        p99_ratio: Largest ratio of the candidate's p99 latency to that of the serving version.
+        p99_ratio: Largest ratio of the candidate's p99 latency to that of the serving version, in traffic.
         errors: Largest share of requests on which the candidate fails, 0..1.
         requests: Number of requests to see before each step.
         then: Shares of the traffic after the shadow, in order, 0..1; after the last one the candidate is promoted.

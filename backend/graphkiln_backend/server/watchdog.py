@@ -137,6 +137,7 @@ class Watchdog(Closeable):
         self._limits = limits
         self._stopped_since: dict[int, float] = {}
         self._suspension = SuspensionDetector()
+        self._starvation = StarvationDetector()
         self._trust_from = 0.0
         self._probe: LivenessProbe | None = None
         self._ended: set[int] = set()
@@ -187,17 +188,19 @@ class Watchdog(Closeable):
         for key, status in instances.statuses.items():
             if tried_model(status.model):
                 one = _only(instances, key)
-                states = {status.pid: _state(status.pid)}
-                if fault := self._find_instance_fault(one, states, time.monotonic()):
+                states, starved_at = {status.pid: _state(status.pid)}, self._starvation.starved_at(status.pid)
+                if fault := self._find_instance_fault(one, states, time.monotonic(), starved_at):
                     found[key] = fault
         return found
 
-    def _find_instance_fault(self, instances: Snapshot, states: Mapping[int, str], now: float) -> Fault | None:
+    def _find_instance_fault(
+        self, instances: Snapshot, states: Mapping[int, str], now: float, starved_at: float = 0.0
+    ) -> Fault | None:
         return (
             self._find_dead_instance(instances, states)
             or self._find_wrong_outputs(instances)
             or self._find_stopped_instance(instances, states, now)
-            or self._find_hung_instance(instances, now)
+            or self._find_hung_instance(instances, now, starved_at)
         )
 
     def end_endless_loading(self, instances: Snapshot) -> int:
@@ -276,17 +279,18 @@ class Watchdog(Closeable):
                 return Fault(cause=Cause.INSTANCE_HUNG, what=f"{_name(status)} was stopped by a signal")
         return None
 
-    def _find_hung_instance(self, instances: Snapshot, now: float) -> Fault | None:
+    def _find_hung_instance(self, instances: Snapshot, now: float, starved_at: float) -> Fault | None:
+        """Find an instance without progress since it last waited for a core."""
         if now < self._trust_from:
             return None
         for key, progress in instances.progress.items():
             status = instances.statuses.get(key)
             if not status:
                 continue
-            if now - progress.heartbeat > SILENT_S:
+            if now - max(progress.heartbeat, starved_at) > SILENT_S:
                 what = f"{_name(status)} has hung for {SILENT_S:g} s"
                 return Fault(cause=Cause.INSTANCE_HUNG, what=what, lasted_s=SILENT_S)
-            if progress.computing and now - progress.begun_at > self._limits.compute:
+            if progress.computing and now - max(progress.begun_at, starved_at) > self._limits.compute:
                 what = f"{_name(status)} has computed one batch for {self._limits.compute:g} s (--compute-limit)"
                 return Fault(cause=Cause.COMPUTE_LIMIT, what=what, lasted_s=self._limits.compute, instance=key)
         return None
@@ -417,6 +421,29 @@ class SuspensionDetector:
         """True if this process has just resumed after a suspension. Call regularly."""
         before, self._called_at = self._called_at, time.monotonic()
         return self._called_at - before > _SUSPENDED_S
+
+
+class StarvationDetector:
+    """Detect that a process waits for a core, so that an instance on idle cores is not taken for a hung one.
+
+    Source: Linux, "sched-stats", /proc/PID/schedstat: the second number, nanoseconds of waiting to run.
+    """
+
+    def __init__(self) -> None:
+        self._waited: dict[int, tuple[float, float]] = {}
+        self._starved_at: dict[int, float] = {}
+
+    def starved_at(self, process: int) -> float:
+        """When one of its threads last waited for most of the time between two calls; 0 if never. Call regularly."""
+        now, waited_s = time.monotonic(), 0.0
+        for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+            with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
+                waited_s += int(file.read_text().split()[1]) / 1e9
+        before_at, before_s = self._waited.get(process, (now, waited_s))
+        self._waited[process] = now, waited_s
+        if waited_s - before_s > (now - before_at) / 2:
+            self._starved_at[process] = now
+        return self._starved_at.get(process, 0.0)
 
 
 # One small request in each protocol that any server answers, with or without a key. Source for HTTP/2: RFC 9113, 3.4: a

@@ -157,6 +157,24 @@ def be_ended_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
+def run_on_idle_cores() -> None:
+    """Have all threads of this process run only while a core has nothing else to do (SCHED_IDLE).
+
+    There is no way back without CAP_SYS_NICE or RLIMIT_NICE, which few servers have: another process must be started.
+    New threads inherit the class, so that one which appears during a pass is found by the next.
+
+    Source: sched(7), "SCHED_IDLE" and "Privileges and resource limits".
+    """
+    changed = True
+    while changed:
+        changed = False
+        for thread in [int(path.name) for path in Path("/proc/self/task").iterdir()]:
+            with suppress(OSError):  # it has ended, or the system has no such class
+                if os.sched_getscheduler(thread) != os.SCHED_IDLE:
+                    os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
+                    changed = True
+
+
 def _folder(variable: str) -> Path | None:
     folder = os.environ.get(variable)
     return Path(folder) if folder else None

@@ -36,6 +36,7 @@ from graphkiln_backend.lowering.plan import Resources
 from graphkiln_backend.lowering.proven_session import Phases, ProvenSession
 from graphkiln_backend.repository.batch_tensors import BatchTensors, read_batch_tensors, read_sequence_tensors
 from graphkiln_backend.repository.config import (
+    IDLE_CORES,
     NATIVE,
     ModelConfigProto,
     complete_dictionary,
@@ -55,6 +56,7 @@ from graphkiln_backend.triton.environment import (
     overrides_for,
     record_settings,
     replay_interval_s,
+    run_on_idle_cores,
     shared_folder,
 )
 from graphkiln_backend.triton.executor import Executor, Refusal
@@ -196,6 +198,7 @@ class TritonPythonModel:
             computed_by = f"{status.model} {version.stamp()} {status.engine} {status.precision} {status.device}"
             executor.notes = RequestNotes(folder, instance, status.pid, computed_by)
         self._notes = executor.notes
+        self._is_idle = bool(tried_model(args["model_name"])) and IDLE_CORES in document.parameters
         if self._status and not sequence:
             self._args, self._document, self._contract = args, document, version.contract
             self._assigned = 0
@@ -203,6 +206,8 @@ class TritonPythonModel:
         gc.collect()  # otherwise garbage in cycles would be frozen, too
         gc.freeze()  # loaded objects live as long as the instance: collections can skip them
         trim_memory()
+        if self._is_idle:
+            run_on_idle_cores()
 
     def _record(self, version: ModelVersion, status: InstanceStatus, warm_ups: int) -> Recorder | None:
         """Have the executor record requests if the command line asks for it."""
@@ -273,6 +278,8 @@ class TritonPythonModel:
                 self._assigned = assigned
             if self._rollout:
                 self._rollout.report()
+            if self._is_idle:
+                run_on_idle_cores()  # threads of runtimes that inherited no class
         except Exception as error:  # noqa: BLE001 - the heartbeat must go on
             _log.warning("rollout: %s", error, exc_info=error)
 

@@ -51,7 +51,13 @@ def start(
         str, typer.Option(help="Least share of requests with the same decision.", metavar="SHARE", show_default="none")
     ] = "",
     p99_ratio: Annotated[
-        float, typer.Option(help="Largest ratio of the p99 latencies.", min=0, metavar="RATIO", show_default="none")
+        float,
+        typer.Option(
+            help="Largest ratio of the p99 latencies, once it answers requests.",
+            min=0,
+            metavar="RATIO",
+            show_default="none",
+        ),
     ] = 0.0,
     errors: Annotated[
         str,
@@ -252,6 +258,8 @@ def _rows(status: RolloutStatus) -> Iterator[tuple[str, str]]:
     assert verdict is not None  # noqa: S101 - belongs to the progress
     decided = progress.agreed + progress.disagreed
     yield "compared", f"{progress.compared:,} requests; {progress.dropped:,} copies dropped, earlier ones under way"
+    if status.phase == "shadow" and progress.dropped > progress.compared + progress.failed:
+        yield "", "most copies are dropped: the candidate gets only processor time that nothing else needs"
     if decided:
         share = progress.agreed / decided
         bounds = f"between {_percent(verdict.low)} and {_percent(verdict.high)} at 95% confidence"

@@ -73,6 +73,14 @@ class TestStatus:
         ):
             assert words in out
 
+    def test_a_candidate_without_processor_time(self, run: RunVerb, model: Path, folder: RolloutFolder) -> None:
+        words = "processor time that nothing else needs"
+        progress = running(folder)
+        assert words not in " ".join(run("rollout", "status", model).out.replace("│", " ").split())
+        progress.dropped = 2000
+        folder.write_progress(progress)
+        assert words in " ".join(run("rollout", "status", model).out.replace("│", " ").split())
+
     def test_json(self, run: RunVerb, model: Path, folder: RolloutFolder) -> None:
         running(folder)
         document = json.loads(run("rollout", "status", model, "--json").out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -13,17 +14,31 @@ import zoo
 from fake_repository import FakeTriton
 from statuses import instance_status
 
-from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ModelConfigProto, read_config
+from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, IDLE_CORES, ModelConfigProto, read_config
 from graphkiln_backend.server import rollout_loop as module
 from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.flags import ControlMode, ListenAddress
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.rollout_loop import RolloutController
-from graphkiln_backend.server.rollouts import Gates, Phase, Progress, RolloutFolder, Rollouts, Wanted, first_change
+from graphkiln_backend.server.rollouts import (
+    Gates,
+    Latencies,
+    Phase,
+    Progress,
+    RolloutFolder,
+    Rollouts,
+    Wanted,
+    first_change,
+)
 from graphkiln_backend.server.version_control import VersionController
 from graphkiln_backend.triton.instance_status import StatusFile
-from graphkiln_backend.triton.rollout_files import InstanceTally, assignment_path, read_assignment, write_file
+from graphkiln_backend.triton.rollout_files import (
+    InstanceTally,
+    assignment_path,
+    read_assignment,
+    write_file,
+)
 
 BACKENDS = frozenset({BACKEND, DROP_IN_BACKEND})
 SHAPE = ("batch", 3)
@@ -145,6 +160,7 @@ def test_the_candidate_is_a_model_of_its_own(setup: Setup) -> None:
     assert setup.admitted == [2]
     config = read_config(setup.mirror.path / "m.candidate" / "config.pbtxt")
     assert (config.name, [group.count for group in config.instance_group]) == ("m.candidate", [1])
+    assert IDLE_CORES in config.parameters
     told = read_assignment(setup.instances, "m")
     assert told is not None
     assert (told.serial, told.compared, told.answered) == (1, 0.5, 0.0)
@@ -162,6 +178,8 @@ def test_traffic_then_promoted(setup: Setup) -> None:
     told = read_assignment(setup.instances, "m")
     assert told is not None
     assert (told.serial, told.compared, told.answered) == (2, 0.05, 0.25)
+    assert IDLE_CORES not in read_config(setup.mirror.path / "m.candidate" / "config.pbtxt").parameters
+    assert setup.triton.loads.count("m.candidate") == 2  # in new processes
     setup.change("promoted")
     setup.steps(1)
     assert setup.serving() == ([2], [])
@@ -316,6 +334,44 @@ def test_a_gate_that_fails_aborts(setup: Setup) -> None:
     assert (setup.wanted.phase, setup.progress.phase) == ("aborted", "aborted")
     assert setup.wanted.reason == setup.progress.reason != ""
     assert setup.serving() == ([1], [])
+
+
+def test_a_candidate_that_waits_for_a_core_is_not_silent(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module.StarvationDetector, "starved_at", lambda *_: time.monotonic() - 10)
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    status = instance_status(pid=os.getpid(), model="m.candidate")
+    with StatusFile(setup.instances, "m.candidate_0", status):
+        setup.count(waiting_s=1000.0)
+        setup.steps(1)
+        assert setup.wanted.phase == "shadow"
+        monkeypatch.setattr(module.StarvationDetector, "starved_at", lambda *_: time.monotonic() - 31)
+        setup.count(waiting_s=1001.0)
+        setup.steps(1)
+    assert "31 s" in setup.wanted.reason
+
+
+def test_shadow_says_nothing_about_the_deadline_of_users(setup: Setup) -> None:
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    slow = Latencies()
+    slow.add(5.0)
+    setup.count(compared=1, agreed=1, candidate_latency=slow)
+    setup.steps(1)
+    setup.change("traffic", 0.25)
+    setup.steps(1)
+    told = read_assignment(setup.instances, "m")
+    assert told is not None
+    assert told.deadline_s == 2.0
+    setup.count(answered=1, candidate_latency=slow)
+    setup.steps(1)
+    setup.change("traffic", 0.5)
+    setup.steps(1)
+    told = read_assignment(setup.instances, "m")
+    assert told is not None
+    assert told.deadline_s > 40
 
 
 @pytest.mark.parametrize(

@@ -25,6 +25,7 @@ from graphkiln_backend.server.watchdog import (
     Cause,
     Fault,
     LivenessProbe,
+    StarvationDetector,
     Stub,
     TimeLimits,
     Watchdog,
@@ -116,6 +117,43 @@ def test_a_candidate_that_dies_or_hangs_needs_no_restart(
     assert watchdog.look(hung) is None
     assert watchdog.find_failed_candidates(hung)[key].cause is Cause.COMPUTE_LIMIT
     assert watchdog.find_failed_candidates(snapshot(begun_s=31, ended=0)) == {}
+
+
+def test_a_candidate_that_waits_for_a_core_has_not_hung(watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch) -> None:
+    key, now = "m.candidate_0.1", time.monotonic()
+    late = Snapshot(
+        statuses={key: instance_status(pid=os.getpid(), model="m.candidate")},
+        progress={key: Progress(begun=1, ended=0, begun_at=now - 1000, heartbeat=now - 1000)},
+    )
+    assert watchdog.find_failed_candidates(late)[key].cause is Cause.INSTANCE_HUNG
+    monkeypatch.setattr(StarvationDetector, "starved_at", lambda *_: now - 10)
+    assert watchdog.find_failed_candidates(late) == {}
+    monkeypatch.setattr(StarvationDetector, "starved_at", lambda *_: now - 25)
+    assert watchdog.find_failed_candidates(late)[key].cause is Cause.INSTANCE_HUNG
+
+
+def test_starvation_is_seen() -> None:
+    """Two loops on one core, one of them on idle time only, and a process that sleeps."""
+    core = min(os.sched_getaffinity(0))
+    loop = f"import os\nos.sched_setaffinity(0, [{core}])\n%s\nprint(flush=True)\nwhile True: pass"
+    idle = "os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))"
+    scripts = [loop % idle, loop % "", "import time\nprint(flush=True)\ntime.sleep(100)"]
+    processes = [subprocess.Popen([sys.executable, "-c", each], stdout=subprocess.PIPE) for each in scripts]
+    detector = StarvationDetector()
+    try:
+        for process in processes:
+            assert process.stdout
+            process.stdout.readline()
+            detector.starved_at(process.pid)
+        starving, _, sleeping = processes
+        wait_until(lambda: time.sleep(0.2) or detector.starved_at(starving.pid) > 0)
+        assert detector.starved_at(sleeping.pid) == 0
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+    assert detector.starved_at(starving.pid) > 0  # it has ended
+    assert detector.starved_at(1 << 30) == 0
 
 
 def test_an_instance_that_is_just_being_unloaded(tmp_path: Path, watchdog: Watchdog) -> None:

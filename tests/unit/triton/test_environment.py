@@ -133,6 +133,35 @@ def sent() -> Iterator[Path]:
         folder.rmdir()
 
 
+def test_all_threads_run_on_idle_cores() -> None:
+    """In a process that ends: without privileges there is no way back."""
+    script = """if True:
+        import os, threading, time
+        from graphkiln_backend.triton.environment import run_on_idle_cores
+        running, ended = threading.Event(), threading.Event()
+        def begin_others():
+            while not ended.is_set():  # threads appear during the pass
+                running.set()
+                threading.Thread(target=time.sleep, args=(0.05,)).start()
+                time.sleep(0.001)
+        threading.Thread(target=begin_others).start()
+        running.wait()
+        run_on_idle_cores()
+        for _ in range(2):
+            classes = []
+            for thread in os.listdir("/proc/self/task"):
+                try:
+                    classes.append(os.sched_getscheduler(int(thread)))
+                except ProcessLookupError:
+                    pass
+            print(len(classes) > 1, {*classes} == {os.SCHED_IDLE})
+            time.sleep(0.2)
+        ended.set()
+    """
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout == "True True\n" * 2
+
+
 def test_sent_model_is_removed(shared: Path, sent: Path) -> None:
     for _ in range(2):  # one for each instance
         note_sent(str(sent))
