@@ -107,6 +107,9 @@ def test_equal_candidate_is_promoted(server: Server, model: Path, tmp_path: Path
     )  # fmt: skip
     ended = ask_until_it_ends(server, model, tmp_path)
     assert (ended["phase"], ended["candidate"]) == ("promoted", 2)
+    listed = run_here("models", "--url", server.url)
+    assert "sums" in listed.stdout
+    assert "candidate" not in listed.stdout
     with Client(server.url) as client:
         states = {(each.name, each.version): each.state for each in client.models()}
     assert states["sums", "2"] == "READY"

@@ -202,10 +202,16 @@ class Rollout:
         """Write a change, and wait for the server.
 
         Raises:
-            RolloutError: The server refuses it, or there is none.
+            RolloutError: The change cannot be written, the server refuses it, or there is none.
         """
         began, deadline = time.time(), time.monotonic() + self._timeout_s
-        self._folder.write_wanted(wanted)
+        try:
+            self._folder.write_wanted(wanted)
+        except OSError as error:
+            raise RolloutError(
+                f"cannot change the rollout of {self.name}, {self._folder.path} cannot be written: {error.strerror}",
+                hint="make room or write permission there, or name another folder to serve and rollout: --state DIR",
+            ) from error
         while True:
             status = self.status()
             if status.wanted.serial > wanted.serial or (status.is_applied and status.phase):

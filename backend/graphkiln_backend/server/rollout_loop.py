@@ -37,7 +37,7 @@ from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.rollouts import Progress, RolloutError, RolloutFolder, Wanted, digest_files
-from graphkiln_backend.server.watchdog import StarvationDetector
+from graphkiln_backend.server.watchdog import StarvationDetector, core_use
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.signals import ServerStopping
 from graphkiln_backend.triton.rollout_files import (
@@ -64,6 +64,9 @@ _SHADOW_IN_TRAFFIC = 0.05  # share of the requests that are still compared
 _MOST_IN_A_ROW = 5
 _FEWEST_FAILURES, _MOST_FAILING = 10, 0.5
 _SILENT_S = 30.0
+# A copy that has taken so much processor time, also in terms of the serving version's p99, will never be answered.
+_ENDLESS_S, _ENDLESS_FACTOR = 5.0, 100.0
+_FRESH_S = 2.0
 # Time limit for an answer to a user: a multiple of the p99 of computing in the slower version, within bounds. Waiting
 # for other requests and for a busy machine must not count as a failure.
 _DEADLINE_FACTOR = 10.0
@@ -81,6 +84,8 @@ class _Trial:
         folder: Folder of the rollout's files.
         progress: As last written.
         before: Counts of earlier runs of the server since the change.
+        waiting_s: Time for which it has not answered a copy, when last looked at.
+        ran_s: Processor time of its instances when that copy was sent.
     """
 
     wanted: Wanted
@@ -88,6 +93,8 @@ class _Trial:
     folder: RolloutFolder
     progress: Progress
     before: Tally = field(default_factory=Tally)
+    waiting_s: float = 0.0
+    ran_s: float = 0.0
 
 
 class RolloutController(Closeable):
@@ -136,7 +143,8 @@ class RolloutController(Closeable):
         self._pending: set[str] = {*self._rollouts.wanted}  # after a restart all are carried out again
         self._stamps: dict[str, str] = {}  # of candidates that may still be copied
         self._faults: dict[str, str] = {}
-        self._claimed_by_others: set[Path] = set()
+        self._unclaimed: set[Path] = set()
+        self._unwritten = ""  # the last error
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name="rollouts", daemon=True)
 
@@ -214,13 +222,10 @@ class RolloutController(Closeable):
     def _claim(self) -> bool:
         """Make this server the only one that carries out the rollouts of its stores; return false if another one is."""
         for folder in self._rollouts.folders:
-            if not folder.claim():
-                if folder.path not in self._claimed_by_others:
-                    _log.warning(
-                        "another server carries out the rollouts of this store: this one serves without them; "
-                        "give it another state folder (--state)"
-                    )
-                self._claimed_by_others.add(folder.path)
+            if fault := folder.claim():
+                if folder.path not in self._unclaimed:
+                    _log.error("%s: this one serves without them; give it another state folder (--state)", fault)
+                self._unclaimed.add(folder.path)
                 return False
         return True
 
@@ -389,6 +394,9 @@ class RolloutController(Closeable):
             folder.write_wanted(aborted)
         except RolloutError:  # the next look carries out the user's change
             return
+        except OSError as error:  # users come first: it is written by the next look that can
+            _log.error("%s: the end of its rollout cannot be written: %s", wanted.model, error)
+            self._pending.add(wanted.model)
         self._rollouts.wanted[wanted.model] = aborted
         _log.error("%s: the rollout of version %d is aborted: %s", wanted.model, wanted.candidate, reason)
         self._finish(aborted)
@@ -403,6 +411,8 @@ class RolloutController(Closeable):
         progress = trial.progress if trial else folder.read_progress(name)
         if progress is None or progress.candidate != wanted.candidate:
             progress = _progress(wanted)
+        if wanted.serial > (folder.read_wanted(name) or wanted).serial:  # the disk was full
+            folder.write_wanted(wanted)
         if wanted.phase == "aborted" and (stored := self._stores.scan().get(name)):  # until they change
             progress.files = digest_files(stored.folder / str(wanted.candidate))
         progress.phase, progress.share, progress.reason = wanted.phase, 0.0, wanted.reason
@@ -483,20 +493,18 @@ class RolloutController(Closeable):
     def _follow(self, trial: _Trial) -> None:
         """Write the counts, and take the next step if the gates, or failures, decide."""
         progress, wanted = trial.progress, trial.wanted
-        starved_at = self._starved_at(wanted.model)
         written_at = progress.updated_at
         if not self._add_up(trial) and progress.updated_at - written_at < _ALIVE_S:
             progress.updated_at = written_at
             return
-        trial.folder.write_progress(progress)
+        self._note(trial.folder, progress)
         failing = progress.failed >= _FEWEST_FAILURES and progress.failed > _MOST_FAILING * progress.requests
         if failing or progress.failed_in_a_row >= _MOST_IN_A_ROW:
             told = f"the candidate failed on {progress.failed} of {progress.requests} requests: {progress.failure}"
             self._abort(wanted, told)
             return
-        silent_s = min(progress.waiting_s, time.monotonic() - starved_at)
-        if silent_s > _SILENT_S:
-            self._abort(wanted, f"the candidate has not answered a request for {silent_s:.0f} s")
+        if self._is_silent(trial):
+            self._abort(wanted, f"the candidate has not answered a request for {progress.waiting_s:.0f} s")
             return
         if not wanted.gates.are_set:
             return
@@ -508,11 +516,19 @@ class RolloutController(Closeable):
         elif verdict.outcome == "pass":
             self._advance(wanted, verdict.reason)
 
-    def _starved_at(self, name: str) -> float:
-        """When an instance of a candidate last waited for a core, which is no silence of its own; 0 if never."""
-        statuses = read_snapshot(self._instances).statuses.values()
-        pids = [status.pid for status in statuses if status.model == candidate_name(name)]
-        return max(map(self._starvation.starved_at, pids), default=0.0)
+    def _is_silent(self, trial: _Trial) -> bool:
+        """True if the candidate has hung: waiting for a core does not count, computing without end does."""
+        progress, name = trial.progress, candidate_name(trial.wanted.model)
+        pids = [each.pid for each in read_snapshot(self._instances).statuses.values() if each.model == name]
+        starved_at = max(map(self._starvation.starved_at, pids), default=0.0)
+        ran_s = sum(core_use(pid)[0] for pid in pids)
+        if progress.waiting_s < max(trial.waiting_s, _FRESH_S):  # another copy
+            trial.ran_s = ran_s
+        trial.waiting_s = progress.waiting_s
+        endless_s = max(_ENDLESS_S, _ENDLESS_FACTOR * progress.serving_latency.p99)
+        # With traffic it computes for users, too.
+        endless = trial.wanted.phase == "shadow" and ran_s - trial.ran_s > endless_s
+        return endless or min(progress.waiting_s, time.monotonic() - starved_at) > _SILENT_S
 
     def _advance(self, wanted: Wanted, reason: str) -> None:
         """Take the next step after the gates have passed."""
@@ -530,7 +546,7 @@ class RolloutController(Closeable):
         def check() -> bool:
             if time.time() - progress.updated_at > _ALIVE_S:
                 progress.updated_at = time.time()
-                folder.write_progress(progress)
+                self._note(folder, progress)
             return self._stop.is_set() or folder.read_wanted(wanted.model) != wanted
 
         return check
@@ -539,7 +555,18 @@ class RolloutController(Closeable):
         """Write why a candidate is not tried yet."""
         if (progress.phase, progress.reason) != ("", reason) or time.time() - progress.updated_at > _ALIVE_S:
             progress.phase, progress.reason, progress.updated_at = "", reason, time.time()
+            self._note(folder, progress)
+
+    def _note(self, folder: RolloutFolder, progress: Progress) -> None:
+        """Write how far a rollout is; a full disk must not stop it."""
+        try:
             folder.write_progress(progress)
+        except OSError as error:
+            if self._unwritten != str(error):
+                _log.error("the progress of rollouts cannot be written, they go on: %s", error)
+            self._unwritten = str(error)
+        else:
+            self._unwritten = ""
 
 
 def _check_contract(config: ModelConfigProto, wanted: Wanted) -> None:

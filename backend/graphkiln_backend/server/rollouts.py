@@ -213,21 +213,21 @@ class RolloutFolder:
         before, self._stamps = self._stamps, stamps
         return [name for name in sorted(before.keys() | stamps.keys()) if before.get(name) != stamps.get(name)]
 
-    def claim(self) -> bool:
-        """Make this process the one that carries out the rollouts; return false if another process is.
+    def claim(self) -> str:
+        """Make this process the one that carries out the rollouts; return why it cannot be, or an empty text.
 
         The claim ends with the process. A folder that does not exist has no rollouts, and needs no claim.
         """
         if self._claim is None and self.path.is_dir():
             try:
                 claim = os.open(self.path / _CLAIM, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-            except OSError:  # a read-only folder: nothing can be carried out anyway
-                return False
+            except OSError as error:
+                return f"the state folder {self.path} cannot be written: {error.strerror}"
             if not try_lock(claim):
                 os.close(claim)
-                return False
+                return "another server carries out the rollouts of this store"
             self._claim = claim
-        return True
+        return ""
 
     def read_wanted(self, model: str) -> Wanted | None:
         """Read what is asked for; None without a rollout, or if the file is damaged."""

@@ -423,11 +423,21 @@ class SuspensionDetector:
         return self._called_at - before > _SUSPENDED_S
 
 
-class StarvationDetector:
-    """Detect that a process waits for a core, so that an instance on idle cores is not taken for a hung one.
+def core_use(process: int) -> tuple[float, float]:
+    """Seconds for which the threads of a process have run, and have waited for a core.
 
-    Source: Linux, "sched-stats", /proc/PID/schedstat: the second number, nanoseconds of waiting to run.
+    Source: Linux, "sched-stats", /proc/PID/schedstat: the first two numbers, in nanoseconds.
     """
+    ran = waited = 0
+    for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # the thread has ended, or the kernel does not count
+            each, other, _ = map(int, file.read_text().split())
+            ran, waited = ran + each, waited + other
+    return ran / 1e9, waited / 1e9
+
+
+class StarvationDetector:
+    """Detect that a process waits for a core, so that an instance on idle cores is not taken for a hung one."""
 
     def __init__(self) -> None:
         self._waited: dict[int, tuple[float, float]] = {}
@@ -435,10 +445,7 @@ class StarvationDetector:
 
     def starved_at(self, process: int) -> float:
         """When one of its threads last waited for most of the time between two calls; 0 if never. Call regularly."""
-        now, waited_s = time.monotonic(), 0.0
-        for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
-            with suppress(OSError, ValueError, IndexError):  # the thread has ended, or the kernel does not count
-                waited_s += int(file.read_text().split()[1]) / 1e9
+        now, (_, waited_s) = time.monotonic(), core_use(process)
         before_at, before_s = self._waited.get(process, (now, waited_s))
         self._waited[process] = now, waited_s
         if waited_s - before_s > (now - before_at) / 2:

@@ -198,6 +198,7 @@ class TritonPythonModel:
             computed_by = f"{status.model} {version.stamp()} {status.engine} {status.precision} {status.device}"
             executor.notes = RequestNotes(folder, instance, status.pid, computed_by)
         self._notes = executor.notes
+        self._rollout_fault = ""
         self._is_idle = bool(tried_model(args["model_name"])) and IDLE_CORES in document.parameters
         if self._status and not sequence:
             self._args, self._document, self._contract = args, document, version.contract
@@ -281,7 +282,11 @@ class TritonPythonModel:
             if self._is_idle:
                 run_on_idle_cores()  # threads of runtimes that inherited no class
         except Exception as error:  # noqa: BLE001 - the heartbeat must go on
-            _log.warning("rollout: %s", error, exc_info=error)
+            if repr(error) != self._rollout_fault:  # a full disk is reported once
+                _log.warning("rollout: %s", error, exc_info=error)
+            self._rollout_fault = repr(error)
+        else:
+            self._rollout_fault = ""
 
     def _take_part(self, folder: Path, tried: str) -> None:
         from graphkiln_backend.triton.rollout import Candidate, Rollout  # while a rollout is active only

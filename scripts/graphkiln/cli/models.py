@@ -13,6 +13,7 @@ from graphkiln.cli.console import print_json, print_table
 from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import ClientError, ModelNotFound, ModelNotReady, ServerError
 from graphkiln_backend.graph.text import did_you_mean
+from graphkiln_backend.triton.rollout_files import tried_model
 
 if TYPE_CHECKING:
     from graphkiln_client import Client
@@ -30,7 +31,10 @@ def models(connection: ConnectionOptions = DEFAULT_CONNECTION, as_json: AsJson =
     Exit code 1 if one of them is not ready.
     """
     with connection.connect() as client:
-        served = client.models()
+        listed = client.models()
+    # Triton remembers the candidates of ended rollouts.
+    ended = {("UNLOADING", ""), ("UNAVAILABLE", "unloaded")}
+    served = [model for model in listed if not (tried_model(model.name) and (model.state, model.reason) in ended)]
     if as_json:
         print_json([asdict(model) for model in served])
     else:

@@ -47,6 +47,14 @@ class TestModels:
         client.served = served
         assert (run("models").code, run("models", "--json").code) == (code, code)
 
+    def test_candidates_of_ended_rollouts_are_left_out(self, run: RunVerb, client: FakeClient) -> None:
+        rows = [("cats", "READY", ""), ("cats.candidate", "UNAVAILABLE", "unloaded")]
+        client.served = tuple(ServedModel(name=name, version="1", state=state, reason=why) for name, state, why in rows)
+        finished = run("models")
+        assert (finished.code, "candidate" in finished.out) == (0, False)
+        client.served = (ServedModel(name="cats.candidate", version="1", state="UNAVAILABLE", reason="no memory"),)
+        assert run("models").code == 1
+
     def test_long_reason_is_wrapped(self, run: RunVerb, client: FakeClient) -> None:
         client.served = (ServedModel(name="n" * 30, version="1", state="UNAVAILABLE", reason="no room left " * 40),)
         assert max(map(len, run("models").out.splitlines())) <= 80

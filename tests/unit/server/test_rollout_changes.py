@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +13,7 @@ import pytest
 
 import graphkiln
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.server import rollout_changes
+from graphkiln_backend.server import rollout_changes, rollouts
 from graphkiln_backend.server.rollout_changes import Rollout
 from graphkiln_backend.server.rollouts import Gates, Progress, RolloutError, RolloutFolder, Wanted
 
@@ -187,3 +189,12 @@ def test_remote_store(tmp_path: Path) -> None:
     remote = Rollout("s3://bucket/store/digits", state=tmp_path / "state")
     RolloutFolder(tmp_path / "state", "s3://bucket/store").write_wanted(Wanted(model="digits", candidate=3, serving=2))
     assert remote.status().wanted.candidate == 3
+
+
+def test_a_state_folder_that_cannot_be_written(opened: Rollout, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(rollouts, "replace_file", refuse)
+    with pytest.raises(RolloutError, match=r"cannot be written: Read-only file system \(make room .* --state DIR\)"):
+        opened.start(3, shadow=0.05)

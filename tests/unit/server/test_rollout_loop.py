@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
@@ -16,6 +17,7 @@ from statuses import instance_status
 
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, IDLE_CORES, ModelConfigProto, read_config
 from graphkiln_backend.server import rollout_loop as module
+from graphkiln_backend.server import rollouts
 from graphkiln_backend.server.admission import Verdict
 from graphkiln_backend.server.flags import ControlMode, ListenAddress
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
@@ -349,7 +351,105 @@ def test_a_candidate_that_waits_for_a_core_is_not_silent(setup: Setup, monkeypat
         monkeypatch.setattr(module.StarvationDetector, "starved_at", lambda *_: time.monotonic() - 31)
         setup.count(waiting_s=1001.0)
         setup.steps(1)
-    assert "31 s" in setup.wanted.reason
+    assert "1001 s" in setup.wanted.reason
+
+
+@pytest.fixture
+def full(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Kinds of files that cannot be written because the disk of the state is full."""
+    kinds: list[str] = []
+    write = rollouts.replace_file
+
+    def fail(path: Path, text: str, **options: bool) -> None:
+        if any(kind in path.name for kind in kinds):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        write(path, text, **options)
+
+    monkeypatch.setattr(rollouts, "replace_file", fail)
+    return kinds
+
+
+def test_a_full_disk_does_not_stop_a_rollout(setup: Setup, full: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    full.append("progress")
+    for compared in (100, 200, 300):
+        setup.count(compared=compared, agreed=compared)
+        setup.steps(1)
+    assert caplog.text.count("No space left") == 1
+    assert setup.serving() == ([1], [2])
+    full.clear()
+    setup.count(compared=400, agreed=400)
+    setup.steps(1)
+    assert setup.progress.compared == 400
+
+
+def test_a_full_disk_while_the_candidate_is_proven(setup: Setup, full: list[str]) -> None:
+    full.append("progress")
+    setup.add(2)
+    setup.ask()
+    with pytest.raises(OSError, match="No space left"):  # logged and tried again
+        setup.steps()
+    assert setup.serving() == ([1], [2])
+    assert read_assignment(setup.instances, "m") is not None
+    full.clear()
+    setup.steps(1)
+    assert (setup.wanted.phase, setup.progress.phase) == ("shadow", "shadow")
+
+
+def test_a_candidate_that_fails_while_the_disk_is_full_is_taken_back(setup: Setup, full: list[str]) -> None:
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    full += ["progress", "wanted"]
+    setup.count(failed=10, failed_in_a_row=5, failure="no memory")
+    for _ in range(2):
+        with pytest.raises(OSError, match="No space left"):
+            setup.steps(1)
+        assert setup.serving() == ([1], [])
+        assert not assignment_path(setup.instances, "m").exists()
+    assert setup.wanted.phase == "shadow"
+    full.clear()
+    setup.steps(1)
+    assert (setup.wanted.phase, setup.progress.phase) == ("aborted", "aborted")
+    assert "no memory" in setup.wanted.reason
+
+
+def test_a_state_folder_that_cannot_be_written_is_reported(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    setup.add(2)
+    setup.ask()
+    with monkeypatch.context() as patch:
+
+        def refuse(*_: object) -> int:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+        patch.setattr(rollouts.os, "open", refuse)
+        setup.steps()
+    assert caplog.text.count("cannot be written: Read-only file system") == 1
+    assert setup.serving() == ([1], [])
+    setup.steps()
+    assert setup.serving() == ([1], [2])
+
+
+@pytest.mark.parametrize(("ran_s", "phase"), [(5.5, "aborted"), (4.5, "shadow")])
+def test_a_copy_that_computes_without_end_is_silence(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch, ran_s: float, phase: Phase
+) -> None:
+    monkeypatch.setattr(module.StarvationDetector, "starved_at", lambda *_: time.monotonic())
+    used = [100.0]
+    monkeypatch.setattr(module, "core_use", lambda _: (used[-1], 0.0))
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    with StatusFile(setup.instances, "m.candidate_0", instance_status(pid=os.getpid(), model="m.candidate")):
+        for waiting_s, after_s in [(1.0, 0.0), (60.0, 4.0), (0.5, 4.0), (3.0, 4.0 + ran_s)]:
+            used.append(100.0 + after_s)
+            setup.count(waiting_s=waiting_s)
+            setup.steps(1)
+    assert setup.wanted.phase == phase
 
 
 def test_shadow_says_nothing_about_the_deadline_of_users(setup: Setup) -> None:
