@@ -116,8 +116,10 @@ class TritonPythonModel:
             TritonModelException: The version cannot be served; the message contains the cause.
         """
         instance, model, version = args["model_instance_name"], args["model_name"], int(args["model_version"])
+        self._is_idle, self._rollout_fault = False, ""
         if tried_model(model):  # a candidate must not cost the version that serves
             be_ended_first()
+            self._is_idle = IDLE_CORES in parse_json(args["model_config"]).parameters
         lift_memory_limit()  # inherited from tritonserver, whose limit is meant for requests
         note_sent(args["model_repository"])  # Triton's name for the model's folder
         self._cache = open_cache()
@@ -127,6 +129,8 @@ class TritonPythonModel:
         except (GraphkilnError, OSError) as error:
             self._cache.close()
             raise pb_utils.TritonModelException(bounded(f"{model}: {error}")) from error
+        if self._is_idle:  # not while it loads, which has a time limit
+            run_on_idle_cores()
 
     def _load(self, args: dict[str, str]) -> None:
         begun = time.monotonic()
@@ -198,8 +202,6 @@ class TritonPythonModel:
             computed_by = f"{status.model} {version.stamp()} {status.engine} {status.precision} {status.device}"
             executor.notes = RequestNotes(folder, instance, status.pid, computed_by)
         self._notes = executor.notes
-        self._rollout_fault = ""
-        self._is_idle = bool(tried_model(args["model_name"])) and IDLE_CORES in document.parameters
         if self._status and not sequence:
             self._args, self._document, self._contract = args, document, version.contract
             self._assigned = 0
@@ -207,8 +209,6 @@ class TritonPythonModel:
         gc.collect()  # otherwise garbage in cycles would be frozen, too
         gc.freeze()  # loaded objects live as long as the instance: collections can skip them
         trim_memory()
-        if self._is_idle:
-            run_on_idle_cores()
 
     def _record(self, version: ModelVersion, status: InstanceStatus, warm_ups: int) -> Recorder | None:
         """Have the executor record requests if the command line asks for it."""
