@@ -239,7 +239,7 @@ ONNX Runtime and are passed on unchanged.
 
 """
 _LEVELS = """
-`optimization { graph { level: N } }`:
+`optimization { graph { level: N } }`; a graph that these rewrites break is run without them, and a note says so:
 
 """
 _ACCELERATORS = """

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal, Protocol, Self, runtime_checkable
 
@@ -21,6 +21,8 @@ from graphkiln_backend.graph.signature import Signature
 # thread, such as CUDA graphs, is then not used.
 PLAIN_RUNS: ContextVar[bool] = ContextVar("PLAIN_RUNS", default=False)
 GraphLevel = Literal["all", "extended", "basic", "off"]  # how far a runtime may rewrite a graph while it loads it
+# Note for the user, followed by the error.
+REWRITES_OFF = "ONNX Runtime's own rewrites break the graph, so they are off (optimization.graph.level: 2)"
 # Arithmetic type of a kernel: a precision, or a type without one.
 KernelType = Precision | Literal["fp64", "integer", "unknown"]
 
@@ -98,6 +100,10 @@ class SessionConfig:
     def splits(self) -> bool:
         """True if the graph is cut into stages or shards."""
         return self.parallel is not None and self.parallel.splits
+
+    def without_rewrites(self) -> Self:
+        """Return a configuration in which ONNX Runtime runs the graph as it is."""
+        return replace(self, tuning=replace(self.tuning, graph_level="off"))
 
     def __str__(self) -> str:
         spread = f" with {self.parallel}" if self.parallel else ""
@@ -223,6 +229,17 @@ class TimedSession(Session, Protocol):
             GraphkilnError: As `run`.
         """
         ...
+
+
+@runtime_checkable
+class NotedSession(Session, Protocol):
+    """A session that was not built as its configuration says.
+
+    Attributes:
+        notes: What differs and why, for the user.
+    """
+
+    notes: tuple[str, ...]
 
 
 class Engine(Protocol):

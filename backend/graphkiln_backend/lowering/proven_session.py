@@ -14,9 +14,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from graphkiln_backend.engines.base import Engine, Placement, Session, SessionConfig
-from graphkiln_backend.engines.registry import load_engine, open_reference, reference_engine
-from graphkiln_backend.graph.errors import EngineUnavailable, LoweringError
+from graphkiln_backend.engines.base import REWRITES_OFF, Engine, NotedSession, Placement, Session, SessionConfig
+from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference, reference_engine
+from graphkiln_backend.graph.errors import (
+    EngineUnavailable,
+    ExecutionError,
+    GraphkilnError,
+    LoweringError,
+    VerificationError,
+)
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.lowering.acceptance import (
     Replay,
@@ -133,12 +139,26 @@ class ProvenSession:
 
 
 def build_proven_session(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
-    """Build, verify and warm up a session.
+    """Build, verify and warm up a session; once more without ONNX Runtime's own rewrites if these change a saved graph.
 
     Raises:
         EngineUnavailable: The engine is not installed, or cannot run on the device.
         GraphkilnError: The session cannot be built, or fails its verification; it is closed.
     """
+    try:
+        return _build_proven(artifacts, config, requirements)
+    except (ExecutionError, VerificationError) as error:
+        as_saved = config.precision in (None, artifacts.saved) and not config.splits
+        if config.engine != REFERENCE_ENGINE or config.tuning.graph_level == "off" or not as_saved:
+            raise
+        try:
+            proven = _build_proven(artifacts, config.without_rewrites(), requirements)
+        except GraphkilnError:
+            raise error from None
+        return replace(proven, notes=(f"{REWRITES_OFF}: {error}", *proven.notes))
+
+
+def _build_proven(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
     phases = Phases()
     with phases.measure("engine"):
         engine = load_engine(config.engine)
@@ -234,7 +254,8 @@ class _Proof:
                 self._remember(placement, why_separate, warmed, repeats=replays is not None)
         separate_note = why_separate and f"requests are computed one by one: {why_separate}"
         uncompared = "" if golden or version.format is GraphFormat.ONNX else _UNCOMPARED
-        lines = (*map(str, self.artifacts.replaced), *notes, uncompared, trial.note, warmed.note, separate_note)
+        built = self.session.notes if isinstance(self.session, NotedSession) else ()
+        lines = (*map(str, self.artifacts.replaced), *built, *notes, uncompared, trial.note, warmed.note, separate_note)
         return ProvenSession(
             session=self.session,
             config=self.config,

@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnxruntime
 import pytest
 from lowered import BF16, ORT, add_unrunnable, bf16_only, cpu, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache
-from graphkiln_backend.engines.base import Placement, Support
+from graphkiln_backend.engines.base import REWRITES_OFF, Placement, Support
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.engines.openvino import OpenVinoSession
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -129,6 +130,45 @@ class TestSelfTest:
         lowered.session.close()
         assert lowered.self_test is None
         assert lowered.notes == ("self_test: off: the golden samples were not replayed",)
+
+
+class TestRewrites:
+    """ONNX Runtime's own rewrites may change what a graph computes, or make it fail."""
+
+    @pytest.mark.parametrize("fails", [False, True])
+    @pytest.mark.parametrize("saved_too", [False, True])
+    def test_changed_graph_is_proven_as_saved(
+        self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch, fails: bool, saved_too: bool
+    ) -> None:
+        run = OnnxRuntimeSession.run
+        off = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+
+        def wrong(self: OnnxRuntimeSession, feeds: Mapping[str, AnyArray], outputs: None = None) -> dict[str, AnyArray]:
+            found = run(self, feeds, outputs)
+            if self._options.graph_optimization_level == off and not saved_too:
+                return found
+            if fails:
+                raise ExecutionError("a fused node failed")
+            return {name: array * 1.01 for name, array in found.items()}
+
+        monkeypatch.setattr(OnnxRuntimeSession, "run", wrong)
+        reason = "a fused node failed" if fails else "the outputs changed"
+        if saved_too:
+            with pytest.raises(LoweringError, match=reason):
+                lower_version(digits / "1", ORT, cache)
+            return
+        lowered = lower_version(digits / "1", ORT, cache)
+        with lowered.session:
+            assert lowered.self_test
+            assert lowered.notes[0].startswith(REWRITES_OFF)
+            assert reason in lowered.notes[0]
+            assert lowered.config.tuning.graph_level == "off"
+
+    def test_note_of_the_session(self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(OnnxRuntimeSession, "notes", property(lambda _: ("as saved",), lambda *_: None), False)
+        lowered = lower_version(digits / "1", ORT, cache)
+        with lowered.session:
+            assert lowered.notes == ("as saved",)
 
 
 class TestBuilding:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import onnxruntime
 
-from graphkiln_backend.engines.base import SessionConfig, Support
+from graphkiln_backend.engines.base import REWRITES_OFF, SessionConfig, Support
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.engines.onnxruntime.loading import (
     CPU,
@@ -51,26 +51,41 @@ class OnnxRuntimeEngine:
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Write the optimized graph, with its weights in a separate file that can be memory-mapped.
 
-        Optimizations beyond the level `extended` depend on the processor, and are done at load.
+        Optimizations beyond the level `extended` depend on the processor, and are done at load. A graph that ONNX
+        Runtime's own rewrites break is not written: `build` loads it as saved.
 
         Raises:
             LoweringError: As `build`.
         """
         level = "extended" if config.tuning.graph_level == "all" else config.tuning.graph_level
         options = session_options(replace(config, tuning=replace(config.tuning, graph_level=level)))
-        save_optimized(graph_path, options, folder / _COMPILED)
+        try:
+            save_optimized(graph_path, options, folder / _COMPILED)
+        except LoweringError:
+            self.build(graph_path, config).close()  # or raises the error
+            (folder / _COMPILED).unlink(missing_ok=True)
 
     def build(self, graph_path: Path, config: SessionConfig, compiled: Path | None = None) -> OnnxRuntimeSession:
-        """Load a graph.
+        """Load a graph; without ONNX Runtime's own rewrites if they break it, which becomes a note of the session.
 
         Raises:
             LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or chose another
                 provider than the requested one.
         """
-        source = compiled / _COMPILED if compiled else graph_path
-        if config.shared_folder and not config.device.is_gpu:
-            return _build_shared_if_possible(source, config, config.shared_folder)
-        return _build_alone(source, config)
+        source = compiled / _COMPILED if compiled and (compiled / _COMPILED).exists() else graph_path
+        try:
+            if config.shared_folder and not config.device.is_gpu:
+                return _build_shared_if_possible(source, config, config.shared_folder)
+            return _build_alone(source, config)
+        except LoweringError as error:
+            if config.tuning.graph_level == "off":
+                raise
+            try:
+                session = self.build(graph_path, config.without_rewrites())
+            except LoweringError:
+                raise error from None
+            session.notes = (f"{REWRITES_OFF}: {error.attempts[0]}",)
+            return session
 
     def build_reference(self, graph_path: Path, op_libraries: Sequence[str] = ()) -> OnnxRuntimeSession:
         """Load a graph as the reference of the numeric policy: CPU, all graph optimizations off.

@@ -73,6 +73,9 @@ class OnnxRuntimeSession(Closeable):
         fused_products: Products of the graph by type, for a provider that runs the graph as one kernel.
         owned: Closed with the session, or if the session cannot be built.
 
+    Attributes:
+        notes: See `engines.base.NotedSession`.
+
     Raises:
         LoweringError: ONNX Runtime refuses the graph or chooses another provider, or Triton does not support a tensor.
     """
@@ -88,6 +91,7 @@ class OnnxRuntimeSession(Closeable):
         fused_products: Mapping[KernelType, int] | None = None,
         owned: Closeable | None = None,
     ) -> None:
+        self.notes: tuple[str, ...] = ()
         self._graph_path = graph_path
         self._options = options
         self._providers = list(providers)

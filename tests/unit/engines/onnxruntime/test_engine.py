@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,10 @@ import onnxruntime
 import pytest
 import zoo
 
-from graphkiln_backend.engines.base import SessionConfig, SessionTuning
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine
-from graphkiln_backend.engines.onnxruntime.loading import WEIGHTS
+from graphkiln_backend.engines.base import REWRITES_OFF, SessionConfig, SessionTuning
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine, engine, loading
+from graphkiln_backend.engines.onnxruntime import session as session_module
+from graphkiln_backend.engines.onnxruntime.loading import WEIGHTS, open_session
 from graphkiln_backend.graph.device import CPU, Device
 from graphkiln_backend.graph.errors import LoweringError
 
@@ -114,6 +116,57 @@ class TestShared:
         with pytest.raises(LoweringError, match=r"ONNX Runtime cannot serve .*seq\(tensor\(float\)\)"):
             OnnxRuntimeEngine().build(graph, config)
         assert not list((tmp_path / "shared").glob("*/"))
+
+
+class TestRewrites:
+    """ONNX Runtime's own rewrites of a valid graph may fail."""
+
+    @pytest.fixture
+    def graph(self, tmp_path: Path) -> Path:
+        """With 1.32, "Invalid model" once the Cast, which does nothing, is dropped."""
+        nodes = [
+            onnx.helper.make_node("Cast", ["x"], ["same"], to=onnx.TensorProto.FLOAT),
+            onnx.helper.make_node("Div", ["one", "other"], ["ratio"]),
+            onnx.helper.make_node("Mul", ["ratio", "same"], ["y"]),
+        ]
+        constants = {"one": np.float32(1), "other": np.float32(0.5)}
+        model = zoo.model(nodes, [zoo.value("x", ("n", 4))], [zoo.value("y", ("n", 4))], constants)
+        return zoo.add(tmp_path, "m", model) / "model.onnx"
+
+    @pytest.mark.parametrize("planted", [False, True])
+    @pytest.mark.parametrize("way", ["alone", "shared", "compiled"])
+    def test_graph_is_loaded_as_saved(
+        self, tmp_path: Path, graph: Path, monkeypatch: pytest.MonkeyPatch, way: str, planted: bool
+    ) -> None:
+        def fail(path: Path, options: Any, providers: Any) -> onnxruntime.InferenceSession:
+            if options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL:
+                raise LoweringError("ONNX Runtime cannot load it", attempts=("Invalid model",))
+            return open_session(path, options, providers)
+
+        if planted:
+            monkeypatch.setattr(loading, "open_session", fail)
+            monkeypatch.setattr(session_module, "open_session", fail)
+        folder = tmp_path / way
+        folder.mkdir()
+        config = replace(CONFIG, shared_folder=folder) if way == "shared" else CONFIG
+        if way == "compiled":
+            OnnxRuntimeEngine().compile(graph, CONFIG, folder)
+        feeds = {"x": np.arange(8, dtype=np.float32).reshape(2, 4)}
+        with OnnxRuntimeEngine().build(graph, config, folder if way == "compiled" else None) as session:
+            np.testing.assert_array_equal(session.run(feeds)["y"], 2 * feeds["x"])
+            if planted:
+                assert session.notes == (f"{REWRITES_OFF}: Invalid model",)
+                assert session.placement(feeds).nodes == {"CPUExecutionProvider": 3}
+
+    def test_error_of_the_first_try_is_raised(self, tmp_path: Path, graph: Path) -> None:
+        graph.write_bytes(graph.read_bytes()[:-9])
+        for attempt in (OnnxRuntimeEngine().build, partial(OnnxRuntimeEngine().compile, folder=tmp_path)):
+            with pytest.raises(LoweringError, match="cannot load"):
+                attempt(graph, CONFIG)
+
+    def test_no_note_otherwise(self, tmp_path: Path) -> None:
+        with OnnxRuntimeEngine().build(large(tmp_path), CONFIG) as session:
+            assert session.notes == ()
 
 
 def test_no_usage_reports(tmp_path: Path) -> None:
