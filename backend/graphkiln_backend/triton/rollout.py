@@ -36,7 +36,7 @@ from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.proof.request_decision import RequestComparison
+from graphkiln_backend.proof.answers import AnswerComparison, limits_between
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.executor import InferenceRequest, Outputs, Result
@@ -131,7 +131,7 @@ class Rollout(Closeable):
         statuses = read_snapshot(folder).statuses.values()
         found = [each.precision for each in statuses if each.model in {model, candidate_name(model)}]
         precisions = [Precision(text) for text in found if text in [*Precision]]
-        self._comparison = RequestComparison(contract, precisions or (Precision.FP32,))
+        self._comparison = AnswerComparison(contract, limits_between(precisions))
         self._lock = threading.Lock()  # of the tally
         self._tally = InstanceTally(model=model, serial=assignment.serial)
         self._written = b""
@@ -264,7 +264,7 @@ class Rollout(Closeable):
             self._copied_at = 0.0
 
     def _count_comparison(self, copy: _Copy, outputs: Outputs, serial: int) -> None:
-        decision = self._comparison.compare(copy.outputs, outputs)
+        decision = self._comparison.decide(copy.outputs, outputs)
         with self._lock:
             tally = self._tally
             if tally.serial != serial:

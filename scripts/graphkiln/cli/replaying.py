@@ -15,7 +15,7 @@ from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput
 from graphkiln_backend.lowering.acceptance import limits_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.proven_session import ProvenSession
-from graphkiln_backend.proof.answers import AnswerDifference, compare_answers
+from graphkiln_backend.proof.answers import AnswerComparison, AnswerDifference
 from graphkiln_backend.proof.policy import BY_PRECISION, Limits
 from graphkiln_backend.repository.records import Record, RecordedRequest
 
@@ -111,9 +111,8 @@ def replay_record(
         InvalidInput: There is no request of this time, or only digests of inputs were recorded.
     """
     replayed = Replayed(config=proven.config, contract=deployment.version.contract)
-    own, reading = limits_of(deployment.saved, proven.config), deployment.version.reading
+    own = limits_of(deployment.saved, proven.config)
     contract = deployment.version.contract
-    labels = contract.labels or (contract.ranking.labels if contract.ranking else ())
     total = record.count()
     wanted = range(max(0, total - limit), total) if limit else range(total)
     with proven.session as session:
@@ -133,7 +132,7 @@ def replay_record(
             if isinstance(outputs, AnswerDifference):
                 replayed.add(request, request.inputs, outputs)
             else:
-                difference = compare_answers(request.outputs, outputs, limits, reading, labels)
+                difference = AnswerComparison(contract, limits).compare(request.outputs, outputs)
                 replayed.add(request, request.inputs, difference)
     if replayed.digests and not replayed.count:
         raise InvalidInput(

@@ -78,7 +78,7 @@ def test_exactly_the_rows_that_differ(run: RunVerb, store: Path, tmp_path: Path)
     assert {row["request_id"] for row in document["changed"]} == expected
     assert len(document["changed"]) == len(expected) == 10_000 - document["same_decision"]
     assert document["bit_equal"] == document["same_decision"]
-    assert all(not row["same_decision"] and " -> class" in row["difference"] for row in document["changed"])
+    assert all(not row["same_decision"] and "relative L2" in row["difference"] for row in document["changed"])
     low, high = document["same_decision_interval"]
     assert low < 1 - len(expected) / 10_000 < high
 
@@ -119,7 +119,7 @@ def test_page_with_pictures(run: RunVerb, digits: Path, tmp_path: Path) -> None:
     run("replay", tmp_path / "record", "--model", digits, "--cache=off", "--html", tmp_path / "r.html")
     page = (tmp_path / "r.html").read_text()
     assert re.search(r'<td><img src="data:image/png;base64,[^"]+" alt="first of 2 images" width="96"></td>', page)
-    assert re.search(r"three -&gt; \w+", page)
+    assert re.search(r"three 1 -&gt; \w+", page)
 
 
 def test_ids_from_clients_are_escaped(run: RunVerb, store: Path, tmp_path: Path) -> None:
@@ -170,7 +170,7 @@ def test_limits_follow_the_lower_precision(run: RunVerb, store: Path, tmp_path: 
     pairs = [({"x": inputs["x"]}, {"y": outputs["y"] * np.float32(1.01)}) for inputs, outputs in requests(5)]
     write_record(tmp_path / "record", pairs)
     code, document = replayed(run, tmp_path / "record", "--model", f"{store / 'm'}:1")
-    assert (code, document["outside_policy"], document["same_decision"]) == (0, 5, 5)
+    assert (code, document["outside_policy"], document["same_decision"]) == (1, 5, 0)
     write_record(tmp_path / "bf16", pairs, precision="bf16")
     assert replayed(run, tmp_path / "bf16", "--model", f"{store / 'm'}:1")[1]["outside_policy"] == 0
 
