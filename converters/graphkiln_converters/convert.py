@@ -326,7 +326,7 @@ def read_given_labels(path: Path) -> tuple[str, ...]:
     try:
         labels = read_labels(path)
     except ManifestError as error:
-        raise ConversionError(error.message) from error
+        raise ConversionError(error.message, hint=error.hint) from error
     while labels and not labels[-1].strip():
         labels = labels[:-1]
     return labels

@@ -246,22 +246,28 @@ def _check_output(spec: TensorSpec, wanted: Mapping[str, Any], key: str) -> None
 
 # Labels files have one class name per line, as in Triton.
 
+_SAVE_AS = "save the file as UTF-8, one label per line"
 _CONTROL = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
 def read_labels(path: Path) -> tuple[str, ...]:
-    """Read the labels of a file. Only a line feed ends a line, as in Triton.
+    """Read the labels of a file, without a byte order mark and carriage returns of Windows.
+
+    Only a line feed ends a line, as in Triton, which also ends a label at a null character.
 
     Raises:
-        ManifestError: The file cannot be read, or is not UTF-8.
+        ManifestError: The file cannot be read, is not UTF-8, or holds null characters or other carriage returns.
     """
     try:
         text = read_bytes(path, TEXT_LIMIT).decode("utf-8-sig")
     except OSError as error:
         raise ManifestError(f"cannot read labels from {path}: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
-        raise ManifestError(f"cannot read labels from {path}: they are not UTF-8: {error}") from error
+        raise ManifestError(f"cannot read labels from {path}: they are not UTF-8: {error}", hint=_SAVE_AS) from error
     lines = [line.removesuffix("\r") for line in text.split("\n")]
+    for number, line in enumerate(lines, 1):
+        if "\0" in line or "\r" in line:
+            raise ManifestError(f"cannot read labels from {path}: line {number} is {line[:40]!r}", hint=_SAVE_AS)
     return tuple(lines if lines[-1] else lines[:-1])
 
 

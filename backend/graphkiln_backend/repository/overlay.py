@@ -6,7 +6,6 @@ least a second each. The user's folders are never modified.
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from graphkiln_backend.repository.version import (
     CONFIG_FILE,
     find_labels_file,
     holds_ir,
+    label_files,
     newest_version,
     read_version_signature,
 )
@@ -45,7 +45,8 @@ class OtherBackend(RepositoryError):
 def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: ModelConfigProto | None) -> None:
     """Mirror a model by links, with a selection of its versions and another configuration.
 
-    Label files are copied: Triton refuses a label file whose real path is outside the model's folder (since 26.02).
+    Label files are copied: Triton refuses a label file whose real path is outside the model's folder (since 26.02), and
+    takes byte order marks and carriage returns for parts of labels.
 
     Args:
         model: The user's folder of the model; never written to.
@@ -62,30 +63,30 @@ def write_mirror(model: Path, mirror: Path, versions: Collection[int], config: M
             (mirror / entry.name).symlink_to(entry.absolute())
     if config is not None:
         write_config(config, mirror / CONFIG_FILE)
-    copy_labels(model, mirror, read_config(model / CONFIG_FILE) if config is None else config)
+    copy_labels(model, mirror, read_config(model / CONFIG_FILE) if config is None else config, clean=config is not None)
 
 
-def copy_labels(model: Path, mirror: Path, config: ModelConfigProto) -> None:
+def copy_labels(model: Path, mirror: Path, config: ModelConfigProto, *, clean: bool = True) -> None:
     """Put real copies of the label files that a configuration names into a mirrored model.
 
     Args:
         model: The user's folder of the model.
         mirror: Its mirror. Links to folders on the way to a label file become folders of links.
-        config: Names the label files. Files that are missing or outside the model are skipped; Triton reports them.
+        config: Names the label files.
+        clean: As for `label_files`; models of other backends keep theirs.
 
     Raises:
         OSError: The mirror cannot be written.
+        ManifestError: A file is no labels file.
     """
-    for name in sorted({output.label_filename for output in config.output if output.label_filename}):
+    for name, content in label_files(config, model, clean=clean).items():
         parts = Path(name).parts
-        if Path(name).is_absolute() or ".." in parts or not (model / name).is_file():
-            continue
         if len(parts) > 1 and version_number(parts[0]) is not None and not (mirror / parts[0]).exists():
             continue  # the labels of a version that is not mirrored
         for depth in range(1, len(parts)):
             _make_folder_of_links(mirror.joinpath(*parts[:depth]))
         (mirror / name).unlink(missing_ok=True)
-        shutil.copyfile(model / name, mirror / name)
+        (mirror / name).write_bytes(content)
 
 
 def _make_folder_of_links(path: Path) -> None:
@@ -178,4 +179,5 @@ def complete_config(
     signature = read_version_signature(graph, config.default_model_filename)
     complete(config, signature, labels_file=find_labels_file(model))
     publish(config, model, served)
+    label_files(config, model)  # refuses those that it cannot read
     return config

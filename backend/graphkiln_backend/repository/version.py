@@ -9,6 +9,7 @@ import enum
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.errors import ManifestError, RepositoryError
@@ -314,6 +315,46 @@ def find_labels(folder: Path, manifest: Manifest) -> Path | None:
     if (name := manifest.labels_file) is None:
         return None
     return folder / name if (folder / name).is_file() else folder.parent / name
+
+
+def label_files(config: Any, model: Path, *, clean: bool = True) -> dict[str, bytes]:
+    """Contents of the labels files that a configuration names, for Triton, which takes all of a line for the label.
+
+    Args:
+        config: Triton's `ModelConfig` message. Files that are missing or outside the model are left out; Triton reports
+            them.
+        model: The model's folder.
+        clean: Whether to check them, and to leave out byte order marks and carriage returns.
+
+    Raises:
+        ManifestError: A file is no labels file.
+    """
+    names = sorted({output.label_filename for output in config.output if output.label_filename})
+    inside = [name for name in names if not Path(name).is_absolute() and ".." not in Path(name).parts]
+    paths = {name: model / name for name in inside if (model / name).is_file()}
+    if not clean:
+        return {name: read_bytes(path, TEXT_LIMIT) for name, path in paths.items()}
+    return {name: "".join(f"{label}\n" for label in read_labels(path)).encode() for name, path in paths.items()}
+
+
+def check_label_files(config: Any, model: Path) -> None:
+    """Check that Triton's classification extension returns the same labels as graphkiln's clients.
+
+    Args:
+        config: Triton's `ModelConfig` message.
+        model: The model's folder, as Triton reads it.
+
+    Raises:
+        RepositoryError: A labels file has a byte order mark, or lines that end with a carriage return.
+        ManifestError: A file is no labels file.
+    """
+    files = label_files(config, model)
+    for name, content in label_files(config, model, clean=False).items():
+        if content not in (files[name], files[name].removesuffix(b"\n")):
+            raise RepositoryError(
+                f"{model / name} has a byte order mark or carriage returns, which Triton takes for parts of labels",
+                hint="save it as UTF-8 without them, or serve the model with `graphkiln serve` in its default mode",
+            )
 
 
 def contract_of(folder: Path, manifest: Manifest) -> Contract:

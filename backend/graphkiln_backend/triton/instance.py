@@ -45,7 +45,7 @@ from graphkiln_backend.repository.config import (
 )
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
-from graphkiln_backend.repository.version import ModelVersion, read_version_signature
+from graphkiln_backend.repository.version import ModelVersion, check_label_files, read_version_signature
 from graphkiln_backend.system.resources import stay_on, trim_memory, usable_cores
 from graphkiln_backend.triton.deadly_requests import RequestNotes
 from graphkiln_backend.triton.environment import (
@@ -363,6 +363,7 @@ def _read_deployment(
         folder, config, resources, overrides_for(tried_model(args["model_name"]) or args["model_name"])
     )
     check_published(document, model, int(args["model_version"]), deployment.version)
+    check_label_files(document, model)
     return deployment
 
 

@@ -213,9 +213,16 @@ def test_labels_with_control_characters(label: str) -> None:
 def test_unreadable_labels(tmp_path: Path) -> None:
     with pytest.raises(ManifestError, match="No such file"):
         read_labels(tmp_path / "labels.txt")
-    (tmp_path / "labels.txt").write_bytes(b"caf\xe9")
-    with pytest.raises(ManifestError, match="not UTF-8"):
-        read_labels(tmp_path / "labels.txt")
+    for content, fault in (
+        ("café".encode("latin-1"), "not UTF-8"),
+        ("café".encode("utf-16"), "not UTF-8"),
+        ("cat\ndog".encode("utf-16-le"), r"line 1 is 'c\\x00"),
+        (b"cat\rdog\r", r"line 1 is 'cat\\rdog"),
+    ):
+        (tmp_path / "labels.txt").write_bytes(content)
+        with pytest.raises(ManifestError, match=fault) as caught:
+            read_labels(tmp_path / "labels.txt")
+        assert "UTF-8" in caught.value.hint
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(ManifestError, match="it is a pipe"):
         read_labels(tmp_path / "pipe")

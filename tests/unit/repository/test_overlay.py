@@ -14,7 +14,9 @@ from graphkiln_backend.graph.errors import GraphkilnError, ManifestError, Reposi
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND, read_config
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.overlay import OtherBackend, batch_footprints, complete_config, write_mirror
+from graphkiln_backend.repository.version import check_label_files
 
+LABELLED = 'name: "y" data_type: TYPE_FP32 dims: [3] label_filename: "labels.txt"'
 ALL = frozenset({BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND})
 
 
@@ -82,6 +84,39 @@ class TestMirror:
         assert (mirror / place).resolve().is_relative_to(mirror.resolve())
         assert (mirror / place).read_text() == "red\ngreen\nblue\n"
         assert (mirror / "1" / "model.onnx").resolve() == (model / "1" / "model.onnx").resolve()
+
+    @pytest.mark.parametrize(
+        ("content", "triton_reads"),
+        [
+            (b"\xef\xbb\xbfred\r\n\r\nblue\r\n", b"red\n\nblue\n"),
+            (b"red\ngreen\nblue", b"red\ngreen\nblue\n"),
+            (b"red\n\n", b"red\n\n"),
+            (b"", b""),
+            ("größe\ta\n".encode(), "größe\ta\n".encode()),
+        ],
+    )
+    def test_triton_reads_the_labels_that_clients_read(
+        self, store: Path, tmp_path: Path, content: bytes, triton_reads: bytes
+    ) -> None:
+        model = store / "written"
+        (model / "labels.txt").write_bytes(content)
+        (model / "config.pbtxt").write_text(f'backend: "graphkiln" output [{{ {LABELLED} }}]')
+        config = complete_config(model, ALL, as_is)
+        write_mirror(model, tmp_path / "mirror", {1}, config)
+        assert (tmp_path / "mirror" / "labels.txt").read_bytes() == triton_reads
+        check_label_files(config, tmp_path / "mirror")
+        if content not in (triton_reads, triton_reads.removesuffix(b"\n")):
+            with pytest.raises(RepositoryError, match=r"labels\.txt has a byte order mark"):
+                check_label_files(config, model)
+        write_mirror(model, tmp_path / "of another backend", {1}, None)
+        assert (tmp_path / "of another backend" / "labels.txt").read_bytes() == content
+
+    def test_labels_that_cannot_be_read_are_refused(self, store: Path) -> None:
+        model = store / "written"
+        (model / "labels.txt").write_bytes("red\n".encode("utf-16"))
+        (model / "config.pbtxt").write_text(f'backend: "graphkiln" output [{{ {LABELLED} }}]')
+        with pytest.raises(ManifestError, match="they are not UTF-8"):
+            complete_config(model, ALL, as_is)
 
     @pytest.mark.parametrize("place", ["../other.txt", "missing.txt"])
     def test_invalid_label_files_are_skipped(self, store: Path, tmp_path: Path, place: str) -> None:
