@@ -58,6 +58,11 @@ def refused(server: Server, model: str, version: int, words: str) -> bool:
     return bool(lines)
 
 
+def replays(server: Server, model: str) -> float:
+    name = "graphkiln_self_test_replays_total"
+    return sum(value for key, value in server.metrics().items() if key.startswith(name) and f'model="{model}"' in key)
+
+
 def kill_triton(server: Server) -> None:
     for child in psutil.Process(server.process.pid).children():
         if child.name() == "tritonserver":
@@ -177,6 +182,12 @@ def test_explicit_mode(start_server: StartServer, store: Path) -> None:
         server.wait_until(lambda: factor(server, "late") == 2, timeout_s=60)
         client.unload("late")
         time.sleep(3)  # replays go on with what serves
+        folder = stand_in.publish(store, "place", 1)
+        client.load("place")
+        server.wait_until(lambda: replays(server, "place") > 0, timeout_s=60)
+        stand_in.write_model(folder, run=stand_in.FAULTY_RUNS["wrong"])
+        client.load("place")
+        server.wait_until(lambda: factor(server, "place") == 0, timeout_s=60)
     assert "restarting" not in server.log
     assert factor(server) == 2
 

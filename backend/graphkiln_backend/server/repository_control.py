@@ -78,7 +78,7 @@ class RepositoryControl:
         """List every version known to the server."""
         if self.http:
             path = "/v2/repository/index"
-            status, body = self._post(path, _TIMEOUT_S)
+            status, body = self._send("POST", path, _TIMEOUT_S)
             if status != HTTPStatus.OK:
                 raise ConnectionError(f"port {self.http.port} responded with status {status} to {path}")
             try:
@@ -122,10 +122,21 @@ class RepositoryControl:
         elif error := self._change(model, "unload", _TIMEOUT_S, {}):
             raise ConnectionError(f"{model} cannot be unloaded: {error}")
 
+    def count_answered(self, model: str, version: int) -> int:
+        """Count the requests that a version has answered since it was loaded, over HTTP; 0 if Triton does not tell.
+
+        Source: Triton's statistics extension.
+        """
+        status, body = self._send("GET", f"/v2/models/{in_path(model)}/versions/{version}/stats", _TIMEOUT_S)
+        try:
+            return int(json.loads(body)["model_stats"][0]["inference_count"]) if status == HTTPStatus.OK else 0
+        except (ValueError, KeyError, IndexError, TypeError):
+            return 0
+
     def _change(self, model: str, verb: str, timeout_s: float, parameters: Mapping[str, str]) -> str:
         """Load or unload a model over HTTP; return the error, or an empty text."""
         request = json.dumps({"parameters": parameters}).encode() if parameters else b""
-        status, body = self._post(f"/v2/repository/models/{in_path(model)}/{verb}", timeout_s, request)
+        status, body = self._send("POST", f"/v2/repository/models/{in_path(model)}/{verb}", timeout_s, request)
         if status == HTTPStatus.OK:
             return ""
         try:
@@ -133,14 +144,14 @@ class RepositoryControl:
         except (ValueError, KeyError, TypeError):
             return f"status {status}"
 
-    def _post(self, path: str, timeout_s: float, request: bytes = b"") -> tuple[int, bytes]:
+    def _send(self, method: str, path: str, timeout_s: float, request: bytes = b"") -> tuple[int, bytes]:
         from http.client import HTTPConnection, HTTPException  # imports ssl, which a start does not need
 
         if self.http is None:
             raise ConnectionError("neither HTTP nor gRPC without TLS is on")
         connection = HTTPConnection(*self.http.local_address, timeout=timeout_s)
         try:
-            connection.request("POST", path, request, headers={"Connection": "close", **self.headers})
+            connection.request(method, path, request, headers={"Connection": "close", **self.headers})
             response = connection.getresponse()
             return response.status, response.read()
         except HTTPException as error:

@@ -17,6 +17,7 @@ from graphkiln_backend.server.golden_requests import Answers, Asking, Target, Wa
 from graphkiln_backend.server.managed_stores import ShownModel
 from graphkiln_backend.server.proofs import ProofBook, ProofState
 from graphkiln_backend.server.proving_server import Candidate, ProvingServer
+from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.system.signals import ServerStopping
 
 _POLL_S = 0.1
@@ -117,6 +118,16 @@ class ServedProofs:
         for (name, version), answers in found.items():
             self._record(shown[name], version, answers, replayed=True)
         return {which: answers.reason for which, answers in found.items() if answers.reason}
+
+    def count_answered(self, models: Iterable[ShownModel]) -> dict[tuple[str, int], int]:
+        """Count the requests that versions with golden samples have answered since they were loaded.
+
+        Raises:
+            OSError: The server does not respond.
+        """
+        control = RepositoryControl(http=self.address, headers=self.headers)
+        versions = [(model.stored.name, version) for model in models for version in model.provable]
+        return {which: control.count_answered(*which) for which in versions} if self.address else {}
 
     def _targets(self, models: Sequence[ShownModel]) -> list[Target]:
         return [

@@ -122,7 +122,9 @@ class VersionController:
         self._replay_interval_s = replay_interval_s
         self._strict = strict
         self._unasked: set[str] = set()  # models that were loaded, and not asked their golden samples since
-        self._followed: dict[str, ShownModel] = {}  # in explicit mode: what served at the last look
+        # In explicit mode: what served at the last look, and how many requests it had answered.
+        self._followed: dict[str, ShownModel] = {}
+        self._answered: dict[tuple[str, int], int] = {}
         self.fault = ""
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()  # held while versions are loaded
@@ -351,16 +353,21 @@ class VersionController:
 
         Triton reads the user's stores itself in this mode, so that a version can be asked only once it serves.
         """
-        if self._proofs:
-            for name in {row.model for row in self._proofs.book.rows()} - serving.keys():
-                self._proofs.book.keep(name, ())
-        self._followed = {name: model for name, model in self._followed.items() if name in serving}
-        loaded = {
-            name
-            for name, versions in serving.items()
-            if name not in self._followed or self._followed[name].versions != versions
+        if self._proofs is None:
+            return
+        for name in {row.model for row in self._proofs.book.rows()} - serving.keys():
+            self._proofs.book.keep(name, ())
+        # Triton counts anew after each load: fewer answers than at the last look show a version replaced in place.
+        answered = self._proofs.count_answered(self._followed.values())
+        again = {name for (name, version), count in answered.items() if count < self._answered.get((name, version), 0)}
+        self._answered = answered
+        self._followed = {
+            name: model
+            for name, model in self._followed.items()
+            if model.versions == serving.get(name) and name not in again
         }
-        if self._proofs is None or not loaded:
+        loaded = serving.keys() - self._followed.keys()
+        if not loaded:
             return
         found = self._stores.scan()
         models = {
@@ -369,17 +376,21 @@ class VersionController:
         }
         for model in models.values():
             self._proofs.note(model)
-        self._followed |= models
-        for (name, version), reason in self._proofs.replay([*models.values()], self._stop.is_set).items():
+        wrong = self._proofs.replay([*models.values()], self._stop.is_set)
+        self._answered |= self._proofs.count_answered(models.values())
+        changed: set[str] = set()
+        for (name, version), reason in wrong.items():
             stored = models[name].stored
             if self._stores.scan().get(name) != stored or _serving(self._states().get(name, [])) != [*serving[name]]:
-                self._followed.pop(name, None)  # the user has changed or loaded it meanwhile: ask again
+                changed.add(name)  # by the user, or loaded again: ask again
                 continue
             self._stores.quarantine.add(stored, version, reason)
             planned = self._stores.plan(stored, stored.versions)
             self._show(planned)
             if not planned.versions:
                 self._control.unload(name)
+        # Last: the server is restarted if a version that is followed is wrong.
+        self._followed |= {name: model for name, model in models.items() if name not in changed}
 
     # Poll mode: compare the stores with the shown models.
     #

@@ -61,6 +61,20 @@ def test_a_load_that_fails_says_why(body: bytes, words: str) -> None:
         assert control(server.port).load("a", 5) == words
 
 
+@pytest.mark.parametrize(
+    ("body", "status", "count"),
+    [
+        (b'{"model_stats": [{"name": "a b", "version": "2", "inference_count": 7}]}', "200 OK", 7),
+        (b'{"error": "not ready"}', "400 Bad Request", 0),
+        (b"?", "200 OK", 0),
+    ],
+)
+def test_answered_requests(body: bytes, status: str, count: int) -> None:
+    with CannedHttp([http(body, status)]) as server:
+        assert control(server.port).count_answered("a b", 2) == count
+    assert server.requests[0].startswith(b"GET /v2/models/a%20b/versions/2/stats HTTP/1.1\r\n")
+
+
 def test_something_else_than_the_folder_is_sent_along() -> None:
     with CannedHttp([http(b"")]) as server:
         override = LoadOverride(config='{"backend": "python"}', files={"1/model.py": "pass"})

@@ -7,7 +7,8 @@ import os
 import random
 import shutil
 import threading
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -678,10 +679,12 @@ class FakeProofs:
         admitted: The versions that were proven.
         asked: The versions of each replay.
         meanwhile: Called during a proof or a replay.
+        answered: Requests that each version has answered since it was loaded.
     """
 
     def __init__(self) -> None:
         self.book = ProofBook()
+        self.answered: Counter[tuple[str, int]] = Counter()
         self.refused: dict[tuple[str, int], str] = {}
         self.wrong: dict[tuple[str, int], str] = {}
         self.admitted: list[tuple[str, int]] = []
@@ -708,6 +711,10 @@ class FakeProofs:
 
     def note(self, model: ShownModel) -> None:
         self.book.keep(model.stored.name, model.versions)
+
+    def count_answered(self, models: Iterable[ShownModel]) -> dict[tuple[str, int], int]:
+        names = [(model.stored.name, version) for model in models for version in model.provable]
+        return {which: self.answered[which] for which in names}
 
 
 OTHER = 'backend: "python"'
@@ -960,6 +967,40 @@ class TestProofsThroughTheServer:
         explicit.follow()
         explicit.follow()
         assert explicit.proofs.asked == [[("m", 2)], [("late", 1)]]
+
+    def test_explicit_mode_asks_a_version_that_was_replaced_in_place(self, explicit: ProvenSetup) -> None:
+        explicit.start()
+        explicit.settle()
+        explicit.add("m", 1)
+        explicit.triton.load("m", 1)
+        explicit.proofs.answered["m", 1] = 4  # the samples
+        explicit.follow()
+        explicit.proofs.asked.clear()
+        explicit.add("m", 1, "other files")
+        explicit.triton.load("m", 1)
+        explicit.proofs.answered["m", 1] = 2
+        for _ in range(2):
+            explicit.follow()
+            assert explicit.proofs.asked == [[("m", 1)]]
+        explicit.controller._replay()
+        assert explicit.proofs.asked == [[("m", 1)]] * 2, "and from then on it is replayed"
+
+    def test_explicit_mode_restarts_nothing_for_a_version_that_is_taken_back(self, explicit: ProvenSetup) -> None:
+        """The replays of what serves go on in another thread."""
+        explicit.start()
+        explicit.settle()
+        explicit.add("m", 1)
+        explicit.proofs.wrong = {("m", 1): "the outputs changed"}
+        explicit.triton.load("m", 1)
+
+        def replay() -> None:
+            explicit.proofs.meanwhile = lambda: None
+            explicit.controller._replay()
+
+        explicit.proofs.meanwhile = replay
+        explicit.follow()
+        assert explicit.controller.fault == ""
+        assert explicit.triton.serving("m") == []
 
     def test_explicit_mode_replaces_a_wrong_version_by_the_older_one(self, explicit: ProvenSetup) -> None:
         explicit.add("m", 1)
