@@ -318,13 +318,16 @@ def decode_response(message: Any, request: InferRequest) -> InferResponse:
     if message.id and request.request_id and message.id != request.request_id:
         raise ProtocolError(f"the response to request {request.request_id} has the id {message.id[:80]}")
     check_outputs([(output.name, output.datatype) for output in message.outputs], request)
-    shared = {output.name: tuple(output.shape) for output in message.outputs if request.is_shared(output.name)}
-    outputs = [output for output in message.outputs if output.name not in shared]
     contents = list(message.raw_output_contents)
+    whole = len(contents) == len(message.outputs)  # Triton sends empty contents for outputs in shared memory
+    sent = {output.name for output, raw in zip(message.outputs, contents, strict=False) if whole and raw}
+    in_region = [output for output in message.outputs if request.is_shared(output.name) and output.name not in sent]
+    shared = {output.name: tuple(output.shape) for output in in_region}
+    outputs = [output for output in message.outputs if output.name not in shared]
     if not contents:
         arrays = {output.name: _from_contents(output) for output in outputs}
     else:
-        if shared and len(contents) == len(message.outputs):  # Triton sends empty contents for shared memory
+        if whole:
             named = zip(message.outputs, contents, strict=True)
             contents = [raw for output, raw in named if output.name not in shared]
         if len(contents) != len(outputs):

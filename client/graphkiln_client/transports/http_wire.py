@@ -322,7 +322,7 @@ def decode_response(body: bytes, header_length: int | None, request: InferReques
             name, datatype, shape = str(output["name"]), output["datatype"], tuple(map(int, output["shape"]))
             if "data" in output:
                 outputs[name] = from_values(output["data"], datatype, shape)
-            elif request.is_shared(name):
+            elif request.is_shared(name) and "binary_data_size" not in output.get("parameters", {}):
                 shared[name] = shape
             else:
                 size = int(output["parameters"]["binary_data_size"])

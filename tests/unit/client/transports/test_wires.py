@@ -409,6 +409,15 @@ class TestInferResponse:
         alone = request(outputs={"A": RequestedOutput(shared=PLACE)})
         assert read_grpc([row("A", datatype="FP32")], [b""], alone).shared_shapes == {"A": (1,)}
 
+    def test_output_that_came_in_the_message_after_all(self) -> None:
+        """The region still holds an earlier request's."""
+        asked, output = request(outputs={"A": RequestedOutput(shared=PLACE)}), row("A", datatype="FP32")
+        raw = np.float32(7).tobytes()
+        sized = {**output, "parameters": {"binary_data_size": 4}}
+        for response in (read_grpc([output], [raw], asked), read_http([sized], raw, asked)):
+            assert not response.shared_shapes
+            assert response.outputs["A"].tolist() == [7]
+
     @pytest.mark.parametrize(
         ("asked", "answered", "fault"),
         [
