@@ -1,4 +1,4 @@
-"""Constant folding and weight sharing."""
+"""Constant nodes beside their readers, and weight sharing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import onnx_ir
-from onnx_ir.passes.common import DeduplicateInitializersPass, InlinePass, LiftConstantsToInitializersPass
-from onnxscript import optimizer
+from onnx_ir.passes.common import DeduplicateInitializersPass
 
 from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Edge
@@ -17,8 +16,6 @@ from graphkiln_backend.repository.training_mode import DRAWING
 # Quantizers put all nodes that dequantize weights at the start of a graph. Cut into stages as it is, such a graph would
 # keep all weights in the first stage and send dequantized ones on with every batch. Each reader gets its own copy of
 # these nodes, directly before it.
-
-_MOST_ELEMENTS = 2**20
 
 
 def bring_to_readers(model: onnx_ir.Model) -> None:
@@ -96,28 +93,6 @@ def _copy(node: onnx_ir.Node, copies: Mapping[onnx_ir.Value, onnx_ir.Value], num
     for value, made in zip(node.outputs, own.outputs, strict=True):
         made.name, made.shape, made.type = f"{value.name}{suffix}" if value.name else "", value.shape, value.type
     return own
-
-
-@dataclass(frozen=True)
-class FoldConstants(Pass):
-    """Fold constant nodes, and lift Constant nodes to initializers, which other passes match."""
-
-    name = "fold-constants"
-    summary = "compute what no input changes"
-
-    def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Fold all results of at most 2^20 elements; larger ones would bloat the file."""
-        InlinePass()(model)
-        optimizer.fold_constants(
-            model, onnx_shape_inference=True, input_size_limit=_MOST_ELEMENTS, output_size_limit=_MOST_ELEMENTS
-        )
-        LiftConstantsToInitializersPass(lift_all_constants=True, size_limit=0)(model)
-        return Edge()
-
-    def remark(self, model: onnx_ir.Model) -> str:
-        """Report the Constant nodes that stay in the main graph."""
-        left = sum(node.op_type == "Constant" for node in model.graph)
-        return f"{left} constants left" if left else ""
 
 
 @dataclass(frozen=True)

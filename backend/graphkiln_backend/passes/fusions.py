@@ -12,7 +12,7 @@ import numpy as np
 import onnx_ir
 from onnx_ir.passes.common import CommonSubexpressionEliminationPass, IdentityEliminationPass, OutputFixPass
 from onnxscript.rewriter import MatchResult, RewritePass, RewriteRuleClassBase
-from onnxscript.rewriter.pattern import OrValue
+from onnxscript.rewriter.pattern import Constant, OrValue
 from onnxscript.rewriter.rules import common
 from onnxscript.rewriter.rules.common import (
     fuse_batchnorm_into_conv_rule,
@@ -92,17 +92,12 @@ class CleanUp(Pass):
     def __call__(self, model: onnx_ir.Model) -> Edge:
         """Repeat until nothing changes."""
         rules = (
-            common.cast_cast_rule,
             common.no_op_cast_rule,
             common.transpose_transpose_rule,
             common.no_op_transpose_rule,
             common.reshape_reshape_rule,
             common.unsqueeze_unsqueeze_rule,
             common.no_op_expand_rule,
-            common.add_0_rule,
-            common.sub_0_rule,
-            common.mul_by_1_rule,
-            common.div_by_1_rule,
             common.dropout_inference_rule,
             common.dropout_zero_rule,
         )
@@ -127,6 +122,9 @@ def _eliminate_identities(model: onnx_ir.Model) -> None:
         OutputFixPass()(model)
         for value, name in zip(model.graph.outputs, names, strict=True):
             value.name = name
+
+
+_TWO = Constant(2, rel_tol=0, abs_tol=0)  # by default a pattern takes 2.00001 for 2
 
 
 class _MeanOfSum(RewriteRuleClassBase):
@@ -159,7 +157,7 @@ class _Scaled(RewriteRuleClassBase):
 
     def pattern(self, op: Any, x: Any, epsilon: Any, scale: Any) -> Any:
         centered = op.Sub(x, op.ReduceMean(x, [-1], keepdims=1))
-        square = OrValue([op.Mul(centered, centered), op.Pow(centered, 2)])
+        square = OrValue([op.Mul(centered, centered), op.Pow(centered, _TWO)])
         deviation = op.Sqrt(op.Add(op.ReduceMean(square, [-1], keepdims=1), epsilon))
         return op.Mul(OrValue([op.Mul(centered, op.Reciprocal(deviation)), op.Div(centered, deviation)]), scale)
 

@@ -10,8 +10,9 @@ from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.passes.base import Pass
-from graphkiln_backend.passes.constants import FoldConstants, ShareWeights
+from graphkiln_backend.passes.constants import ShareWeights
 from graphkiln_backend.passes.edge_passes import EmbedPreprocess, Nhwc, PruneOutputs, Rename, Softmax, TopK
+from graphkiln_backend.passes.folding import FoldConstants
 from graphkiln_backend.passes.fusions import AddIntoProducer, CleanUp, FoldBatchNorm, FuseLayerNorm, PadIntoConv
 
 # Passes that run by default. None changes an output.

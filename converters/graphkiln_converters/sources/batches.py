@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import onnx_ir
 from onnx_ir.passes.common import ShapeInferencePass
-from onnxscript import optimizer
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.dtypes import AnyArray
@@ -20,8 +19,8 @@ from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.passes.base import run_passes
 from graphkiln_backend.passes.batch import VaryBatch
-from graphkiln_backend.passes.constants import FoldConstants
 from graphkiln_backend.passes.edge import Arrays
+from graphkiln_backend.passes.folding import FoldConstants
 from graphkiln_backend.passes.graph_file import load
 from graphkiln_backend.passes.rounding import Rounding
 from graphkiln_backend.proof.comparison import compare
@@ -37,9 +36,6 @@ _SEED = 20260102
 _ROWS = 5
 # Beside one row at a time.
 _SIZES = (3, 5)
-
-# Not folded by default; with a fixed batch they depend on constants only.
-_SHAPES_ALONE = frozenset({"ConstantOfShape", "Range"})
 
 Run = Callable[[Arrays], dict[str, AnyArray]]
 
@@ -115,11 +111,7 @@ def free_batch(model: onnx_ir.Model) -> onnx_ir.Model:
         for value in node.outputs:
             if value.shape is not None and value.shape.is_dynamic():
                 value.shape = None
-    optimizer.fold_constants(
-        model,
-        onnx_shape_inference=True,
-        should_fold=lambda node: True if node.op_type in _SHAPES_ALONE else None,
-    )
+    run_passes(model, (FoldConstants(fills=True),))  # with a fixed batch these depend on constants only
     ShapeInferencePass()(model)
     for value, shape in zip(model.graph.outputs, declared, strict=True):
         value.shape = value.shape or shape
