@@ -10,9 +10,10 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
@@ -33,17 +34,25 @@ from graphkiln_backend.graph.task import (
     output_names,
     read_labels,
 )
-from graphkiln_backend.passes.base import Rewritten, run_passes
+from graphkiln_backend.passes.base import PassError, Rewritten, run_passes
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.edge_passes import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.passes.rounding import Rounding
-from graphkiln_backend.proof.policy import Limits, export_limits, fp64_can_decide, limits_beside_fp64
+from graphkiln_backend.proof.policy import Limits, beside_reference, export_limits, fp64_can_decide, limits_beside_fp64
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_backend.storage.address import RemoteAddress, is_remote
-from graphkiln_converters.precision import check_lowers, check_precision_options, lower_and_prove, with_own_limit
-from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, other_batch_sizes, prove_graph
+from graphkiln_converters.precision import check_lowers, check_precision_options, lower_and_prove, smallest_kept
+from graphkiln_converters.prove import (
+    Proof,
+    ProvenGraph,
+    ReferenceSamples,
+    other_batch_sizes,
+    prove_graph,
+    prove_served,
+    with_own_limit,
+)
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import Sampler, recorded_samples
@@ -99,36 +108,93 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
 
 def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
-    """Run the passes, prove the graph in its own precision, then in the requested one."""
+    """Run the passes, prove the graph in its own precision, then in the requested one.
+
+    A pass that fails or changes the outputs is left out by a further try.
+    """
     names = [str(value.name) for value in graph.graph.outputs]  # names of the source, before the passes rename them
     recorded = recorded_samples(recipe, model, names)
     _log.info("rewriting the graph")
-    rewritten = rewrite(graph, recipe, model.preprocess)  # changes `graph` in place
-    edge, preprocess = rewritten.edge, remaining_preprocess(model, rewritten.edge)
-    # The source's precision determines the limits: read before `save_runnable`, which may move nodes to fp32.
-    rounding = Rounding.of(graph)
+    rewrite_without = partial(rewrite_or_leave_out, graph, recipe, model.preprocess)
+    candidate = rewrite_without({})
+    edge, preprocess = candidate.rewritten.edge, remaining_preprocess(model, candidate.rewritten.edge)
+    rounding = candidate.rounding
     check_lowers(recipe, rounding.precision, preprocess)
-    notes = save_runnable(graph, target)
+    lowers = recipe.precision not in (Precision.FP32, rounding.precision)  # the default fp32 keeps the precision
 
-    _log.info("proving the outputs")
     sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
     samples = [*(group.at(edge) for group in recorded), *sampler.samples(recipe)]
-    limits = with_own_limit(export_limits(rounding.precision, rounding.depth), recipe)
+    limits = with_own_limit(export_limits(rounding.precision, rounding.depth), recipe.relative_l2)
+    source = with_own_limit(beside_reference(rounding.precision), recipe.relative_l2)
+    reading = samples[0].ranking or samples[0].task
     batch_sizes = other_batch_sizes(model.batch_size)
-    proof = _prove_export(target, samples, limits, batch_sizes, None if recorded else sampler)
-    proven = ProvenGraph(
-        graph=target,
-        proof=proof,
-        rewritten=rewritten,
-        verification=proof.verification,
-        notes=notes,
-        precision=rounding.precision,
-    )
-    if recipe.precision in (Precision.FP32, proven.precision):  # the default fp32 keeps the source's precision
-        return proven
 
+    def prove_candidate(candidate: Candidate) -> ProvenGraph:
+        notes = save_runnable(candidate.graph, target)
+        proof = _prove_export(target, samples, limits, batch_sizes, None if recorded else sampler)
+        if not lowers:
+            prove_served(
+                target,
+                proof.golden,
+                rounding.precision,
+                source,
+                reading=reading,
+                largest_batch=recipe.max_batch_size,
+            )
+        return ProvenGraph(
+            graph=target,
+            proof=proof,
+            rewritten=candidate.rewritten,
+            verification=proof.verification,
+            notes=(*candidate.notes, *notes),
+            precision=rounding.precision,
+        )
+
+    _log.info("proving the outputs")
+    try:
+        proven = prove_candidate(candidate)
+    except UndecidedError:
+        raise
+    except VerificationError as error:
+        proven = _prove_with_fewer_passes(candidate, rewrite_without, prove_candidate, error)
+    if not lowers:
+        return proven
     _log.info("lowering to %s", recipe.precision)
     return lower_and_prove(proven, recipe, samples, sampler.calibration(recipe), batch_sizes)
+
+
+def _prove_with_fewer_passes(
+    refused: Candidate,
+    rewrite_without: Callable[[Mapping[str, str]], Candidate],
+    prove_candidate: Callable[[Candidate], ProvenGraph],
+    error: VerificationError,
+) -> ProvenGraph:
+    """Leave out the fewest optimizations with which the proof passes, and name them.
+
+    Raises:
+        VerificationError: The outputs differ without any optimization, too.
+    """
+    optional = {each.name for each in OPTIMIZATIONS}
+    ran = [report.name for report in refused.rewritten.reports if report.ran and report.name in optional]
+
+    def without_passes(names: Sequence[str]) -> ProvenGraph:
+        left_out = {**refused.left_out, **dict.fromkeys(names, f"with it, {error.message}")}
+        return prove_candidate(rewrite_without(left_out))
+
+    def passes_proof(names: Sequence[str]) -> bool:
+        try:
+            without_passes(names)
+        except VerificationError:
+            return False
+        return True
+
+    _log.info("proving the outputs without optimizations")
+    if not ran or not passes_proof(ran):
+        raise error
+    guilty = smallest_kept(ran, passes_proof)
+    for name in guilty:
+        _log.warning("the pass '%s' is left out: with it, %s", name, error.message)
+    return without_passes(guilty)
 
 
 def _prove_export(
@@ -446,8 +512,61 @@ def warn_without_preprocess(model: SourceModel) -> None:
 # The passes.
 
 
-def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None) -> Rewritten:
-    """Rewrite an exported graph in place.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Candidate:
+    """A rewritten graph to prove.
+
+    Attributes:
+        graph: The graph.
+        rewritten: What the passes changed.
+        rounding: Its rounding type, which determines the limits.
+        left_out: Passes that were left out, with the reason.
+    """
+
+    graph: onnx_ir.Model
+    rewritten: Rewritten
+    rounding: Rounding
+    left_out: Mapping[str, str]
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """A remark for each pass that was left out."""
+        return tuple(f"the pass '{name}' was left out: {reason}" for name, reason in self.left_out.items())
+
+
+def rewrite_or_leave_out(
+    graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None, left_out: Mapping[str, str]
+) -> Candidate:
+    """Rewrite a copy of an exported graph; an optimization that fails is left out.
+
+    Args:
+        graph: The exported graph.
+        recipe: Passes to skip, and the edge.
+        preprocess: Preprocessing of images, or None.
+        left_out: Passes to leave out, with the reason.
+
+    Raises:
+        ConversionError: As `rewrite`.
+    """
+    left_out = dict(left_out)
+    while True:
+        copy = graph.clone()
+        try:
+            rewritten = rewrite(copy, recipe, preprocess, left_out)
+        except PassError as error:
+            if error.name in left_out or error.name not in {each.name for each in OPTIMIZATIONS}:
+                raise
+            _log.warning("%s; it is left out", error.message)
+            left_out[error.name] = error.problem
+            continue
+        # Before `save_runnable`, which may move nodes to fp32.
+        return Candidate(graph=copy, rewritten=rewritten, rounding=Rounding.of(copy), left_out=left_out)
+
+
+def rewrite(
+    graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None, left_out: Collection[str] = ()
+) -> Rewritten:
+    """Rewrite an exported graph in place, without some passes.
 
     Raises:
         ConversionError: A pass to skip does not exist, a pass failed, or the preprocessing cannot be embedded.
@@ -467,7 +586,7 @@ def rewrite(graph: onnx_ir.Model, recipe: Recipe, preprocess: Preprocess | None)
         top_k=recipe.top_k,
         nhwc=recipe.layout == "nhwc",
     )
-    rewritten = run_passes(graph, without((*OPTIMIZATIONS, *at_edge), recipe.skip))
+    rewritten = run_passes(graph, without((*OPTIMIZATIONS, *at_edge), (*recipe.skip, *left_out)))
     if embedded:
         report = next((each for each in rewritten.reports if each.name == EmbedPreprocess.name), None)
         if report is None:

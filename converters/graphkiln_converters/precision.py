@@ -9,7 +9,7 @@ import os
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -40,18 +40,13 @@ from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
 from graphkiln_backend.passes.rounding import emulate
-from graphkiln_backend.proof.policy import BY_PRECISION, Limits
+from graphkiln_backend.proof.policy import BY_PRECISION
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, prove_graph
+from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, prove_graph, prove_served, with_own_limit
 from graphkiln_converters.recipe import Recipe
 
 _log = logging.getLogger("graphkiln.converters")
-
-
-def with_own_limit(limits: Limits, recipe: Recipe) -> Limits:
-    """A row of the policy, with the error limit of the recipe, if it has one."""
-    return replace(limits, relative_l2=recipe.relative_l2) if recipe.relative_l2 else limits
 
 
 def check_lowers(recipe: Recipe, source: Precision, preprocess: Preprocess | None) -> None:
@@ -163,7 +158,8 @@ def lower_and_prove(
     target = fp32.graph.parent / recipe.precision / fp32.graph.name  # in a separate folder, with its weights
     target.parent.mkdir()
     trial = target.parent / "trial" / target.name
-    limits = with_own_limit(BY_PRECISION[recipe.precision], recipe)
+    limits = with_own_limit(BY_PRECISION[recipe.precision], recipe.relative_l2)
+    reading = samples[0].ranking or samples[0].task
 
     def lower(target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
         if recipe.precision is Precision.INT8:
@@ -172,7 +168,16 @@ def lower_and_prove(
 
     def prove_lowered(lowered: LoweredGraph) -> Proof:
         changed = [group.at(lowered.rewritten.edge) for group in samples]
-        return prove_graph(lowered.emulated, changed, limits, fp32.proof.largest_difference, batch_sizes)
+        proof = prove_graph(lowered.emulated, changed, limits, fp32.proof.largest_difference, batch_sizes)
+        prove_served(
+            lowered.graph,
+            proof.golden,
+            recipe.precision,
+            limits,
+            reading=reading,
+            largest_batch=recipe.max_batch_size,
+        )
+        return proof
 
     def passes_proof(keep: Sequence[str]) -> bool:
         try:

@@ -8,26 +8,30 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Session
+from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine
+from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import (
     ConversionError,
     ExecutionError,
+    LoweringError,
     SignatureError,
     UndecidedError,
     VerificationError,
 )
-from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.golden import GoldenSamples, repeated
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import Detection, Ranking, Task
+from graphkiln_backend.graph.task import Detection, Ranking, Reading, Task
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
-from graphkiln_backend.proof.policy import Limits, gradient_limits
+from graphkiln_backend.proof.policy import REPLAY, Limits, gradient_limits
 from graphkiln_backend.proof.tasks import TaskTargets, judge, why_undecided
+from graphkiln_backend.system.resources import usable_cores
 from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches
 
 # Both differ from `EXPORT_BATCH`, so that a fixed batch cannot pass.
@@ -178,6 +182,92 @@ def prove_session(
         signature=session.signature,
         golden=_golden(session, samples[0]),
     )
+
+
+# What serves: the proof above runs the saved graph as it is; a server lets the engine rewrite it first.
+
+REPLAYED_SIZES = (1, 2, 5)
+_NOT_SERVED = "the graph is proven, but not as it would be served"
+_OTHER_ROUNDING = (
+    "its integers round otherwise than their fp32 emulation, and the graph magnifies that: --search-keep finds the "
+    "nodes that must stay fp32, --keep-fp32 names them; or other --calibration samples, --int8-by nncf"
+)
+
+
+def prove_served(
+    graph: Path,
+    golden: GoldenSamples,
+    precision: Precision,
+    source: Limits,
+    *,
+    reading: Reading | None,
+    largest_batch: int,
+) -> None:
+    """Replay golden samples on the session that `verify`, `explain` and a server build by default.
+
+    Args:
+        graph: The proven graph.
+        golden: Samples of its proof.
+        precision: Precision of the graph.
+        source: Row of the policy for the outputs of the source model.
+        reading: Interpretation of the outputs by users, or None.
+        largest_batch: Largest batch that the server will form.
+
+    Raises:
+        VerificationError: The session cannot be built, or its outputs differ.
+    """
+    if precision is Precision.BF16:
+        return  # on CPUs ONNX Runtime does not serve it, as a note of the conversion says
+    config = SessionConfig(
+        engine=REFERENCE_ENGINE,
+        device=CPU,
+        threads=usable_cores(),
+        spin=False,
+        reason="the default",
+        largest_batch=largest_batch,
+    )
+    sizes = tuple(sorted({*REPLAYED_SIZES, largest_batch}))
+    try:
+        with load_engine(REFERENCE_ENGINE).build(graph, config) as session:
+            for trusted, limits in ((golden.graph_outputs, REPLAY[precision]), (golden.source_outputs, source)):
+                replay_golden(session, golden, trusted, limits, reading=reading, sizes=sizes)
+    except (LoweringError, ExecutionError, SignatureError) as error:
+        raise VerificationError(_NOT_SERVED, report=str(error)) from error
+    except VerificationError as error:
+        hint = _OTHER_ROUNDING if precision is Precision.INT8 else error.hint
+        raise VerificationError(_NOT_SERVED, report=error.report, hint=hint, relative_l2=error.relative_l2) from error
+
+
+def replay_golden(
+    session: Session,
+    golden: GoldenSamples,
+    trusted: Arrays,
+    limits: Limits,
+    *,
+    reading: Reading | None,
+    sizes: Sequence[int] = REPLAYED_SIZES,
+) -> Verification:
+    """Compare a session with reference outputs of golden samples, at several batch sizes.
+
+    Returns:
+        The worst verdict.
+
+    Raises:
+        VerificationError: The outputs differ.
+    """
+    if golden.whole:
+        return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), reading=reading, samples=1)
+    verdicts = []
+    for size in sizes:
+        count = max(size, golden.count)
+        found = run_in_batches(session.run, golden.batch(count), size)
+        verdicts.append(prove(repeated(trusted, count), found, limits, batch_sizes=tuple(sizes), reading=reading))
+    return max(verdicts, key=lambda verdict: verdict.relative_l2)
+
+
+def with_own_limit(limits: Limits, relative_l2: float | None) -> Limits:
+    """A row of the policy, with the error limit of a recipe, if it has one."""
+    return replace(limits, relative_l2=relative_l2) if relative_l2 else limits
 
 
 def _why_empty(group: ReferenceSamples, limits: Limits) -> str:

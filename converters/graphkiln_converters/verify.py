@@ -11,23 +11,20 @@ from graphkiln_backend.engines.base import Placement, Session, SessionConfig
 from graphkiln_backend.engines.registry import load_engine, open_reference, reference_engine
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
-from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.graph.task import Reading
-from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.policy import EXPORT, REPLAY, Limits, adopted_limits, beside_reference
 from graphkiln_backend.repository.config import complete, read_config
 from graphkiln_backend.repository.publication import check_published, publish
 from graphkiln_backend.repository.version import CONFIG_FILE, ModelVersion
 from graphkiln_backend.repository.version_folders import is_version
+from graphkiln_converters.prove import REPLAYED_SIZES, replay_golden, with_own_limit
 from graphkiln_converters.samples import each_sample, read_samples
 from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, run_in_batches
 
 # Suffixes of graphs that an engine here can run.
 READABLE = (".onnx", ".xml")
-_BATCH_SIZES = (1, 2, 5)
 _MOST_READ = 256
 
 
@@ -124,11 +121,13 @@ def verify_session(
     """
     made = version.manifest and (version.manifest.conversion or version.adoption)
     row = precision or (made.precision if made else Precision.FP32)
+    conversion = version.manifest and version.manifest.conversion
+    own_limit = conversion.recipe.get("relative_l2") if conversion and row is conversion.precision else None
     verdicts: list[Verification] = []
     if golden := version.golden:
         # Another engine than that of the golden outputs rounds differently, also in fp32.
         references = [
-            ("source model", golden.source_outputs, beside_reference(row)),
+            ("source model", golden.source_outputs, with_own_limit(beside_reference(row), own_limit)),
             ("saved graph", golden.graph_outputs, REPLAY[row]),
         ]
         if version.adoption:
@@ -136,7 +135,7 @@ def verify_session(
             references = [(version.adoption.reference, golden.graph_outputs, limits)]
         for reference, trusted, limits in references:
             named = replace(limits, name=f"{row} on {name}, {reference}")
-            verdicts.append(_replay(session, golden, trusted, named, version.reading))
+            verdicts.append(replay_golden(session, golden, trusted, named, reading=version.reading))
     if samples:
         verdicts.append(
             _compare_samples(version, session, samples, replace(REPLAY[row], name=f"{row} on {name}, your samples"))
@@ -148,25 +147,6 @@ def verify_session(
             hint="give samples (--samples DIR), or convert it: graphkiln convert FILE.onnx",
         )
     return tuple(verdicts)
-
-
-def _replay(
-    session: Session, golden: GoldenSamples, trusted: Arrays, limits: Limits, reading: Reading | None
-) -> Verification:
-    """Worst verdict of all batch sizes."""
-    if golden.whole:
-        return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), reading=reading, samples=1)
-    verdicts = [
-        prove(
-            trusted,
-            run_in_batches(session.run, golden.inputs, size),
-            limits,
-            batch_sizes=_BATCH_SIZES,
-            reading=reading,
-        )
-        for size in _BATCH_SIZES
-    ]
-    return max(verdicts, key=lambda verdict: verdict.relative_l2)
 
 
 def _compare_samples(version: ModelVersion, session: Session, path: Path, limits: Limits) -> Verification:
@@ -190,7 +170,7 @@ def _compare_samples(version: ModelVersion, session: Session, path: Path, limits
                 for one in each_sample(feeds)
             ]
             return max(verdicts, key=lambda verdict: verdict.relative_l2)
-        size = _BATCH_SIZES[-1]
+        size = max(REPLAYED_SIZES)
         trusted, found = (run_in_batches(each.run, feeds, size) for each in (reference, session))
     scores = [np.abs(array) for array in trusted.values() if array.dtype.kind == "f"]
     largest = max((float(np.max(array, initial=0.0, where=np.isfinite(array))) for array in scores), default=0.0)

@@ -33,6 +33,20 @@ _RUNTIME_OPERATORS = frozenset(
 _PROTOBUF_LIMIT = 2**31 - 1
 
 
+class PassError(ConversionError):
+    """A pass failed, or produced an invalid graph.
+
+    Attributes:
+        name: Name of the pass.
+        problem: What happened.
+    """
+
+    def __init__(self, name: str, problem: str) -> None:
+        hint = f"skip the pass (--skip {name}) and report the error"
+        super().__init__(f"the pass '{name}' {problem}", hint=hint)
+        self.name, self.problem = name, f"it {problem}"
+
+
 class Pass(ABC):
     """One rewrite of a graph."""
 
@@ -91,7 +105,8 @@ def run_passes(model: onnx_ir.Model, passes: Sequence[Pass]) -> Rewritten:
     """Run passes in order, in place.
 
     Raises:
-        ConversionError: A pass failed or produced an invalid graph.
+        PassError: A pass failed or produced an invalid graph.
+        ConversionError: A pass refuses the graph.
     """
     reports, edge = [], Edge()
     for graph_pass in passes:
@@ -113,10 +128,7 @@ def _run(model: onnx_ir.Model, graph_pass: Pass) -> tuple[PassReport, Edge]:
         except ConversionError:
             raise
         except Exception as error:
-            raise ConversionError(
-                f"the pass '{graph_pass.name}' failed: {type(error).__name__}: {error}",
-                hint=f"skip the pass (--skip {graph_pass.name}) and report the error",
-            ) from error
+            raise PassError(graph_pass.name, f"failed: {type(error).__name__}: {error}") from error
         _check(model, graph_pass.name)
     report = PassReport(
         name=graph_pass.name,
@@ -141,10 +153,7 @@ def _check(model: onnx_ir.Model, name: str) -> None:
     try:
         onnx.checker.check_model(_without_runtime_operators(_with_all_shapes(onnx_ir.to_proto(model))))
     except onnx.checker.ValidationError as error:
-        raise ConversionError(
-            f"the pass '{name}' produced an invalid graph: {error}",
-            hint=f"skip the pass (--skip {name}) and report the error",
-        ) from error
+        raise PassError(name, f"produced an invalid graph: {error}") from error
 
 
 def _with_all_shapes(proto: onnx.ModelProto) -> onnx.ModelProto:

@@ -83,7 +83,10 @@ def _fold(model: onnx_ir.Model, left: Collection[str]) -> bool:
             for value, result in zip(node.outputs, results, strict=True):
                 name, value.name = value.name, None
                 constant = onnx_ir.Value(
-                    name=name, shape=result.shape, type=onnx_ir.TensorType(result.dtype), const_value=result
+                    name=name,
+                    shape=onnx_ir.Shape(result.shape.numpy()),
+                    type=onnx_ir.TensorType(result.dtype),
+                    const_value=result,
                 )
                 value.replace_all_uses_with(constant)
                 graph.register_initializer(constant)
@@ -126,7 +129,9 @@ def _compute(node: onnx_ir.Node, like: onnx.ModelProto) -> list[onnx_ir.TensorPr
         _log.debug("not folded: %s", error)
         return None
     results = [_tensor(array, str(value.name)) for array, value in zip(arrays, node.outputs, strict=True)]
-    added = sum(tensor.size for tensor in results) - sum(tensor.size for tensor in weights.values() if tensor)
+    added = sum(tensor.size for tensor in results) - sum(
+        tensor.size for tensor in weights.values() if tensor is not None
+    )
     return results if added <= _MOST_ELEMENTS else None
 
 

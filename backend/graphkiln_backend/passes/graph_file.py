@@ -18,6 +18,8 @@ from graphkiln_backend.repository.onnx_file import external_locations
 Part = onnx.GraphProto | onnx.FunctionProto
 # Operator set that converters write: supported by ONNX Runtime 1.14 and later, and so by all supported Triton releases.
 OPSET = 18
+_ONNX = ("", "ai.onnx", "ai.onnx.ml")  # their versions differ, so a missing one is not guessed
+_ONLY_VERSION = 1  # of all other domains
 _FREE_INITIALIZERS = 4  # source: ONNX, "IR version 4"
 _EXTERNAL_DATA_FROM_BYTES = 2**30  # protobuf messages are limited to 2 GiB
 _LINKS = "links that leave the model's folder are not followed: replace them with files (cp -rL FOLDER COPY)"
@@ -114,9 +116,15 @@ def _first_cause(error: BaseException) -> BaseException:
 def tidied(model: onnx_ir.Model) -> onnx_ir.Model:
     """Repair, in place, faults that runtimes accept but ONNX's checker rejects.
 
-    These are a missing graph name, dimensions of -1 (dynamic in older exporters) and duplicate outputs.
+    These are a missing graph name, dimensions of -1 (dynamic in older exporters), duplicate outputs, and operators of a
+    domain that is not imported (NNCF forgets com.microsoft).
     """
     graph = model.graph
+    parts: list[onnx_ir.Graph | onnx_ir.Function] = [graph, *model.functions.values()]
+    for part in parts:
+        for node in part.all_nodes():
+            if node.domain not in _ONNX:
+                part.opset_imports.setdefault(node.domain, _ONLY_VERSION)
     graph.name = graph.name or "graph"
     for value in (*graph.inputs, *graph.outputs):
         if value.shape is not None and any(isinstance(dim, int) and dim < 0 for dim in value.shape):

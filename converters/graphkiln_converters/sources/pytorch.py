@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
@@ -16,6 +17,8 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import torch
+from onnxscript import opset18 as op
+from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
 from torch import nn
 
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -334,7 +337,7 @@ def export_module(
                 input_names=input_names,
                 output_names=output_names,
                 opset_version=OPSET,
-                custom_translation_table=operators.translations(),
+                custom_translation_table={**operators.translations(), **_ATTENTION},
                 optimize=False,  # graphkiln's passes optimize and prove each step
                 verbose=False,
             )
@@ -346,6 +349,25 @@ def export_module(
         raise ConversionError(f"PyTorch exported nothing for {description}")
     model: onnx_ir.Model = program.model
     return model
+
+
+def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, *options: Any, **named: Any) -> Any:
+    """Translate attention; a query whose mask hides every key gets zeros, as in PyTorch.
+
+    The exporter's own translation gives the mean of the values for a mask of booleans, and NaN for one of -inf.
+    """
+    result = aten_scaled_dot_product_attention(query, key, value, attn_mask, *options, **named)
+    if attn_mask is None:
+        return result
+    last = op.Constant(value_ints=[-1])
+    if attn_mask.dtype == onnx_ir.DataType.BOOL:
+        seen = op.Cast(op.ReduceMax(op.Cast(attn_mask, to=onnx_ir.DataType.INT32), last), to=onnx_ir.DataType.BOOL)
+    else:
+        seen = op.Greater(op.ReduceMax(attn_mask, last), op.CastLike(op.Constant(value_float=-math.inf), attn_mask))
+    return op.Where(seen, result, op.CastLike(op.Constant(value_float=0.0), result))
+
+
+_ATTENTION = {torch.ops.aten.scaled_dot_product_attention.default: _attend}
 
 
 def _check_dynamic(model: onnx_ir.Model, inputs: Sequence[InputSpec]) -> None:

@@ -12,11 +12,13 @@ import pytest
 from graphs import compute, draw, graph
 from task_outputs import detector_outputs
 
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeSession
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ConversionError, UndecidedError, VerificationError
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.task import Detection
-from graphkiln_backend.proof.policy import EXPORT
-from graphkiln_converters.prove import ReferenceSamples, other_batch_sizes, prove_graph
+from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT
+from graphkiln_converters.prove import ReferenceSamples, other_batch_sizes, prove_graph, prove_served
 from graphkiln_converters.sources.base import run_in_batches
 
 TEXT = "(float[batch,4] x) => (float[batch,3] y, float[batch,4] slope) { y = MatMul(x, w) slope = Mul(x, two) }"
@@ -40,6 +42,44 @@ class TestBatchSizes:
         sizes = other_batch_sizes(saved)
         assert len(set(sizes)) == len(sizes) >= 2
         assert saved not in sizes
+
+
+class TestServed:
+    """A proven graph is also replayed on the session that serves it."""
+
+    def replay(self, path: Path, precision: Precision = Precision.FP32, sizes: int = 8, **changed: AnyArray) -> None:
+        golden = prove_graph(path, [samples()], EXPORT).golden
+        golden = replace(golden, graph_outputs={**golden.graph_outputs, **changed})
+        prove_served(path, golden, precision, BY_PRECISION[precision], reading=None, largest_batch=sizes)
+
+    def test_the_same_outputs(self, path: Path) -> None:
+        self.replay(path)
+
+    @pytest.mark.parametrize(("precision", "way_out"), [(Precision.FP32, ""), (Precision.INT8, "--search-keep")])
+    def test_other_outputs_are_refused(self, path: Path, precision: Precision, way_out: str) -> None:
+        x = samples().feeds["x"][:4]
+        with pytest.raises(VerificationError, match="not as it would be served") as caught:
+            self.replay(path, precision, slope=x * np.float32(2.12))
+        assert way_out in caught.value.hint
+
+    def test_every_batch_size_is_replayed(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        ran = set()
+        run = OnnxRuntimeSession.run
+
+        def recorded(self: OnnxRuntimeSession, feeds: Any, outputs: Any = None) -> Any:
+            ran.add(len(feeds["x"]))
+            return run(self, feeds, outputs)
+
+        golden = prove_graph(path, [samples()], EXPORT).golden
+        monkeypatch.setattr(OnnxRuntimeSession, "run", recorded)
+        prove_served(path, golden, Precision.FP32, EXPORT, reading=None, largest_batch=8)
+        assert ran >= {1, 2, 5, 8}
+
+    def test_a_graph_that_does_not_load_is_refused(self, path: Path) -> None:
+        golden = prove_graph(path, [samples()], EXPORT).golden
+        path.write_bytes(path.read_bytes()[:-3])
+        with pytest.raises(VerificationError, match="not as it would be served: ONNX Runtime cannot load"):
+            prove_served(path, golden, Precision.FP32, EXPORT, reading=None, largest_batch=8)
 
 
 class TestProof:

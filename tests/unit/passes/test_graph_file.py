@@ -94,6 +94,20 @@ def test_initializers_of_old_graphs_are_not_inputs(tmp_path: Path) -> None:
     assert list(model.graph.initializers) == ["w"]
 
 
+def test_a_domain_that_is_not_imported(tmp_path: Path) -> None:
+    """ONNX Runtime runs such a graph; NNCF writes one below opset 21, ONNX's checker refuses it."""
+    model = zoo.model(
+        [helper.make_node("Gelu", ["x"], ["y"], domain="com.microsoft")],
+        [zoo.value("x", ("n", 4))],
+        [zoo.value("y", ("n", 4))],
+    )
+    onnx.save(model, tmp_path / "m.onnx")
+    assert "com.microsoft" not in {each.domain for each in model.opset_import}
+    read = load(tmp_path / "m.onnx")
+    assert read.opset_imports["com.microsoft"] == 1
+    onnx.checker.check_model(onnx_ir.to_proto(read))
+
+
 INDICES = ([0, 5, 15], [[0, 0], [1, 1], [3, 3]])
 X = np.arange(8, dtype=np.float32).reshape(2, 4)
 

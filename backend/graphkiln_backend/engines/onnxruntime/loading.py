@@ -7,6 +7,7 @@ the first run.
 from __future__ import annotations
 
 import hashlib
+import logging
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 else:
     onnx = LazyModule("onnx")
 
+_log = logging.getLogger("graphkiln.engines")
+
 CPU, CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
 Provider = tuple[str, dict[str, str]]  # an execution provider's name and its options
 _LEVELS = {
@@ -48,6 +51,10 @@ _EXACT_PRODUCTS = {"session.qdq_matmulnbits_accuracy_level": "1"}
 # CPUs it changes no sum, disables the fast instructions (ResNet-50 takes three times as long with AVX512-VNNI, seen
 # with 1.32), and refuses graphs in which an int8 weight has two readers.
 _PRECISE = "session.x64quantprecision"
+# On x86 ONNX Runtime makes int8 activations uint8, which has faster kernels. Since opset 21 it forgets the attribute
+# `output_dtype` of QuantizeLinear nodes that it inserted itself, and then refuses its own graph (seen with 1.32).
+_KEEP_INT8 = "session.qdqisint8allowed"
+_QUANTIZING = "QuantizeLinear"  # in the error, also as DequantizeLinear
 _FOLDER = "session.model_external_initializers_file_folder_path"  # weight files of a graph loaded from memory
 _SHARED_BYTES = "Attempt to replace the existing tensor"  # prefix of the error for an int8 weight with two readers
 # Errors of ONNX Runtime, which have no common base class.
@@ -194,8 +201,17 @@ def _load(
 ) -> onnxruntime.InferenceSession:
     load = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers, enable_fallback=0)
     if providers[0][0] == CPU and saturates_products_of_bytes():
-        return _load_exact(load, graph_path, options)
-    return load(str(graph_path))
+        load_file = partial(_load_exact, load, graph_path, options)
+    else:
+        load_file = partial(load, str(graph_path))
+    try:
+        return load_file()
+    except ERRORS as error:
+        if _QUANTIZING not in str(error) or options.graph_optimization_level == _LEVELS["off"]:
+            raise
+        _log.info("%s: int8 activations stay int8, because ONNX Runtime fails to convert them: %s", graph_path, error)
+        _set(options, _KEEP_INT8, "1")
+        return load_file()
 
 
 def _load_exact(

@@ -14,16 +14,17 @@ import tempfile
 import threading
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import onnx
-import onnxruntime
 from onnxruntime import quantization
 
-from graphkiln_backend.engines.onnxruntime.loading import CPU
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.onnxruntime.loading import CPU, open_session, session_options
+from graphkiln_backend.graph.device import CPU as CPU_DEVICE
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import LoweringError
 
@@ -134,11 +135,12 @@ def count_integer_products(graph: Path) -> Coverage:
     """Count the products of a graph as ONNX Runtime runs it."""
     with tempfile.TemporaryDirectory(prefix="graphkiln-int8-") as folder:
         optimized = Path(folder) / "optimized.onnx"
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+        config = SessionConfig(
+            engine="onnxruntime", device=CPU_DEVICE, threads=1, spin=False, reason="to count products"
+        )
+        options = session_options(replace(config, tuning=replace(config.tuning, graph_level="extended")))
         options.optimized_model_filepath = str(optimized)
-        onnxruntime.InferenceSession(str(graph), options, providers=[CPU])
+        open_session(graph, options, [(CPU, {})])
         operators = Counter(node.op_type for node in onnx.load(optimized, load_external_data=False).graph.node)
     integer = sum(operators[name] for name in _INTEGER)
     return Coverage(integer=integer, products=integer + sum(operators[name] for name in _FLOAT))

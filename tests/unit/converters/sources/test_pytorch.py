@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_converters.sources import pytorch
 from graphkiln_converters.sources.base import InputSpec
@@ -50,6 +52,41 @@ class Refusing(nn.Module):
 def model(module: nn.Module, *names: str, **options: Any) -> TorchModel:
     inputs = tuple(InputSpec(name=name, shape=(4,)) for name in names)
     return TorchModel(module=freeze(module), description="a test", libraries=("torch",), inputs=inputs, **options)
+
+
+class Attention(nn.Module):
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+@pytest.mark.parametrize("keys", [1, 5, 40])
+@pytest.mark.parametrize("kind", ["booleans", "for each head", "for each key", "infinities", "smallest numbers"])
+def test_a_query_that_sees_no_key_gets_the_answer_of_pytorch(kind: str, keys: int, tmp_path: Path) -> None:
+    generator = torch.Generator().manual_seed(0)
+    query, key, value = (torch.randn(2, 4, size, 4, generator=generator) for size in (3, keys, keys))
+    seen = torch.rand(2, 1, 3, keys, generator=generator) > 0.4
+    seen[0, 0, 1] = False  # and a whole sample, below
+    masks = {
+        "booleans": seen,
+        "for each head": seen.repeat(1, 4, 1, 1),
+        "for each key": seen[:, :, :1] & torch.tensor([True, False]).reshape(2, 1, 1, 1),
+        "infinities": torch.where(seen, 0.5, -torch.inf),
+        "smallest numbers": torch.where(seen, 0.5, torch.finfo(torch.float32).min),
+    }
+    feeds = {"q": query, "k": key, "v": value, "mask": masks[kind]}
+    graph = export_module(
+        Attention().eval(),
+        tuple(feeds.values()),
+        {},
+        dynamic_shapes=({0: torch.export.Dim("batch")},) * 4,
+        input_names=list(feeds),
+        output_names=["y"],
+        description="attention",
+    )
+    onnx_ir.save(graph, tmp_path / "model.onnx")
+    with OnnxRuntimeEngine().build_reference(tmp_path / "model.onnx") as session:
+        got = session.run({name: tensor.numpy() for name, tensor in feeds.items()})["y"]
+    np.testing.assert_allclose(got, Attention()(*feeds.values()).numpy(), rtol=1e-5, atol=1e-5)
 
 
 class TestNamedOutputs:

@@ -14,9 +14,11 @@ from pathlib import Path
 
 import numpy as np
 import onnx
+import onnx_ir
 import onnxruntime
 import pytest
 import zoo
+from graphs import graph as graph_of
 from onnx import TensorProto, helper, numpy_helper
 from onnx.backend.test.loader import DATA_DIR
 
@@ -350,3 +352,31 @@ def test_hint_for_an_error(tmp_path: Path, error: str, hint: str) -> None:
     found = hint_for(error, saved(tmp_path, 18))
     assert hint in found
     assert bool(hint) == bool(found)
+
+
+@pytest.mark.parametrize("opset", [19, 21, 23])
+@pytest.mark.parametrize("moved", ["Reshape(d, flat)", "Transpose<perm=[0,2,1]>(d)", "Unsqueeze(d, one)"])
+def test_int8_activations_of_any_opset(opset: int, moved: str, tmp_path: Path) -> None:
+    """Since opset 21 ONNX Runtime fails to make int8 activations uint8 before a node that only moves values."""
+    nodes = f"q = QuantizeLinear(x, s, z) d = DequantizeLinear(q, s, z) r = {moved} v = DequantizeLinear(w, s, z)"
+    model = graph_of(
+        f"(float[n,2,6] x) => (float[k,l,m] y) {{ {nodes} p = MatMul(r, v) y = Reshape(p, rows) }}".replace(
+            "2,6]", "6,2]" if "Transpose" in moved else "2,6]"
+        ),
+        opset=opset,
+        s=np.float32(0.02),
+        z=np.int8(0),
+        w=np.arange(-12, 12, dtype=np.int8).reshape(6, 4),
+        flat=np.array([-1, 6]),
+        one=np.array([1]),
+        rows=np.array([-1, 2, 4]),
+    )
+    onnx_ir.save(model, tmp_path / "model.onnx")
+    x = np.linspace(-2, 2, 36, dtype=np.float32).reshape((3, 6, 2) if "Transpose" in moved else (3, 2, 6))
+    engine = OnnxRuntimeEngine()
+    with (
+        engine.build_reference(tmp_path / "model.onnx") as reference,
+        engine.build(tmp_path / "model.onnx", CONFIG) as session,
+    ):
+        np.testing.assert_allclose(session.run({"x": x})["y"], reference.run({"x": x})["y"], rtol=1e-5, atol=1e-5)
+        assert session.placement({"x": x}).products == {Precision.INT8: 1}
