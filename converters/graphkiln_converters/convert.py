@@ -38,7 +38,7 @@ from graphkiln_backend.passes.base import PassError, Rewritten, run_passes
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.edge_passes import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
-from graphkiln_backend.passes.rounding import Rounding
+from graphkiln_backend.passes.rounding import Rounding, has_quantized_activations
 from graphkiln_backend.proof.policy import Limits, beside_reference, export_limits, fp64_can_decide, limits_beside_fp64
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
@@ -107,6 +107,13 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
         return write_version(version, folder, recipe.version)
 
 
+_KEEP_QUANTIZED = (
+    "ONNX Runtime computes its integers otherwise than the graph says, and the graph magnifies that: convert the fp32 "
+    "graph with --precision int8 --search-keep, or serve this file as it is, without rewrites, from "
+    "STORE/NAME/1/model.onnx beside a config.pbtxt with optimization { graph { level: -1 } }"
+)
+
+
 def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
     """Run the passes, prove the graph in its own precision, then in the requested one.
 
@@ -119,13 +126,14 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
     candidate = rewrite_without({})
     edge, preprocess = candidate.rewritten.edge, remaining_preprocess(model, candidate.rewritten.edge)
     rounding = candidate.rounding
-    check_lowers(recipe, rounding.precision, preprocess)
-    lowers = recipe.precision not in (Precision.FP32, rounding.precision)  # the default fp32 keeps the precision
+    precision = Precision.INT8 if has_quantized_activations(candidate.graph) else rounding.precision
+    check_lowers(recipe, precision, preprocess)
+    lowers = recipe.precision not in (Precision.FP32, precision)  # the default fp32 keeps the precision
 
     sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
     samples = [*(group.at(edge) for group in recorded), *sampler.samples(recipe)]
     limits = with_own_limit(export_limits(rounding.precision, rounding.depth), recipe.relative_l2)
-    source = with_own_limit(beside_reference(rounding.precision), recipe.relative_l2)
+    source = with_own_limit(beside_reference(precision), recipe.relative_l2)
     reading = samples[0].ranking or samples[0].task
     batch_sizes = other_batch_sizes(model.batch_size)
 
@@ -136,10 +144,11 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
             prove_served(
                 target,
                 proof.golden,
-                rounding.precision,
+                precision,
                 source,
                 reading=reading,
                 largest_batch=recipe.max_batch_size,
+                way_out=_KEEP_QUANTIZED if precision is Precision.INT8 else "",
             )
         return ProvenGraph(
             graph=target,
@@ -147,7 +156,7 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
             rewritten=candidate.rewritten,
             verification=proof.verification,
             notes=(*candidate.notes, *notes),
-            precision=rounding.precision,
+            precision=precision,
         )
 
     _log.info("proving the outputs")

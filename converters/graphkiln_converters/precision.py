@@ -37,7 +37,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
-from graphkiln_backend.passes.graph_file import load, save
+from graphkiln_backend.passes.graph_file import OPSET, load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
 from graphkiln_backend.passes.rounding import emulate
 from graphkiln_backend.proof.policy import BY_PRECISION
@@ -135,6 +135,12 @@ class LoweredGraph:
     notes: tuple[str, ...]
 
 
+_OTHER_ROUNDING = (
+    "its integers round otherwise than their fp32 emulation, and the graph magnifies that: --search-keep finds the "
+    "nodes that must stay fp32, --keep-fp32 names them; or other --calibration samples, --int8-by nncf"
+)
+
+
 def lower_and_prove(
     fp32: ProvenGraph,
     recipe: Recipe,
@@ -176,6 +182,7 @@ def lower_and_prove(
             limits,
             reading=reading,
             largest_batch=recipe.max_batch_size,
+            way_out=_OTHER_ROUNDING if recipe.precision is Precision.INT8 else "",
         )
         return proof
 
@@ -254,7 +261,7 @@ def quantize_graph(
         ConversionError: Nothing was quantized.
         LoweringError: The graph cannot be quantized.
     """
-    model = onnx_ir.load(fp32)
+    model = _with_quantizers(onnx_ir.load(fp32))
     name_nodes(model)
     named = target.parent / "named" / target.name
     named.parent.mkdir(exist_ok=True)
@@ -274,6 +281,30 @@ def quantize_graph(
     unchanged = Rewritten(reports=(), edge=Edge())
     # A graph with QuantizeLinear and DequantizeLinear emulates itself: the reference engine computes these in fp32.
     return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage),))
+
+
+# Newest version of QuantizeLinear that ONNX Runtime 1.32 has kernels of.
+_NEWEST_QUANTIZER = 25
+
+
+def _with_quantizers(model: onnx_ir.Model) -> onnx_ir.Model:
+    """Lower the operator set of a graph if ONNX Runtime cannot run the quantizers of its own.
+
+    Raises:
+        LoweringError: ONNX cannot convert the graph.
+    """
+    version = model.opset_imports.get("", OPSET)
+    if onnx.defs.get_schema("QuantizeLinear", version).since_version <= _NEWEST_QUANTIZER:
+        return model
+    try:
+        lowered = onnx.version_converter.convert_version(onnx_ir.to_proto(model), _NEWEST_QUANTIZER)
+    except Exception as error:  # ONNX has no error class for it
+        raise LoweringError(
+            f"ONNX Runtime cannot run int8 graphs of operator set {version}",
+            attempts=(f"the conversion to {_NEWEST_QUANTIZER} failed: {error}",),
+            hint=f"export the source with operator set {_NEWEST_QUANTIZER} or older",
+        ) from error
+    return onnx_ir.from_proto(lowered)
 
 
 # Nodes kept in fp32: those of the recipe, those without effect on speed, and the fewest needed to pass the proof.

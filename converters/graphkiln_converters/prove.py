@@ -188,10 +188,6 @@ def prove_session(
 
 REPLAYED_SIZES = (1, 2, 5)
 _NOT_SERVED = "the graph is proven, but not as it would be served"
-_OTHER_ROUNDING = (
-    "its integers round otherwise than their fp32 emulation, and the graph magnifies that: --search-keep finds the "
-    "nodes that must stay fp32, --keep-fp32 names them; or other --calibration samples, --int8-by nncf"
-)
 
 
 def prove_served(
@@ -202,6 +198,7 @@ def prove_served(
     *,
     reading: Reading | None,
     largest_batch: int,
+    way_out: str = "",
 ) -> None:
     """Replay golden samples on the session that `verify`, `explain` and a server build by default.
 
@@ -212,6 +209,7 @@ def prove_served(
         source: Row of the policy for the outputs of the source model.
         reading: Interpretation of the outputs by users, or None.
         largest_batch: Largest batch that the server will form.
+        way_out: Hint for the user if the outputs differ.
 
     Raises:
         VerificationError: The session cannot be built, or its outputs differ.
@@ -234,8 +232,9 @@ def prove_served(
     except (LoweringError, ExecutionError, SignatureError) as error:
         raise VerificationError(_NOT_SERVED, report=str(error)) from error
     except VerificationError as error:
-        hint = _OTHER_ROUNDING if precision is Precision.INT8 else error.hint
-        raise VerificationError(_NOT_SERVED, report=error.report, hint=hint, relative_l2=error.relative_l2) from error
+        raise VerificationError(
+            _NOT_SERVED, report=error.report, hint=way_out or error.hint, relative_l2=error.relative_l2
+        ) from error
 
 
 def replay_golden(

@@ -34,6 +34,8 @@ _COPIES = frozenset(
         *("Unsqueeze", "Where", "Constant", "ConstantOfShape", "Max", "Min", "Relu", "MaxPool", "ReduceMax", "TopK"),
     }
 )
+# Beginnings of operators that round activations, or compute with rounded ones.
+_QUANTIZING = ("QuantizeLinear", "DynamicQuantize", "QLinear", "QAttention", "QGemm", "ConvInteger", "MatMulInteger")
 _LOW = frozenset(LOW_TYPES.values())
 
 
@@ -141,6 +143,14 @@ def computed_precision(model: onnx_ir.Model) -> Precision:
     }
     halves = [precision for precision in (Precision.BF16, Precision.FP16) if LOW_TYPES[precision] in types]
     return halves[0] if halves else Precision.FP32
+
+
+def has_quantized_activations(model: onnx_ir.Model) -> bool:
+    """Return True if a graph rounds activations to integers; engines round those otherwise than a session without them.
+
+    Weights of few bits alone are multiplied in fp32.
+    """
+    return any(node.op_type.startswith(_QUANTIZING) for node in model.graph.all_nodes())
 
 
 def rounding_depth(model: onnx_ir.Model) -> int:

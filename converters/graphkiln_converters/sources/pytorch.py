@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import onnx_ir
 import torch
-from onnxscript import opset18 as op
+from onnxscript import opset18
 from onnxscript.function_libs.torch_lib.ops.nn import aten_scaled_dot_product_attention
 from torch import nn
 
@@ -359,6 +359,7 @@ def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, *options: A
     result = aten_scaled_dot_product_attention(query, key, value, attn_mask, *options, **named)
     if attn_mask is None:
         return result
+    op: Any = opset18  # its stubs know no traced values
     last = op.Constant(value_ints=[-1])
     if attn_mask.dtype == onnx_ir.DataType.BOOL:
         seen = op.Cast(op.ReduceMax(op.Cast(attn_mask, to=onnx_ir.DataType.INT32), last), to=onnx_ir.DataType.BOOL)
@@ -367,7 +368,7 @@ def _attend(query: Any, key: Any, value: Any, attn_mask: Any = None, *options: A
     return op.Where(seen, result, op.CastLike(op.Constant(value_float=0.0), result))
 
 
-_ATTENTION = {torch.ops.aten.scaled_dot_product_attention.default: _attend}
+_ATTENTION: dict[Any, Any] = {torch.ops.aten.scaled_dot_product_attention.default: _attend}
 
 
 def _check_dynamic(model: onnx_ir.Model, inputs: Sequence[InputSpec]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import re
 import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -80,6 +81,8 @@ _HINTS = {
 }
 _NO_KERNEL = "NOT_IMPLEMENTED"
 _OLDEST = 7  # source: ONNX Runtime, docs/OperatorKernels.md: the CPU has no kernels for older operator sets
+_OPERATOR_SINCE = re.compile(r"implementation for \w+\((\d+)\)")  # the version of an operator without a kernel
+_NEWEST = 25  # seen with 1.32: it has no kernels of most operators that ONNX changed later, and reads such graphs
 _GRAPH = "graph.onnx"
 WEIGHTS = "weights.bin"
 _ALIGNMENT = 64  # bytes of an AVX-512 register
@@ -247,10 +250,16 @@ def hint_for(error: str, graph_path: Path) -> str:
         opset = opset_of(read_graph(graph_path))
     except RepositoryError:
         return ""
-    if not 0 < opset < _OLDEST:
+    since = _OPERATOR_SINCE.search(error)
+    if 0 < opset < _OLDEST:
+        problem, remedy = f"ONNX Runtime computes those from {_OLDEST} on", "raise it"
+    elif since and int(since[1]) > _NEWEST:
+        problem, remedy = f"ONNX Runtime {onnxruntime.__version__} lacks operators that are new in it", "lower it"
+    else:
         return ""
-    raised = "export it again, or raise it with onnx.version_converter.convert_version(model, 18)"
-    return f"the graph is of operator set {opset}, and ONNX Runtime computes those from {_OLDEST} on: {raised}"
+    version = _NEWEST if remedy == "lower it" else 18
+    how = f"export it again, or {remedy} with onnx.version_converter.convert_version(model, {version})"
+    return f"the graph is of operator set {opset}, and {problem}: {how}"
 
 
 def save_optimized(graph_path: Path, options: onnxruntime.SessionOptions, target: Path) -> None:

@@ -345,6 +345,14 @@ def test_opset_without_kernels(tmp_path: Path) -> None:
         OnnxRuntimeEngine().build_reference(saved(tmp_path, 6))
 
 
+def test_operators_that_are_newer_than_the_runtime(tmp_path: Path) -> None:
+    """ONNX Runtime 1.32 reads operator set 28, and has no kernel of its QuantizeLinear."""
+    model = graph_of("(float[n,3] x) => (uint8[n,3] y) { y = QuantizeLinear(x, s) }", opset=28, s=np.float32(1))
+    onnx_ir.save(model, tmp_path / "model.onnx")
+    with pytest.raises(LoweringError, match=r"QuantizeLinear\(28\).*convert_version\(model, 25\)"):
+        OnnxRuntimeEngine().build_reference(tmp_path / "model.onnx")
+
+
 @pytest.mark.parametrize(
     ("error", "hint"), [("x is not a registered function/op", "op_library_filename"), ("construct locale", "")]
 )
