@@ -94,7 +94,8 @@ def edge_values(dtype: str) -> dict[str, list[float]]:
         return {
             "plain": plain,
             "nan": [np.nan, *plain],
-            "infinity": [np.inf, -np.inf, float(limits.max), float(limits.min), *plain],
+            "infinity": [np.inf, -np.inf, *plain],
+            "overflow": [float(limits.max), float(limits.min), *plain],
             "denormal": [smallest, -smallest, float(limits.tiny) / 2, 0, 1],
         }
     ends = np.iinfo(kind)
@@ -119,7 +120,8 @@ def _variants_of(case: Case, seen: set[str]) -> Iterator[Variant]:
     node = case.model.graph.node[0]
     values = [*case.model.graph.input, *case.model.graph.output]
     feeds = case.feeds(0)
-    if node.domain or node.op_type in _LEFT_OUT or not all(value.type.HasField("tensor_type") for value in values):
+    types = {value.type.tensor_type.elem_type for value in values}  # 0 of a sequence or an optional value
+    if node.domain or node.op_type in _LEFT_OUT or types & {0, TensorProto.STRING}:
         return
     schema = defs.get_schema(node.op_type, case.model.opset_import[0].version)
     allowed = {each.type_param_str: set(each.allowed_type_strs) for each in schema.type_constraints}
@@ -250,7 +252,12 @@ def _reference(model: onnx.ModelProto, feeds: Feeds) -> Feeds | None:
 
 def _is_told(variant: Variant, values: str) -> bool:
     source, _, target = variant.dtype.partition(" to ")
-    if target in TYPES and source.startswith("FLOAT") and not target.startswith("FLOAT") and values == "infinity":
+    if (
+        target in TYPES
+        and source.startswith("FLOAT")
+        and not target.startswith("FLOAT")
+        and values in {"infinity", "overflow"}
+    ):
         values = "out of range"
     return any(
         row.action is Action.TOLD

@@ -343,6 +343,14 @@ TABLE: tuple[Row, ...] = (
         reason="leaves out casts to integers of 4 and fewer bits",
     ),
     Row(
+        onnx=_of("Pow"),
+        operations=_of("Convert"),
+        types=INTEGERS,
+        when=lambda each, _: each.input_value(0).get_node().get_type_name() == "Power",
+        action=Action.REFUSED,
+        reason="raises integers to powers in FP32",
+    ),
+    Row(
         onnx=_of("BitShift"),
         operations=_of("Divide", "Multiply"),
         types=frozenset(_SIGNED),
@@ -383,10 +391,16 @@ TABLE: tuple[Row, ...] = (
         onnx=_of(
             *("Gelu", "LogSoftmax", "Softmax", "GridSample", "Mod", "ThresholdedRelu", "Conv", "LayerNormalization"),
             *("RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"),
+            "RotaryEmbedding",
         ),
         values="infinity",
         action=Action.TOLD,
         reason="computes NaN of infinities, or infinities where ONNX Runtime computes NaN",
+    ),
+    Row(
+        values="overflow",
+        action=Action.TOLD,
+        reason="adds in another order, so that sums of numbers near the largest overflow elsewhere",
     ),
     Row(
         onnx=_of("Cast", "CastLike"),

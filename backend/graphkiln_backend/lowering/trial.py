@@ -32,7 +32,9 @@ _SCALES = (1.0, 0.5, 4.0, 0.25)  # factors that make the rows of a batch differ
 _FILLS = 4
 _ASCENDING = 2
 _COUNTED = 3
-_TEXTS = ("", "a", "a", "2")
+_ENDS = 4
+_TEXTS = ("", "a", "a", "2", "2")
+_SHORT_BYTES = 2  # no sizes and few indices are integers of so few bytes, whose ends are tried
 _FEWEST_ROWS = 3
 _SIZE = 8  # second size of dynamic dimensions in the search for mixed rows: a dimension of 1 shows no mixing
 _FAILS_ALONE = "the session fails where the saved graph does not"
@@ -45,7 +47,8 @@ class SyntheticInputs:
     Attributes:
         size: Size of all dynamic dimensions except the batch.
         fill: Values of floats, integers and texts. 0: uniform in 0..1, 0, empty; 1: normal, 1, a letter; 2: normal,
-            ascending, a letter; 3: cycling from 2 to 5, which suits sizes, scales and repeats.
+            ascending, a letter; 3: cycling from 2 to 5, which suits sizes, scales and repeats; 4: as 3, but with the
+            ends of the type for integers of 8 and 16 bits.
     """
 
     size: int = 1
@@ -66,7 +69,12 @@ class SyntheticInputs:
         shape = [dim if isinstance(dim, int) else batch if axis == 0 else self.size for axis, dim in dims]
         if spec.dtype is DType.BYTES:
             return np.full(shape, _TEXTS[self.fill], np.object_)
-        if self.fill == _COUNTED:
+        if self.fill == _ENDS and _is_short(spec):
+            ends = np.iinfo(str(spec.dtype.numpy))
+            values = np.array([ends.max, ends.min, 1, ends.max // 2 + 1, ends.max - 1], spec.dtype.numpy)
+            resized: AnyArray = np.resize(values, shape)
+            return resized
+        if self.fill in (_COUNTED, _ENDS):
             return (np.arange(np.prod(shape, dtype=np.int64)) % 4 + 2).reshape(shape).astype(spec.dtype.numpy)
         if spec.dtype.is_float:
             numbers = generator.standard_normal(shape) if self.fill else generator.random(shape)
@@ -79,9 +87,14 @@ class SyntheticInputs:
 def synthetic_inputs(signature: Signature) -> Iterator[SyntheticInputs]:
     """Yield recipes for a graph, the simplest first."""
     varies = any(isinstance(dim, str) for spec in signature.inputs for dim in spec.shape[1:])
+    fills = [*range(_FILLS), *([_ENDS] if any(map(_is_short, signature.inputs)) else [])]
     for size in _SIZES if varies else _SIZES[:1]:
         if size == _SIZES[0] or _elements(signature, size) <= _MOST_ELEMENTS:
-            yield from (SyntheticInputs(size=size, fill=fill) for fill in range(_FILLS))
+            yield from (SyntheticInputs(size=size, fill=fill) for fill in fills)
+
+
+def _is_short(spec: TensorSpec) -> bool:
+    return spec.dtype.numpy.kind in "iu" and spec.dtype.numpy.itemsize <= _SHORT_BYTES
 
 
 def different_rows(signature: Signature, size: int) -> Iterator[dict[str, AnyArray]]:

@@ -41,6 +41,7 @@ class InputSpec:
         name: Name in the source model.
         shape: Shape of one sample, without the batch; typical sizes for axes in `dynamic`.
         dynamic: Axis of the sample -> smallest and largest size.
+        low: Least synthetic integer.
         high: Exclusive upper bound of synthetic integers.
         mask: The input is an attention mask: ones for tokens, then zeros.
         words: Vocabulary of synthetic text.
@@ -50,6 +51,7 @@ class InputSpec:
     dtype: DType = DType.FP32
     shape: tuple[int, ...]
     dynamic: Mapping[int, tuple[int, int]] = field(default_factory=dict)
+    low: int = 0
     high: int = 2
     mask: bool = False
     words: tuple[str, ...] = ("", "text")
@@ -286,7 +288,9 @@ def synthetic_samples(
         elif spec.dtype is DType.BYTES:
             array = generator.choice(np.array(spec.words, np.object_), shape)
         else:
-            array = generator.integers(0, spec.high, shape).astype(spec.dtype.numpy)
+            array = generator.integers(spec.low, spec.high, shape).astype(spec.dtype.numpy)
+            if array.size > 1:
+                array.flat[0], array.flat[-1] = spec.high - 1, spec.low
         feeds[spec.name] = array
     return feeds
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import _thread
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -52,6 +52,7 @@ _UNLOADED_LIBRARIES = (
 _AS_IT_IS = "as it is, it is served from STORE/NAME/1/model.onnx"
 # Number of synthetic text samples that a graph must accept.
 _TRIED = 64
+_SHORT_BYTES = 2  # integers of more bytes may be sizes, which must stay small
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +120,7 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
             libraries=("onnx", "onnxruntime"),
             path=path,
             session=session,
-            inputs=_with_words(_specs(signature, recipe, 1), path, session),
+            inputs=_inputs(signature, recipe, 1, path, session),
             notes=tuple(map(str, replaced)),
             replaced=replaced,
             outputs=tuple(spec.name for spec in signature.outputs),
@@ -178,7 +179,7 @@ def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> Onn
             reason = error.message
     if not reason:
         return model
-    return replace(model, inputs=_with_words(_specs(signature, recipe, 0), model.path, model.session), whole=reason)
+    return replace(model, inputs=_inputs(signature, recipe, 0, model.path, model.session), whole=reason)
 
 
 def open_reference(path: Path, folder: Path) -> Session:
@@ -208,6 +209,11 @@ def _load(path: Path) -> onnx_ir.Model:
     return tidied(from_proto(model, path))
 
 
+def _inputs(signature: Signature, recipe: Recipe, first: int, path: Path, session: Session) -> tuple[InputSpec, ...]:
+    """Return the input specs with values that the graph knows; `first` is the first dimension of a sample."""
+    return _with_words(_with_ranges(_specs(signature, recipe, first), path, session), path, session)
+
+
 def _with_words(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> tuple[InputSpec, ...]:
     """Add a vocabulary to text inputs: words from the graph, and unknown words if the graph accepts them."""
     if not any(spec.dtype is DType.BYTES for spec in inputs):
@@ -225,6 +231,39 @@ def _with_words(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> 
             continue
         return specs
     return specs  # real samples may do
+
+
+def _with_ranges(inputs: tuple[InputSpec, ...], path: Path, session: Session) -> tuple[InputSpec, ...]:
+    """Widen the ranges of integers: all of a short type, and all rows of the table that an index selects from."""
+    whole = [spec.name for spec in inputs if spec.dtype.numpy.kind in "iu"]
+    if not whole:
+        return inputs
+    graph = onnx.load(path, load_external_data=False).graph
+    tables = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    ranges = {}
+    for spec in inputs:
+        if spec.name in whole and spec.dtype.numpy.itemsize <= _SHORT_BYTES:
+            ends = np.iinfo(str(spec.dtype.numpy))
+            ranges[spec.name] = (int(ends.min), int(ends.max) + 1)
+    for node in graph.node:
+        if node.op_type == "Gather" and node.input[0] in tables and node.input[1] in whole:
+            axis = next((each.i for each in node.attribute if each.name == "axis"), 0)
+            rows = tables[node.input[0]][axis]
+            ranges[node.input[1]] = (0, min(rows, ranges.get(node.input[1], (0, rows))[1]))
+    specs = inputs
+    for name, (low, high) in ranges.items():
+        wider = tuple(replace(spec, low=low, high=high) if spec.name == name else spec for spec in specs)
+        specs = wider if _accepts(session, synthetic_samples(wider, 1, {}, seed=0)) else specs
+    return specs
+
+
+def _accepts(session: Session, samples: Mapping[str, AnyArray]) -> bool:
+    """Return true if a graph accepts one sample, with or without a batch dimension."""
+    for feeds in (samples, {name: np.asarray(rows[0]) for name, rows in samples.items()}):
+        with suppress(ExecutionError, SignatureError):
+            session.run(feeds)
+            return True
+    return False
 
 
 def _specs(signature: Signature, recipe: Recipe, first: int) -> tuple[InputSpec, ...]:

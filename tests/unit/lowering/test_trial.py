@@ -174,7 +174,7 @@ class TestSyntheticInputs:
         assert SyntheticInputs().feeds(signature, 5)["x"].shape == expected
         assert SyntheticInputs().batch(signature, 5)["x"].shape == expected
 
-    @pytest.mark.parametrize("fill", [0, 1, 2, 3])
+    @pytest.mark.parametrize("fill", [0, 1, 2, 3, 4])
     @pytest.mark.parametrize("dtype", list(DType))
     def test_types_of_synthetic_requests(self, dtype: DType, fill: int) -> None:
         signature = Signature(inputs=(TensorSpec(name="x", dtype=dtype, shape=("batch", 2)),), outputs=())
@@ -211,6 +211,12 @@ class TestRecipes:
             way.feeds(signature_of(3, dtype=DType.INT64))["x"].tolist() for way in synthetic_inputs(signature_of(3))
         ]
         assert filled == [[0, 0, 0], [1, 1, 1], [0, 1, 2], [2, 3, 4]]
+
+    @pytest.mark.parametrize("dtype", [DType.INT8, DType.UINT8, DType.INT16, DType.UINT16])
+    def test_short_integers_have_their_ends(self, dtype: DType) -> None:
+        *_, last = synthetic_inputs(signature_of(3, dtype=dtype))
+        ends = np.iinfo(dtype.numpy)
+        assert last.feeds(signature_of(3, dtype=dtype))["x"].tolist() == [ends.max, ends.min, 1]
 
     def test_counting_fill_of_floats_and_texts(self) -> None:
         assert SyntheticInputs(fill=3).feeds(signature_of(2))["x"].tolist() == [2.0, 3.0]

@@ -20,6 +20,7 @@ from recipes import recipe
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.passes.graph_file import OPSET
+from graphkiln_converters.sources.base import synthetic_samples
 from graphkiln_converters.sources.onnx_file import ODD_WORDS, ReferenceSession, known_words, open_source
 
 OPTIONS = recipe()
@@ -101,6 +102,26 @@ def test_a_sequence_is_left_out_of_the_export(tmp_path: Path) -> None:
     assert [value.name for value in model.export().graph.outputs] == ["y"]
     assert "'parts' is left out" in model.notes[0]
     model.close()
+
+
+@pytest.mark.parametrize(
+    ("body", "tensors", "dtype", "expected"),
+    [
+        ("y = Cast<to=1>(x)", "", "uint8", (0, 255)),
+        ("y = Cast<to=1>(x)", "", "int8", (-128, 127)),
+        ("y = Gather(table, x)", "float[5] table = {1,2,3,4,5}", "int64", (0, 4)),
+        ("i = Cast<to=7>(x) y = Gather(table, i)", "float[5] table = {1,2,3,4,5}", "uint8", (0, 1)),
+        ("y = Cast<to=1>(x)", "", "int64", (0, 1)),
+    ],
+)
+def test_synthetic_integers_have_the_ends_that_the_graph_accepts(
+    tmp_path: Path, body: str, tensors: str, dtype: str, expected: tuple[int, int]
+) -> None:
+    text = f"<ir_version: 9, opset_import: ['' : 18]> g ({dtype}[n,4] x) => (float[n,4] y) <{tensors}> {{ {body} }}"
+    onnx.save(onnx.parser.parse_model(text.replace("'", '"').replace(" <>", "")), tmp_path / "m.onnx")
+    with open_source(str(tmp_path / "m.onnx"), OPTIONS) as model:
+        made = synthetic_samples(model.inputs, 16, {}, seed=0)["x"]
+    assert (made.min(), made.max()) == expected
 
 
 def one_hot(path: Path, zeros: int) -> str:
