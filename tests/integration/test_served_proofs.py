@@ -185,6 +185,10 @@ def test_explicit_mode(start_server: StartServer, store: Path) -> None:
         folder = stand_in.publish(store, "place", 1)
         client.load("place")
         server.wait_until(lambda: replays(server, "place") > 0, timeout_s=60)
+        model, x = client.model("place"), np.ones((1, 3), np.float32)
+        for _ in range(500):  # more than the next version answers until it is looked at
+            model.infer({"x": x})
+        time.sleep(3)
         stand_in.write_model(folder, run=stand_in.FAULTY_RUNS["wrong"])
         client.load("place")
         server.wait_until(lambda: factor(server, "place") == 0, timeout_s=60)

@@ -357,7 +357,8 @@ class VersionController:
             return
         for name in {row.model for row in self._proofs.book.rows()} - serving.keys():
             self._proofs.book.keep(name, ())
-        # Triton counts anew after each load: fewer answers than at the last look show a version replaced in place.
+        # Triton counts anew after each load: fewer answers than at the last look show a version that was replaced in
+        # place, unless it has answered more since than the one before in all.
         answered = self._proofs.count_answered(self._followed.values())
         again = {name for (name, version), count in answered.items() if count < self._answered.get((name, version), 0)}
         self._answered = answered
