@@ -7,7 +7,7 @@ place, or answer with a view. Each answer is kept and compared again after all l
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -35,10 +35,21 @@ class Value:
     dtype: DType
     tail: tuple[int, ...]  # dimensions after the batch
     compute: Callable[[Feeds], AnyArray]
+    batched: bool = True
+
+    def shape(self, rows: Any) -> list[Any]:
+        """Its dimensions."""
+        return [rows, *self.tail] if self.batched else [*self.tail]
+
+    def info(self) -> onnx.ValueInfoProto:
+        """Its description as an input or output."""
+        return zoo.value(self.name, self.shape("n"), zoo.DTYPES[self.dtype])
 
 
 class RandomGraph:
-    """A graph of operators that move data, drawn from a seed; with `constants`, an output may be one, without a batch.
+    """A graph of operators that move data, drawn from a seed.
+
+    With `constants`, it may have scalars, and outputs that are constants.
 
     Attributes:
         inputs: Its inputs.
@@ -58,18 +69,14 @@ class RandomGraph:
         self.outputs = [values[index] for index in chosen]
         if self._rng.random() < 0.4 and constants:
             self.outputs.append(self._constant_output())
+            self.inputs.append(replace(self._input(len(self.inputs)), tail=(), batched=False))
+            self.outputs += [self.inputs[-1], self._same(self.inputs[-1])]
         if self._rng.random() < 0.4:  # the same value twice
             self.outputs.append(self._node("Identity", self.outputs[0]))
 
     def model(self) -> onnx.ModelProto:
         """Make the ONNX graph."""
-        inputs = [zoo.value(each.name, ("n", *each.tail), zoo.DTYPES[each.dtype]) for each in self.inputs]
-        outputs = [
-            helper.make_tensor_value_info(
-                each.name, zoo.DTYPES[each.dtype], [3] if each.name.startswith("c") else ["n", *each.tail]
-            )
-            for each in self.outputs
-        ]
+        inputs, outputs = [each.info() for each in self.inputs], [each.info() for each in self.outputs]
         tensors = [numpy_helper.from_array(array, name) for name, array in self._constants.items()]
         graph = helper.make_graph(self._nodes, "random", inputs, outputs, tensors)
         return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
@@ -107,6 +114,7 @@ class RandomGraph:
             source.dtype,
             source.tail if tail is None else tuple(tail),
             lambda feeds: change(source.compute(feeds)),
+            source.batched,
         )
 
     def _constant_output(self) -> Value:
@@ -116,7 +124,7 @@ class RandomGraph:
             self._constants[name] = array
         else:
             self._nodes.append(helper.make_node("Identity", [self._constant(array)], [name]))
-        return Value(name, DType.FP32, (), lambda _: array)
+        return Value(name, DType.FP32, (3,), lambda _: array, batched=False)
 
     def _operator(self, source: Value) -> Value:
         moves = [self._same, self._reshape, self._unsqueeze, self._squeeze, self._transpose, self._concat]
@@ -227,7 +235,7 @@ class Caller:
         memory: dict[str, AnyArray] = {}
         feeds: dict[str, AnyArray] = {}
         for each in self._graph.inputs:
-            array = self._rng.integers(0, 255, (rows, *each.tail)).astype(each.dtype.numpy)
+            array = self._rng.integers(0, 255, each.shape(rows)).astype(each.dtype.numpy)
             memory[each.name] = np.full(2 * _GUARD + array.nbytes, _CANARY, np.uint8)
             feeds[each.name] = memory[each.name][_GUARD : _GUARD + array.nbytes].view(array.dtype).reshape(array.shape)
             feeds[each.name][...] = array

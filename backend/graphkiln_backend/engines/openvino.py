@@ -269,9 +269,6 @@ class OpenVinoSession(Closeable):
             if name not in self._inputs:
                 continue
             index = self._inputs[name]
-            if array.ndim == 0:
-                request.set_input_tensor(index, openvino.Tensor(np.array(array), shared_memory=False))
-                continue
             tensor = request.get_input_tensor(index)
             if tuple(tensor.shape) != array.shape:
                 tensor.shape = array.shape

@@ -69,7 +69,7 @@ SESSIONS: dict[str, Callable[[Path], Session]] = {
 }
 
 
-@pytest.mark.parametrize("seeds", [range(6), pytest.param(range(6, 120), marks=pytest.mark.slow)], ids=["few", "many"])
+@pytest.mark.parametrize("seeds", [range(8), pytest.param(range(8, 120), marks=pytest.mark.slow)], ids=["few", "many"])
 @pytest.mark.parametrize("name", SESSIONS)
 def test_answers_share_no_memory(tmp_path: Path, name: str, seeds: Sequence[int]) -> None:
     for seed in seeds:
