@@ -22,7 +22,8 @@ _ONNX = ("", "ai.onnx", "ai.onnx.ml")  # their versions differ, so a missing one
 _ONLY_VERSION = 1  # of all other domains
 _FREE_INITIALIZERS = 4  # source: ONNX, "IR version 4"
 _EXTERNAL_DATA_FROM_BYTES = 2**30  # protobuf messages are limited to 2 GiB
-_LINKS = "links that leave the model's folder are not followed: replace them with files (cp -rL FOLDER COPY)"
+# onnx_ir refuses both: they may lead to a file that the author of the model should not see.
+_LINKS = "links that leave the model's folder, and hard links, are not followed: copy the folder (cp -rL FOLDER COPY)"
 
 
 def make_dense(model: onnx.ModelProto) -> None:
@@ -87,10 +88,10 @@ def _load_weights(model: onnx_ir.Model, proto: onnx.ModelProto, path: Path) -> N
     try:
         onnx_ir.external_data.load_to_model(model)
     except (OSError, ValueError) as error:
-        linked = any((path.parent / location).is_symlink() for location in external_locations(proto.graph))
-        raise RepositoryError(
-            f"the weights of {path} cannot be read: {error}", hint=_LINKS if linked else ""
-        ) from error
+        files = [path.parent / location for location in external_locations(proto.graph)]
+        linked = any(file.is_symlink() or (file.exists() and file.stat().st_nlink > 1) for file in files)
+        hint = _LINKS if linked else ""
+        raise RepositoryError(f"the weights of {path} cannot be read: {error}", hint=hint) from error
 
 
 def from_proto(proto: onnx.ModelProto, path: Path) -> onnx_ir.Model:

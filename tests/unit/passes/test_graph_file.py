@@ -34,13 +34,15 @@ def test_value_computed_twice_is_refused(tmp_path: Path) -> None:
         load(tmp_path / "m.onnx")
 
 
-def test_weights_behind_a_link_to_another_folder(tmp_path: Path) -> None:
-    """As in Hugging Face's cache, where it leads to `blobs`."""
+@pytest.mark.parametrize("is_hard", [False, True])
+def test_weights_behind_a_link_to_another_folder(tmp_path: Path, is_hard: bool) -> None:
+    """As in Hugging Face's cache, where it leads to `blobs`, and in a folder copied by `cp -al`."""
     (tmp_path / "blobs").mkdir()
     (tmp_path / "snapshot").mkdir()
     onnx_ir.save(model(), tmp_path / "snapshot" / "m.onnx", external_data="w.bin", size_threshold_bytes=0)
     (tmp_path / "snapshot" / "w.bin").rename(tmp_path / "blobs" / "w")
-    (tmp_path / "snapshot" / "w.bin").symlink_to("../blobs/w")
+    link = tmp_path / "snapshot" / "w.bin"
+    link.hardlink_to(tmp_path / "blobs" / "w") if is_hard else link.symlink_to("../blobs/w")
     with pytest.raises(RepositoryError, match=r"the weights of .*m\.onnx cannot be read") as caught:
         load(tmp_path / "snapshot" / "m.onnx")
     assert "cp -rL" in caught.value.hint
