@@ -25,9 +25,10 @@ from graphkiln_backend.server.rollouts import Gates, Latencies, Progress
 ALPHA = 0.05
 _DECISIONS, _FAILURES, _LATENCIES = 0.6, 0.2, 0.2  # parts of `ALPHA` for aborts
 _SLOW = 0.01  # share of requests slower than the p99 latency
-# A candidate that gets a tenth of the requests computes the same graph 1 to 2 ms slower at the p99: its caches are cold
-# and its threads asleep (digits, two busy cores, 28 November 2026). Smaller differences are not judged.
-_COLD_S = 0.002
+# A candidate that gets a tenth of the requests computes the same graph 0.1 ms slower, because its caches are cold: in
+# 0.17 ms instead of 0.09, at a p99 of 0.7 ms instead of 1.1 (digits, two busy cores, 28 November 2026). Differences of
+# that order are not judged: for the smallest graphs they are a ratio of 2.
+_COLD_S = 0.0005
 _TRAFFIC_REQUESTS = 1000  # of a step with traffic for the candidate, if `requests` is not given
 
 
