@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import onnx
 import psutil
@@ -22,6 +23,7 @@ import zoo
 from onnx import TensorProto, helper
 from running import Server, Serving, StartServer, is_stub
 
+import graphkiln
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.server.rollouts import Gates, Phase, Progress, RolloutFolder, first_change
 from graphkiln_client import Client
@@ -460,3 +462,56 @@ def _check_state(rollout: Rollout, server: Server, phase: Phase) -> None:
         users.ask(50)
     expected = {"traffic": {CANDIDATE}, "promoted": {CANDIDATE}}.get(wanted.phase, {SERVING})
     assert (users.errors, {*users.factors}) == ([], expected), server.log
+
+
+# Inputs as clients send them, the graph, and the configuration.
+KINDS: dict[str, tuple[np.ndarray, onnx.ModelProto, str]] = {
+    "fp16": (np.ones((2, 3), np.float16), zoo.identity(SHAPE, TensorProto.FLOAT16), "max_batch_size: 8"),
+    "bf16": (np.ones((2, 3), ml_dtypes.bfloat16), zoo.identity(SHAPE, TensorProto.BFLOAT16), "max_batch_size: 8"),
+    "text": (np.array([[b"", "gr\u00fcn".encode()]], object), zoo.identity(("batch", 2), TensorProto.STRING), ""),
+    "empty": (np.ones((0, 3), np.float32), zoo.identity(("rows", 3)), UNBATCHED),
+    "scalar": (np.ones(1, np.float32), zoo.identity(()), "max_batch_size: 0"),
+    "reshaped": (
+        np.ones((2, 6), np.float32),
+        zoo.identity(("batch", 2, 3)),
+        "".join(
+            f'{kind} {{ name: "{name}" data_type: TYPE_FP32 dims: [6] reshape {{ shape: [2, 3] }} }}\n'
+            for kind, name in (("input", "x"), ("output", "y"))
+        )
+        + "max_batch_size: 8",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tensors_of_every_kind_are_compared_and_moved(tmp_path: Path, start_server: StartServer, kind: str) -> None:
+    """Over HTTP and shared memory, with requested outputs."""
+    x, graph, config = KINDS[kind]
+    store, state = tmp_path / "store", tmp_path / "state"
+    zoo.add(store, "m", graph, config)
+    server = start_server("--model-store", store, "--state", state)
+    server.wait_ready()
+    zoo.add(store, "m", graph, config, version=2)
+    rollout = graphkiln.rollout(store / "m", state=state)
+
+    def ask(client: Client) -> None:
+        found = client.model("m").infer({"x": x}, outputs=["y"])["y"]
+        assert (found.dtype, found.shape, found.tolist()) == (x.dtype, x.shape, x.tolist())
+
+    rollout.start(2, shadow=1.0)
+    with Client(server.url) as client:
+        for _ in range(10):
+            ask(client)
+            if kind not in {"text", "empty"}:
+                with client.shared_memory() as sharing:
+                    ask(sharing)
+            time.sleep(0.3)
+        server.wait_until(lambda: rollout.status().progress.compared >= 3, timeout_s=30)
+        seen = rollout.status().progress
+        assert (seen.agreed, seen.failed, seen.failure) == (seen.compared, 0, "")
+        rollout.traffic(1.0)
+        time.sleep(1.5)
+        for _ in range(5):
+            ask(client)
+        server.wait_until(lambda: rollout.status().progress.answered >= 3, timeout_s=30)
+    assert rollout.status().progress.failed == 0
