@@ -181,6 +181,20 @@ class ModelConfig:
         return tuple(sorted(sizes))
 
 
+GPU_HINT = "write kind: KIND_CPU in its config.pbtxt, or KIND_AUTO to use a GPU where there is one"
+
+
+def check_gpus(config: ModelConfigProto, *, has_gpu: bool) -> None:
+    """Refuse instances on GPUs if the machine has none.
+
+    Raises:
+        RepositoryError: There is no GPU for an instance group.
+    """
+    for group in config.instance_group:
+        if group.kind == group.KIND_GPU and not has_gpu:
+            raise RepositoryError("instance_group: kind KIND_GPU, but this machine has no GPU", hint=GPU_HINT)
+
+
 def _instance_group(group: Any, backend: str, *, has_gpu: bool) -> InstanceGroup:
     kind = group.Kind.Name(group.kind)
     found = _group(kind, group.count, group.gpus[0] if group.gpus else 0, backend, has_gpu=has_gpu)

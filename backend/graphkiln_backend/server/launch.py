@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -40,7 +41,7 @@ from graphkiln_backend.server.repository_control import RepositoryControl
 from graphkiln_backend.server.rollouts import Rollouts
 from graphkiln_backend.server.run_folder import RunFolder
 from graphkiln_backend.server.store_copies import StoreCopies
-from graphkiln_backend.server.version_control import VersionController
+from graphkiln_backend.server.version_control import VersionController, brief
 from graphkiln_backend.system.processes import end_with_parent, start
 from graphkiln_backend.triton.deadly_requests import DeadlyRequests
 from graphkiln_backend.triton.environment import DEFAULT_REPLAY_INTERVAL_S, Overrides, RecordSettings, to_environment
@@ -54,6 +55,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger("graphkiln.server")
 
+# Reasons that another try does not change; others may be a lack of memory, or a killed process.
+_REFUSALS = re.compile("TritonModelException|Invalid argument")
 _LOAD_MARGIN_S = 30.0  # after the load deadline, at which the instance is killed and its load fails
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 # Let glibc keep request buffers. By default it returns large ones to the kernel, which clears every page again: 8% of
@@ -97,11 +100,16 @@ class Readiness:
         endless: Versions that exceeded the load deadline, added by the watchdog. The next server, which serves the
             others, does not load them again. Cleared once a server is live (by the supervisor), and before a start that
             does not follow such a failure (`choose`).
+        refused: Versions that the last server could not load because of their files, with the reasons. The next server
+            does not load them again.
+        log: Output of the last server.
     """
 
     whole: bool = False
     strict: bool = True
     endless: set[str] = field(default_factory=set)
+    refused: dict[tuple[str, int], str] = field(default_factory=dict)
+    log: NoiseFilter | None = None
     _failed: bool = False
 
     def choose(self, flags: TritonFlags, *, loads: bool, idle: bool = False) -> None:
@@ -129,6 +137,8 @@ class Readiness:
     def fall_back(self) -> bool:
         """Return true if a server that exited before it was live may serve a part of its models after a restart."""
         self._failed = self.whole
+        if self.log:
+            self.log.wait()  # it may name the reason
         return self.whole
 
 
@@ -232,6 +242,10 @@ class Launch:
             if mode.managed:
                 mirror = Mirror(folder.overlay)
                 self.managed.seat = partial(self._choose_seat, backends)
+                for (name, version), reason in sorted(self.readiness.refused.items()):
+                    shown = self.managed.shown[name]
+                    self.managed.quarantine.add(shown.stored, version, reason)
+                    self.managed.shown[name] = replace(shown, versions=())  # an older one may be shown
                 with self.cache.open(folder.shared / "artifacts") as cache:
                     convert = partial(convert_if_needed, cache=cache, in_subprocess=True)
                     complete = self.managed.open(mirror, backends, convert if mode.completes else None)
@@ -251,6 +265,12 @@ class Launch:
             self.installation, folder, stores, flags, memory, complete=complete, readiness=self.readiness.arguments
         )
         return [*line, *self.access.arguments]
+
+    def _note_failed(self, mirror: Path, model: str, version: int, reason: str) -> None:
+        """Note a version that a starting server cannot load, unless another try may succeed."""
+        shown = self.managed.shown.get(model)
+        if shown and version in shown.versions and _REFUSALS.search(reason):
+            self.readiness.refused[model, version] = brief(reason, mirror / model, shown.stored.folder)
 
     def first_replay(self, folder: RunFolder) -> AbstractContextManager[Asking | None]:
         """Begin to replay golden samples of what no instance of graphkiln computes, once the server is live."""
@@ -434,7 +454,12 @@ class Launch:
 
         Its arguments contain the admin key, which other users of the machine can read: see SECURITY.md.
         """
-        noise = NoiseFilter(has_gpu=_NVIDIA_DRIVER.exists())
+        self.readiness.refused.clear()
+        mode = ControlMode.read(self.flags)
+        logs_failures = self.control() and (mode.managed or mode.name == "explicit")
+        is_quiet = logs_failures and "log-verbose" not in self.flags.values
+        on_failed = partial(self._note_failed, folder.overlay / "models") if is_quiet else None
+        noise = self.readiness.log = NoiseFilter(has_gpu=_NVIDIA_DRIVER.exists(), on_failed=on_failed)
         try:
             return start(
                 command,

@@ -14,6 +14,7 @@ import os
 import re
 import sys
 import threading
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -201,8 +202,13 @@ class NoiseFilter:
     (since 26.04) print a fatal Python error on a normal exit. A thread copies everything else from a pipe until the
     last process that holds the pipe exits.
 
+    Triton logs a failed load once for each instance and twice for the version, with paths of the run folder; the
+    supervisor logs the reason once.
+
     Args:
         has_gpu: Keep messages about the driver.
+        on_failed: Called with model, version and Triton's reason of each failed load, whose messages are removed; None
+            to keep them.
     """
 
     _NO_DRIVER = re.compile(
@@ -213,8 +219,16 @@ class NoiseFilter:
         rb"(?:(?:Current t|T)hread 0x[^\n]*\n(?:  [^\n]*\n)*\n?)*"
     )
 
-    def __init__(self, *, has_gpu: bool = False) -> None:
+    _FAILED = re.compile(rb"[^\n]*\] \"failed to load '([^'\n]+)' version (\d+): ([^\n]*)\"\n")
+    _FAILURES = re.compile(
+        rb'[^\n]* backend_model[^\n ]*\] "ERROR: Failed to create instance: [^\n]*\n'
+        rb"|[^\n]*Internal(?: -|:) failed to load all models\"?\n"
+    )
+
+    def __init__(self, *, has_gpu: bool = False, on_failed: Callable[[str, int, str], None] | None = None) -> None:
         self._noise = (self._FINALIZING,) if has_gpu else (self._FINALIZING, self._NO_DRIVER)
+        self._on_failed = on_failed
+        self._thread = threading.Thread(target=self._copy, name="noise filter", daemon=True)
         self._reading, self._writing = os.pipe()
         with suppress(OSError):  # above the system's limit for users
             fcntl.fcntl(self._writing, fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
@@ -226,7 +240,11 @@ class NoiseFilter:
     def start(self) -> None:
         """Begin to copy, after the server has inherited the pipe."""
         os.close(self._writing)
-        threading.Thread(target=self._copy, name="noise filter", daemon=True).start()
+        self._thread.start()
+
+    def wait(self) -> None:
+        """Wait until everything that an ended server has written is copied."""
+        self._thread.join(_END_S)
 
     def _copy(self) -> None:
         with os.fdopen(self._reading, "rb", buffering=0) as pipe:
@@ -236,10 +254,18 @@ class NoiseFilter:
                 kept = whole + end
                 for noise in self._noise:
                     kept = noise.sub(b"", kept)
+                if self._on_failed:
+                    kept = self._FAILURES.sub(b"", self._FAILED.sub(self._take_failure, kept))
                 if len(rest) > _LONGEST_LINE:
                     kept, rest = kept + rest, b""
                 _write(kept)
             _write(rest)
+
+    def _take_failure(self, line: re.Match[bytes]) -> bytes:
+        model, version, reason = (part.decode(errors="replace") for part in line.groups())
+        if self._on_failed:
+            self._on_failed(model, int(version), _unquote(f'"{reason}"'))
+        return b""
 
 
 def _write(text: bytes) -> None:

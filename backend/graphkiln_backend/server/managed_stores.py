@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.contract import CONTRACTS, Contracts
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, IMAGE_MODEL
@@ -25,6 +26,7 @@ from graphkiln_backend.repository.config import (
     read_config,
     select_versions,
 )
+from graphkiln_backend.repository.model_config import check_gpus
 from graphkiln_backend.repository.overlay import GraphFolder, OtherBackend, backend_of, complete_config
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version import CONFIG_FILE, claims_proof, read_version_signature
@@ -34,6 +36,8 @@ from graphkiln_backend.server.rollouts import Rollouts
 from graphkiln_backend.triton.rollout_files import candidate_name
 
 _log = logging.getLogger("graphkiln.server")
+
+_NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
 @dataclass(slots=True)
@@ -209,10 +213,12 @@ class ManagedStores:
         while candidates := sorted(version for version in left if not self.quarantine.reason(stored, version)):
             blamed = candidates[-1]
             try:
-                selected = tuple(select_versions(read_config(stored.folder / CONFIG_FILE), candidates))
+                written = read_config(stored.folder / CONFIG_FILE)
+                selected = tuple(select_versions(written, candidates))
                 if not selected:
                     return ShownModel(stored=stored)
                 blamed = selected[-1]
+                check_gpus(written, has_gpu=bool(gpus()) or _NVIDIA_DRIVER.exists())
                 planned = self._complete(stored, selected)
                 config = planned.config
                 misfits = {version: self._misfit(stored, version, config) for version in selected[:-1] if config}
@@ -352,7 +358,10 @@ class ManagedStores:
         """
         stored = model.stored
         if not model.versions:
-            mirror.refuse(stored.name, self.reasons(stored))
+            reasons = self.reasons(stored)
+            mirror.refuse(stored.name, reasons)
+            for version in reasons.keys() - self.quarantine.reasons(stored).keys():
+                _log.error("%s version %d is not served: %s", stored.name, version, reasons[version])
         elif stored.tensor_model and model.config is not None:
             mirror.show_images(stored.name, stored.folder, model.versions, model.config)
         else:

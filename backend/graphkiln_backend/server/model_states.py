@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.graph.text import plain_reason
+from graphkiln_backend.repository.model_config import GPU_HINT
 from graphkiln_backend.server.proofs import ProofState
 from graphkiln_backend.server.repository_control import RepositoryControl, VersionState
 from graphkiln_backend.system.processes import is_gone
@@ -25,6 +26,7 @@ _log = logging.getLogger("graphkiln.server")
 READY = "ready"
 REFUSED = "REFUSED"  # state of a version that is not shown to the server
 _UNLOADED = {("UNAVAILABLE", "unloaded"), ("UNLOADING", ""), ("UNLOADED", "")}  # state and reason
+_NO_GPU = "KIND_GPU but no GPUs are available"
 _UNHEALTHY = re.compile(r"Stub process '[^']*' is not healthy\.?|Stub process is not healthy\.?")
 
 
@@ -79,9 +81,10 @@ def _find_crashes(seen: Snapshot) -> dict[tuple[str, int], Crash]:
 
 
 def explain(rows: Sequence[VersionState], instances: Path) -> list[VersionState]:
-    """Replace "not healthy" in Triton's reasons by the cause of the crash."""
+    """Replace "not healthy" in Triton's reasons by the cause of the crash, and name the remedy of a missing GPU."""
+    rows = [replace(row, reason=f"{row.reason} ({GPU_HINT})") if row.reason.endswith(_NO_GPU) else row for row in rows]
     if not any(_UNHEALTHY.search(row.reason) for row in rows):
-        return list(rows)
+        return rows
     crashes = _find_crashes(read_snapshot(instances))
 
     def reason(row: VersionState) -> str:
@@ -110,6 +113,11 @@ class ModelState:
     reason: str
     status: InstanceStatus | None
     proof: ProofState | None = None
+
+    @property
+    def is_refused(self) -> bool:
+        """True if graphkiln does not show it to the server; the reason was logged then."""
+        return self.state == REFUSED
 
 
 def list_models(

@@ -345,7 +345,7 @@ class VersionController:
         refused = self._stores.refusals() if self._logged - known else {}  # logged when it was replaced at the start
         for name, version, text in sorted(self._logged - known):
             if (name, version) not in refused:
-                reason = _brief(text, self._mirror.path / name, Path(name))
+                reason = brief(text, self._mirror.path / name, Path(name))
                 _log.error("%s version %s could not be loaded: %s", name, version, reason)
 
     def _take_back_wrong(self, serving: Mapping[str, tuple[int, ...]]) -> None:
@@ -578,8 +578,8 @@ class VersionController:
                     del self._stores.shown[name]  # the user has changed its files, and loads it
                     continue
                 for version, reason in failures.items():
-                    brief = _brief(reason, self._mirror.path / name, model.stored.folder)
-                    self._stores.quarantine.add(model.stored, version, brief)
+                    text = brief(reason, self._mirror.path / name, model.stored.folder)
+                    self._stores.quarantine.add(model.stored, version, text)
                 if failures or name in wrong or self._stores.is_outdated(model):
                     planned = self._stores.plan(model.stored, model.stored.versions)
                     if name in wrong and not planned.versions:  # a load that fails leaves what serves
@@ -667,7 +667,7 @@ def _is_missing(stored: StoredModel | None) -> bool:
     return stored is None or not (stored.versions or stored.unreadable)
 
 
-def _brief(reason: str, shown_as: Path, folder: Path) -> str:
+def brief(reason: str, shown_as: Path, folder: Path) -> str:
     """Shorten Triton's reason, and replace paths of the mirror by those of the user's store.
 
     Args:

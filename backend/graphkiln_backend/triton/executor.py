@@ -23,7 +23,7 @@ from graphkiln_backend.engines.base import Session
 from graphkiln_backend.graph.contract import REQUEST_PARAMETER, ContractChanged
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ExecutionError, GraphkilnError, SignatureError
-from graphkiln_backend.triton.deadly_requests import RequestNotes
+from graphkiln_backend.triton.request_notes import RequestNotes
 from graphkiln_backend.triton.tensors import InputTensor, to_array
 
 # Checking for cancellation is a round trip to Triton of 0.1 to 0.8 ms, not worth it for short runs. Triton itself

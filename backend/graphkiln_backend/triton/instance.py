@@ -47,7 +47,6 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.version import ModelVersion, check_label_files, read_version_signature
 from graphkiln_backend.system.resources import stay_on, trim_memory, usable_cores
-from graphkiln_backend.triton.deadly_requests import RequestNotes
 from graphkiln_backend.triton.environment import (
     be_ended_first,
     instances_folder,
@@ -65,6 +64,7 @@ from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import InstanceMetrics
 from graphkiln_backend.triton.oversized_shapes import protect_stub
 from graphkiln_backend.triton.replayer import Replayer
+from graphkiln_backend.triton.request_notes import RequestNotes
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.rollout_files import assignment_path, read_assignment, tried_model
 from graphkiln_backend.triton.sent_models import note_sent

@@ -446,7 +446,7 @@ def _check_model(name: str, models: list[str], stores: list[Path], flag: str) ->
 _REFRESH_S = 0.25
 _SLOW_S = 1.0  # faster models have no lines of progress
 _TABLE_COLUMNS = 80
-_REASON_LENGTH = 80  # in the table; full reasons follow below
+_REASON_LENGTH = 80  # in the table; the full reason is above it, in the log, or follows below
 
 
 class LoadDisplay(Closeable):
@@ -514,7 +514,7 @@ def log_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None:
             _log.info("version %s is ready: %s", state.version, served, extra=extra)
         elif state.proof and state.state == "READY":
             _log.info("version %s is ready: %s", state.version, _engine(state), extra=extra)
-        else:
+        elif not state.is_refused:  # otherwise it is logged
             reason = state.reason or "no reason is known"
             _log.error("version %s is %s: %s", state.version, state.state.lower(), reason, extra=extra)
     for line in addresses:
@@ -544,7 +544,9 @@ def print_states(states: Sequence[ModelState], addresses: Sequence[str]) -> None
     table = make_table(("model", "version", "state", "engine, or why not", "precision", "time"), rows)
     table.collapse_padding = True
     reasons = [
-        f"{each.model} {each.version}: {each.reason}" for each in states if each.state != "READY" and each.reason
+        f"{each.model} {each.version}: {each.reason}"
+        for each in states
+        if each.reason and each.state != "READY" and not each.is_refused
     ]
     console = Console()
     console.width = min(console.width, _TABLE_COLUMNS)

@@ -286,12 +286,14 @@ class TestTable:
         reason = "[no markup] /a/long/" + "folder/" * 30 + "model.onnx is cut short"
         name = "a-model-with-a-rather-long-name"
         supervisor.states = [
-            ModelState(model=name, version="20261122", state="REFUSED", reason=reason, status=None),
+            ModelState(model=name, version="20261122", state="UNAVAILABLE", reason=reason, status=None),
+            ModelState(model="refused", version="1", state="REFUSED", reason=reason, status=None),
             ModelState(model="m", version="1", state="READY", reason="", status=instance_status(engine="onnxruntime")),
         ]
         lines = serve().out.splitlines()
         assert max(len(line) for line in lines if line[:1] in "│┃┏└") <= 80
         assert f"{name} 20261122: {reason}" in lines
+        assert sum(reason in line for line in lines) == 1, "that of a refused version is in the log"
 
     def test_addresses_without_models(self, run: RunVerb, supervisor: FakeSupervisor, store: Path) -> None:
         assert supervisor.states == []

@@ -197,6 +197,24 @@ class TestPrepare:
         assert "--exit-on-error=true" not in line
         assert not launch.readiness.strict
 
+    def test_a_version_that_the_first_start_refused_is_not_loaded_again(
+        self, installation: Installation, store: Path, logged: list[str]
+    ) -> None:
+        shutil.copytree(store / "digits" / "1", store / "digits" / "2")
+        launch = make_launch(installation, store)
+        with RunFolder() as first:
+            launch.prepare(first)
+            folder = first.overlay / "models"
+            reason = f"Internal: TritonModelException: digits: cannot serve {folder}/digits/2/model.onnx\n\nAt:\n  x"
+            launch._note_failed(folder, "digits", 2, reason)
+            launch._note_failed(folder, "digits", 1, "Internal: Stub process is not healthy.")
+            assert launch.readiness.fall_back()
+        with RunFolder() as second:
+            line = launch.prepare(second)
+            assert [path.name for path in (second.overlay / "models" / "digits").iterdir() if path.is_dir()] == ["1"]
+        assert logged == [f"digits version 2 is not served: cannot serve {store / 'digits'}/2/model.onnx"]
+        assert "--strict-readiness=false" not in line
+
     @pytest.mark.parametrize("flags", [(), ("--model-control-mode=explicit", "--load-model=digits")])
     def test_it_stays_ready_while_versions_come_and_go(
         self, installation: Installation, folder: RunFolder, store: Path, flags: tuple[str, ...]

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from graphkiln_backend.graph.text import request_prefix
-from graphkiln_backend.server.log import LogRecord, of_event, of_line
+from graphkiln_backend.server.log import LogRecord, NoiseFilter, of_event, of_line
 
 SHORT = "W1123 08:46:10.123456 4711 model.py:29] "
 ISO = "2026-11-23T08:46:10Z E 4711 server.cc:604] "
@@ -187,6 +189,28 @@ def test_the_two_lines_are_left_out_and_nothing_else() -> None:
     )
     program = f"import sys; sys.stderr.write({chr(10).join(lines)!r})"
     assert filtered(program) == "E1127 1 model.cc:1] a real error\nno end"
+
+
+def test_a_failed_load_is_noted_and_not_repeated(capfd: pytest.CaptureFixture[str]) -> None:
+    reason = 'Internal: TritonModelException: m: \\"x\\" is bad\\n\\nAt:\\n  model.py(7): initialize\\n'
+    lines = (
+        f'E1128 21:32:49.026495 1 backend_model.cc:692] "ERROR: Failed to create instance: {reason}"',
+        f"E1128 21:32:49.478521 1 model_lifecycle.cc:642] \"failed to load 'm' version 12: {reason}\"",
+        "2026-11-28T21:32:49Z E 1 model_lifecycle.cc:642] \"failed to load 'n' version 1: no\"",
+        'E1128 21:32:59.240415 1 tritonserver.cc:2607] "Internal: failed to load all models"',
+        "error: creating server: Internal - failed to load all models",
+        'E1128 21:32:59.240415 1 server.cc:1] "failed to load the certificate"',
+    )
+    failed: list[tuple[str, int, str]] = []
+    for on_failed in (lambda *found: failed.append(found), None):
+        noise = NoiseFilter(on_failed=on_failed)
+        os.write(noise.fileno(), "".join(f"{line}\n" for line in lines).encode())
+        noise.start()
+        noise.wait()
+        passed = capfd.readouterr().err.splitlines()
+        assert passed == ([lines[-1]] if on_failed else [*lines])
+    text = 'Internal: TritonModelException: m: "x" is bad\n\nAt:\n  model.py(7): initialize\n'
+    assert failed == [("m", 12, text), ("n", 1, "no")]
 
 
 def test_a_stub_that_ends_as_it_should_is_no_crash() -> None:

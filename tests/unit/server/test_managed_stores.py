@@ -12,6 +12,7 @@ from fake_repository import StoreOfFakes
 
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
 from graphkiln_backend.repository.stores import scan_stores
+from graphkiln_backend.server import managed_stores as module
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 
@@ -47,6 +48,22 @@ class TestFirstStart:
         assert ManagedStores([tmp_path / "store"]).open(mirror, BACKENDS, as_is) is False
         assert (mirror.path / "other" / "config.pbtxt").is_symlink()
         assert not (mirror.path / "bare" / "config.pbtxt").is_symlink()
+
+    @pytest.mark.parametrize("backend", ["", 'backend: "tensorflow"'])
+    def test_instances_on_a_missing_gpu_are_refused_with_the_fix(
+        self, tmp_path: Path, mirror: Mirror, backend: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        on_gpu = f"{backend} instance_group [ {{ kind: KIND_AUTO }}, {{ kind: KIND_GPU }} ]"
+        zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)), on_gpu)
+        for driver, is_shown in ((tmp_path / "none", False), (tmp_path, True)):
+            monkeypatch.setattr(module, "gpus", tuple)
+            monkeypatch.setattr(module, "_NVIDIA_DRIVER", driver)
+            stores = ManagedStores([tmp_path / "store"])
+            stores.open(mirror, BACKENDS, as_is)
+            assert bool(stores.shown["m"].versions) == is_shown
+            assert [("write kind: KIND_CPU" in reason) for reason in stores.refusals().values()] == [True] * (
+                not is_shown
+            )
 
     def test_a_version_without_a_graph_gives_way_to_an_older_one(self, tmp_path: Path, mirror: Mirror) -> None:
         zoo.add(tmp_path / "store", "m", zoo.scale(("batch", 3)))

@@ -144,3 +144,10 @@ class TestModels:
             [("m", "3", "READY")]
         ] * 3
         assert len(logged) == 2
+
+
+def test_a_missing_gpu_names_the_fix(tmp_path: Path) -> None:
+    reason = "Invalid argument: instance group m_0 of model m has kind KIND_GPU but no GPUs are available"
+    (row,) = explain([VersionState(model="m", version="1", state="UNAVAILABLE", reason=reason)], tmp_path)
+    assert row.reason.startswith(reason)
+    assert "write kind: KIND_CPU" in row.reason

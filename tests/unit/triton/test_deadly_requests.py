@@ -15,8 +15,9 @@ from fake_triton import InferenceRequest
 
 from graphkiln_backend.graph.signature import Signature
 from graphkiln_backend.triton import deadly_requests as module
-from graphkiln_backend.triton.deadly_requests import DeadlyRequest, DeadlyRequests, Feeds, RequestNotes
+from graphkiln_backend.triton.deadly_requests import DeadlyRequests
 from graphkiln_backend.triton.executor import Executor
+from graphkiln_backend.triton.request_notes import DeadlyRequest, Feeds, RequestNotes
 
 PID = 17
 
