@@ -222,7 +222,9 @@ class NoiseFilter:
     _FAILED = re.compile(rb"[^\n]*\] \"failed to load '([^'\n]+)' version (\d+): ([^\n]*)\"\n")
     _FAILURES = re.compile(
         rb'[^\n]* backend_model[^\n ]*\] "ERROR: Failed to create instance: [^\n]*\n'
-        rb"|[^\n]*Internal(?: -|:) failed to load all models\"?\n"
+        rb"|[^\n]* tritonserver[^\n ]*\] [^\n]*: (?:failed to load all models|load failed for model )[^\n]*\n"
+        rb"|error: creating server: [^\n]* - (?:failed to load all models|load failed for model )[^\n]*\n"
+        rb"(?:\nAt:\n(?:  [^\n]*\n)*;?\n?)?"
     )
 
     def __init__(self, *, has_gpu: bool = False, on_failed: Callable[[str, int, str], None] | None = None) -> None:

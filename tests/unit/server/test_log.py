@@ -199,6 +199,12 @@ def test_a_failed_load_is_noted_and_not_repeated(capfd: pytest.CaptureFixture[st
         "2026-11-28T21:32:49Z E 1 model_lifecycle.cc:642] \"failed to load 'n' version 1: no\"",
         'E1128 21:32:59.240415 1 tritonserver.cc:2607] "Internal: failed to load all models"',
         "error: creating server: Internal - failed to load all models",
+        f"E1128 21:32:59.240415 1 tritonserver.cc:2607] \"Invalid argument: load failed for model 'm': {reason};\\n\"",
+        "error: creating server: Invalid argument - load failed for model 'm': bad",
+        "",
+        "At:",
+        "  model.py(7): initialize",
+        ";",
         'E1128 21:32:59.240415 1 server.cc:1] "failed to load the certificate"',
     )
     failed: list[tuple[str, int, str]] = []
