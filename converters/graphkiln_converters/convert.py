@@ -109,7 +109,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
 
 _KEEP_QUANTIZED = (
     "ONNX Runtime computes its integers otherwise than the graph says, and the graph magnifies that: convert the fp32 "
-    "graph with --precision int8 --search-keep, or serve this file as it is, without rewrites, from "
+    "graph with --precision int8 --search-keep, or serve this file as it is, with fp32 products, from "
     "STORE/NAME/1/model.onnx beside a config.pbtxt with optimization { graph { level: -1 } }"
 )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Placement, Session, SessionConfig
+from graphkiln_backend.engines.base import Placement, Session, SessionConfig, SessionTuning
 from graphkiln_backend.engines.registry import load_engine, open_reference, reference_engine
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
@@ -58,7 +58,14 @@ def check_publication(version: ModelVersion) -> None:
 
 
 def verify(
-    version: ModelVersion, *, engine: str, precision: Precision | None, samples: Path | None, threads: int
+    version: ModelVersion,
+    *,
+    engine: str,
+    precision: Precision | None,
+    samples: Path | None,
+    threads: int,
+    tuning: SessionTuning | None = None,
+    op_libraries: tuple[str, ...] = (),
 ) -> Verified:
     """Run a version's graph on an engine and compare it with its references.
 
@@ -68,6 +75,8 @@ def verify(
         precision: As for `verify_session`.
         samples: As for `verify_session`.
         threads: Threads of the engine.
+        tuning: Tuning of the sessions of a server, such as the level of rewrites; None for the default.
+        op_libraries: Libraries of custom operators.
 
     Raises:
         VerificationError: As for `verify_session`.
@@ -85,7 +94,15 @@ def verify(
             else "it is unproven: graphkiln adopt adds golden samples",
         )
     engine = engine or reference_engine(version.graph_path)
-    config = SessionConfig(engine=engine, device=CPU, threads=threads, spin=False, reason="requested by verify")
+    config = SessionConfig(
+        engine=engine,
+        device=CPU,
+        threads=threads,
+        spin=False,
+        reason="requested by verify",
+        tuning=tuning or SessionTuning(),
+        op_libraries=op_libraries,
+    )
     loaded = load_engine(engine)
     support = loaded.probe(CPU)
     if not support.ok:

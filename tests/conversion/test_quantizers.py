@@ -22,6 +22,7 @@ from onnxruntime.quantization.matmul_nbits_quantizer import MatMulNBitsQuantizer
 from graphkiln.cli.lower import open_artifact_cache, read_deployment
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.repository.version import read_version
+from graphkiln_converters import precision
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe_file import read_recipe
 from graphkiln_converters.verify import verify
@@ -163,6 +164,11 @@ FAST = [
     ("attention", OPSETS[-1], "int4 by ONNX Runtime"),
     ("attention", OPSETS[-1], "convert"),
 ]
+
+
+@pytest.fixture(autouse=True)
+def no_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(precision, "compare_speed", lambda *_: "")
 
 
 def check(name: str, opset: int, quantizer: str, folder: Path) -> str:

@@ -26,7 +26,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.text import did_you_mean
 
 if TYPE_CHECKING:
-    from graphkiln_backend.engines.base import Placement
+    from graphkiln_backend.engines.base import Placement, SessionTuning
     from graphkiln_backend.graph.manifest import Verification
     from graphkiln_backend.graph.precision import Precision
 
@@ -64,7 +64,16 @@ def verify(
     with local_path(path) as folder, limit_computing(compute_limit):
         version = version_folder(folder)
         signed = check_signers(version, trusted_keys)
-        verified = run(read_any_version(version), engine=engine, precision=row, samples=samples, threads=usable_cores())
+        tuning, libraries = read_session_settings(version)
+        verified = run(
+            read_any_version(version),
+            engine=engine,
+            precision=row,
+            samples=samples,
+            threads=usable_cores(),
+            tuning=tuning,
+            op_libraries=libraries,
+        )
         if not as_json:
             _show(verified.verdicts, verified.placement)
         if requested_split(version):
@@ -110,6 +119,23 @@ class SplitProof:
             "verdicts": [encode(verdict) for verdict in self.verdicts],
             "placement": encode(self.placement) if self.placement else None,
         }
+
+
+def read_session_settings(version: Path) -> tuple[SessionTuning, tuple[str, ...]]:
+    """Return what a server would give the session of a version: tuning, and libraries of custom operators.
+
+    Raises:
+        RepositoryError: The configuration cannot be read, or names an unknown setting or a missing library.
+    """
+    from graphkiln_backend.lowering.deployment import find_library
+    from graphkiln_backend.lowering.settings import Settings
+    from graphkiln_backend.repository.model_config import ModelConfig
+    from graphkiln_backend.repository.version import CONFIG_FILE
+
+    model = version.absolute().parent
+    config = ModelConfig.read(model / CONFIG_FILE, has_gpu=False)
+    libraries = tuple(find_library(name, model) for name in config.op_libraries)
+    return Settings.from_config(config, config.device).tuning, libraries
 
 
 def requested_split(version: Path) -> str:

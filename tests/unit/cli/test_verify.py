@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import onnx_ir
 import pytest
@@ -13,6 +14,8 @@ import tiny
 from commands import RunVerb, words
 from graphs import draw, graph
 
+from graphkiln_backend.engines.base import SessionConfig
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.lowering import deployment
 from graphkiln_backend.lowering.parallel import spreading
 from graphkiln_backend.lowering.parallel.building import PipelineSession
@@ -48,6 +51,27 @@ class TestInspect:
             assert document["graph"] == str(graph_path)
             assert document["signature"]["outputs"][0]["name"] == "y"
             assert not document.keys() & {"conversion", "provenance"}
+
+
+def test_the_settings_of_the_server_apply(
+    run: RunVerb, version: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A graph that is served with few rewrites is verified with these."""
+    shutil.copytree(version.parent, tmp_path / "m")
+    config = tmp_path / "m" / "config.pbtxt"
+    config.write_text(f"{config.read_text()}\noptimization {{ graph {{ level: -1 }} }}\n")
+    levels = list[str]()
+    build = OnnxRuntimeEngine.build
+
+    def recorded(self: OnnxRuntimeEngine, path: Path, config: SessionConfig, compiled: Path | None = None) -> Any:
+        levels.append(config.tuning.graph_level)
+        return build(self, path, config, compiled)
+
+    monkeypatch.setattr(OnnxRuntimeEngine, "build", recorded)
+    run("verify", version)
+    run("verify", tmp_path / "m" / "1")
+    run("explain", tmp_path / "m")
+    assert levels == ["all", "basic", "basic"]
 
 
 def test_verdicts_and_placement(run: RunVerb, version: Path) -> None:
