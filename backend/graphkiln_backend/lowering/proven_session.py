@@ -139,7 +139,7 @@ class ProvenSession:
 
 
 def build_proven_session(artifacts: Artifacts, config: SessionConfig, requirements: Requirements) -> ProvenSession:
-    """Build, verify and warm up a session; once more without ONNX Runtime's own rewrites if these change a saved graph.
+    """Build, verify and warm up a session; once more without ONNX Runtime's own rewrites if a saved graph fails.
 
     Raises:
         EngineUnavailable: The engine is not installed, or cannot run on the device.
@@ -147,7 +147,7 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
     """
     try:
         return _build_proven(artifacts, config, requirements)
-    except (ExecutionError, VerificationError) as error:
+    except (ExecutionError, LoweringError, VerificationError) as error:
         as_saved = config.precision in (None, artifacts.saved) and not config.splits
         if config.engine != REFERENCE_ENGINE or config.tuning.graph_level == "off" or not as_saved:
             raise

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import pytest
+import zoo
 from lowered import BF16, ORT, add_unrunnable, bf16_only, cpu, lower_version
 
 from graphkiln_backend.cache.store import ArtifactCache
@@ -163,6 +164,22 @@ class TestRewrites:
             assert lowered.notes[0].startswith(REWRITES_OFF)
             assert reason in lowered.notes[0]
             assert lowered.config.tuning.graph_level == "off"
+
+    def test_request_that_only_the_saved_graph_accepts(
+        self, tmp_path: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        run = OnnxRuntimeSession.run
+
+        def fail(self: OnnxRuntimeSession, feeds: Mapping[str, AnyArray], outputs: None = None) -> dict[str, AnyArray]:
+            if self._options.graph_optimization_level != onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL:
+                raise ExecutionError("a fused node failed")
+            return run(self, feeds, outputs)
+
+        monkeypatch.setattr(OnnxRuntimeSession, "run", fail)
+        lowered = lower_version(zoo.add(tmp_path, "m", zoo.scale(("n", 3))), ORT, cache)
+        with lowered.session:
+            assert lowered.notes[0].startswith(REWRITES_OFF)
+            assert "a fused node failed" in lowered.notes[0]
 
     def test_note_of_the_session(self, digits: Path, cache: ArtifactCache, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(OnnxRuntimeSession, "notes", property(lambda _: ("as saved",), lambda *_: None), False)

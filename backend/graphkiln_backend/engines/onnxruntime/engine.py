@@ -81,7 +81,7 @@ class OnnxRuntimeEngine:
             if config.tuning.graph_level == "off":
                 raise
             try:
-                session = self.build(graph_path, config.without_rewrites())
+                session = self.build(graph_path, config.without_rewrites(), compiled)
             except LoweringError:
                 raise error from None
             session.notes = (f"{REWRITES_OFF}: {error.attempts[0]}",)
