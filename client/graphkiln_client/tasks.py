@@ -76,8 +76,8 @@ class Result:
 
     Attributes:
         source: Path or description of the image.
-        latency_ms: Milliseconds from sending the request to receiving the response, including retries. Includes
-            preprocessing only for images that are sent encoded.
+        latency_ms: Milliseconds from sending the request to receiving the response, including retries. All images of
+            a request have the same. Includes preprocessing only for images that are sent encoded.
         outputs: Classes by output name, best first; grouped by position for per-position outputs.
     """
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple
@@ -100,8 +101,11 @@ def _print_classifications(results: Sequence[Result]) -> None:
     placed = any(found.position for result in results for ranking in result.outputs.values() for found in ranking)
     extra = [*(["output"] if several else []), *(["position"] if placed else [])]
     rows = []
+    images = Counter(result.request_id for result in results)
     for result in results:
-        name, latency = Path(result.source).name, f"{result.latency_ms:.1f} ms"
+        count, name = images.pop(result.request_id, 0), Path(result.source).name
+        shared = f" for {count} images" if count > 1 else ""
+        latency = f"{result.latency_ms:.1f} ms{shared}" if count else ""  # once for each request
         for output, ranking in result.outputs.items():
             for found in ranking:
                 where = [*([output] if several else []), *([str(found.position)] if placed else [])]

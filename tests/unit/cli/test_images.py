@@ -108,6 +108,11 @@ class TestClassify:
         out = run("classify", images / "a.png", "--model", "digits", "--top-k", "2").out
         assert table_rows(out) == [["a.png", "class 0", "0", "0.9000", "1.2 ms"], ["", "class 1", "1", "0.4500", ""]]
 
+    def test_latency_of_a_request_is_shown_once(self, run: RunVerb, images: Path) -> None:
+        """It is that of all its images, which the fake client has in one request."""
+        rows = table_rows(run("classify", images, "--model", "digits", "--top-k", "1").out)
+        assert [(row[0], row[-1]) for row in rows] == [("a.png", "1.2 ms for 2 images"), ("b.png", "")]
+
     def test_outputs_and_positions(self, run: RunVerb, client: FakeClient, images: Path) -> None:
         client.fake_model.result_outputs = {
             "kind": (Classification(index=0, label="", score=1.0),),
