@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import itertools
 import math
-import os
-import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
@@ -18,7 +15,7 @@ from graphkiln_backend.graph.errors import InvalidInput, ProtocolError
 from graphkiln_client.connection import Connection
 from graphkiln_client.published import check_config, check_metadata, check_statistics
 from graphkiln_client.shared_memory import RegionPool
-from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse, RequestedOutput
+from graphkiln_client.transports.base import PLAIN, PROCESS, InferRequest, InferResponse, RequestedOutput
 
 _counter = itertools.count(1)
 _MAX_DIMENSION = (1 << 31) - 1
@@ -26,14 +23,7 @@ _MAX_DIMENSION = (1 << 31) - 1
 
 def new_request_id() -> str:
     """Return 32 hexadecimal digits: 16 for the process, 16 for the request."""
-    return f"{_process_digits(os.getpid())}{next(_counter):016x}"
-
-
-@functools.cache
-def _process_digits(process: int) -> str:
-    """Draw random digits for a process; a forked child draws others."""
-    del process
-    return uuid.uuid4().hex[:16]
+    return f"{PROCESS.digits()}{next(_counter):016x}"
 
 
 class RemoteModel:

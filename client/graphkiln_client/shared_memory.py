@@ -117,7 +117,7 @@ class RegionPool:
             ClientError: The request failed.
         """
         size_bytes = _required_bytes(request, output_sizes)
-        regions = await self._regions.get()
+        regions = self._regions.get() or await self._regions.open()
         region = await self._acquire(regions, size_bytes)
         try:
             response = await self._infer_in(region, request, output_sizes)

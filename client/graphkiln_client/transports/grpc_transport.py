@@ -317,12 +317,15 @@ def decode_response(message: Any, request: InferRequest) -> InferResponse:
     """
     if message.id and request.request_id and message.id != request.request_id:
         raise ProtocolError(f"the response to request {request.request_id} has the id {message.id[:80]}")
-    check_outputs([(output.name, output.datatype) for output in message.outputs], request)
+    check_outputs([output.name for output in message.outputs], request)
     contents = list(message.raw_output_contents)
     whole = len(contents) == len(message.outputs)  # Triton sends empty contents for outputs in shared memory
     sent = {output.name for output, raw in zip(message.outputs, contents, strict=False) if whole and raw}
-    in_region = [output for output in message.outputs if request.is_shared(output.name) and output.name not in sent]
-    shared = {output.name: tuple(output.shape) for output in in_region}
+    shared = {
+        output.name: tuple(output.shape)
+        for output in message.outputs
+        if request.is_shared(output.name, output.datatype) and output.name not in sent
+    }
     outputs = [output for output in message.outputs if output.name not in shared]
     if not contents:
         arrays = {output.name: _from_contents(output) for output in outputs}
@@ -460,7 +463,7 @@ class _GrpcTransport(ABC):
     async def _call(self, request: GrpcRequest, timeout_s: float) -> Any:
         admin = _to_metadata(self._endpoint.admin_headers()) if request.is_admin else ()
         metadata = (*self._metadata, *admin) or None
-        channel, methods = await self._channels.get()
+        channel, methods = self._channels.get() or await self._channels.open()
         try:
             method = methods.get(request.method)
             if method is None:

@@ -37,14 +37,15 @@ class AsyncHttpTransport(InEventLoop):
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
-        return call.read(await self._exchange(call.request.authorize(self._endpoint), deadline))
+        request = call.request.authorize(self._endpoint) if call.request.is_admin else call.request
+        return call.read(await self._exchange(request, deadline))
 
     async def close(self) -> None:
         """See `Transport.close`."""
         await self._sessions.close()
 
     async def _exchange(self, request: HttpRequest, deadline: Deadline) -> HttpResponse:
-        session = await self._sessions.get()
+        session = self._sessions.get() or await self._sessions.open()
         try:
             async with (
                 asyncio.timeout(deadline.remaining_s),

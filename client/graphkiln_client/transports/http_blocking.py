@@ -65,7 +65,12 @@ class HttpTransport(Blocking):
 
     async def send(self, call: Call[T], deadline: Deadline) -> T:
         """See `Transport.send`."""
-        return call.read(self._exchange(call.request.authorize(self._endpoint), deadline, await self._idle.get()))
+        idle, request = self._idle.get(), call.request
+        if idle is None:
+            idle = await self._idle.open()
+        if request.is_admin:
+            request = request.authorize(self._endpoint)
+        return call.read(self._exchange(request, deadline, idle))
 
     async def close(self) -> None:
         """See `Transport.close`."""

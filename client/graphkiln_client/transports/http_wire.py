@@ -44,6 +44,7 @@ from graphkiln_client.transports.endpoint import Compression, Endpoint, hint_for
 from graphkiln_client.transports.tensors import datatype_of, from_raw, from_values, to_raw
 
 _HEADER_LENGTH = "Inference-Header-Content-Length"
+_HEADER_ENCODER = json.JSONEncoder(separators=(",", ":"))  # `json.dumps` would make one for each request
 _COMPRESSION_LEVEL = 1  # fastest: higher levels hardly compress tensors further
 _SHOWN_BODY = 2000
 _READ_BODY = 1 << 16  # longer than any error message of a server
@@ -70,8 +71,8 @@ class HttpRequest:
     is_admin: bool = False
 
     def authorize(self, endpoint: Endpoint) -> HttpRequest:
-        """Add the admin key if the request needs one."""
-        return replace(self, headers={**self.headers, **endpoint.admin_headers()}) if self.is_admin else self
+        """Add the admin key."""
+        return replace(self, headers={**self.headers, **endpoint.admin_headers()})
 
 
 class Headers(Protocol):
@@ -249,7 +250,7 @@ def encode_request(
         parameters["binary_data_output"] = True
     if parameters:
         header["parameters"] = parameters
-    parts[0] = json.dumps(header, separators=(",", ":")).encode()
+    parts[0] = _HEADER_ENCODER.encode(header).encode()
     return parts, len(parts[0])
 
 
@@ -317,17 +318,18 @@ def decode_response(body: bytes, header_length: int | None, request: InferReques
     outputs: dict[str, AnyArray] = {}
     shared: dict[str, tuple[int, ...]] = {}
     try:
-        check_outputs([(str(output["name"]), output["datatype"]) for output in document["outputs"]], request)
         for output in document["outputs"]:
             name, datatype, shape = str(output["name"]), output["datatype"], tuple(map(int, output["shape"]))
             if "data" in output:
                 outputs[name] = from_values(output["data"], datatype, shape)
-            elif request.is_shared(name) and "binary_data_size" not in output.get("parameters", {}):
+            elif request.is_shared(name, datatype) and "binary_data_size" not in output.get("parameters", {}):
                 shared[name] = shape
             else:
                 size = int(output["parameters"]["binary_data_size"])
                 outputs[name] = from_raw(_slice(body, offset, size), datatype, shape)
                 offset += size
+        if not outputs or len(outputs) != len(document["outputs"]) or outputs.keys() != request.outputs.keys():
+            check_outputs([str(output["name"]) for output in document["outputs"]], request)
         version = str(document.get("model_version", ""))
         return InferResponse(model=str(document["model_name"]), version=version, outputs=outputs, shared_shapes=shared)
     except (KeyError, TypeError, AttributeError, ValueError, OverflowError) as error:

@@ -19,7 +19,7 @@ from echo_servers import echo_servers
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_client import AsyncClient
 from graphkiln_client.remote_model import new_request_id
-from graphkiln_client.transports.base import Owned
+from graphkiln_client.transports.base import PROCESS, Owned
 
 X = np.arange(4, dtype=np.float32)
 
@@ -34,6 +34,7 @@ def be_child(monkeypatch: pytest.MonkeyPatch) -> None:
     """Make this process look like a forked child of the one before."""
     process = os.getpid() + 1
     monkeypatch.setattr(os, "getpid", lambda: process)
+    monkeypatch.setattr(PROCESS, "digits", lambda: "c" * 16)
 
 
 @pytest.mark.parametrize(
@@ -70,18 +71,19 @@ class TestOwned:
     def test_child_neither_uses_nor_closes_those_of_its_parent(self, monkeypatch: pytest.MonkeyPatch) -> None:
         async def main() -> None:
             owned = Owned(object, close, "m", in_loop=False)
-            ours = await owned.get()
-            assert await owned.get() is ours
+            ours = await owned.open()
+            assert owned.get() is ours
             with monkeypatch.context() as patch:
                 be_child(patch)
-                childs = await owned.get()
+                assert owned.get() is None
+                childs = await owned.open()
                 assert childs is not ours
                 await owned.close()
                 assert closed == [childs]
             await owned.close()
             assert closed == [childs, ours]
             with pytest.raises(InvalidInput, match="is closed"):
-                await owned.get()
+                await owned.open()
 
         closed: list[object] = []
 

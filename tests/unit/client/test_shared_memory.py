@@ -28,7 +28,7 @@ from graphkiln_client.async_client import AsyncModel
 from graphkiln_client.client import run
 from graphkiln_client.connection import Connection
 from graphkiln_client.shared_memory import Region, RegionPool
-from graphkiln_client.transports.base import InferRequest, InferResponse, SharedTensor
+from graphkiln_client.transports.base import PROCESS, InferRequest, InferResponse, SharedTensor
 
 X = {"X": np.arange(3, dtype=np.float32)}
 SHM = Path("/dev/shm")
@@ -296,9 +296,8 @@ def test_child_leaves_the_regions_of_its_parent(monkeypatch: pytest.MonkeyPatch)
     with shared as model:
         run(model.infer(X))
         (parents,) = server.regions
-        child = os.getpid() + 1
         with monkeypatch.context() as patch:
-            patch.setattr(os, "getpid", lambda: child)
+            patch.setattr(PROCESS, "digits", lambda: "c" * 16)
             run(model.infer(X))
             assert len(server.regions) == 2
             run(shared.pool._regions._close_those(lambda _: True))
