@@ -136,7 +136,7 @@ class Rollout(Closeable):
         self._tally = InstanceTally(model=model, serial=assignment.serial)
         self._written = b""
         self._waiting = 0  # users' requests at the candidate
-        self._tried_at = 0.0
+        self._paused_at = 0.0  # when the candidate began to get no requests of users
         self._copied_at = 0.0  # when the copy under way was sent
         self._copies: Queue[_Copy] = Queue(_QUEUE)
         self._closing = threading.Event()
@@ -285,17 +285,16 @@ class Rollout(Closeable):
         inputs = self._inputs(request)
         if not self._may_be_moved(request.parameters()) or not self._fits(inputs):
             return None
+        now = time.monotonic()
         with self._lock:
-            if self._waiting >= _MOST_WAITING:
+            if self._waiting >= _MOST_WAITING or now - self._paused_at < _RETRY_S:
                 return None
             if self._tally.failed_in_a_row >= _OPEN_AFTER:
-                if time.monotonic() - self._tried_at < _RETRY_S:
-                    return None
-                self._tried_at = time.monotonic()
+                self._paused_at = now
             self._waiting += 1
         # A copy: a request that is given up ends before it is sent.
         copies = {name: array.copy() for name, array in inputs.items()}
-        names, deadline = [*request.requested_output_names()], time.monotonic() + assignment.deadline_s
+        names, deadline = [*request.requested_output_names()], now + assignment.deadline_s
         outputs = self._moving.submit(self._ask, copies, names, request.request_id(), deadline)
         outputs.add_done_callback(self._count_answer)
         return _Asked(outputs, deadline, assignment.serial)
@@ -316,6 +315,8 @@ class Rollout(Closeable):
         try:
             outputs = asked.outputs.result(max(0.0, asked.deadline - time.monotonic()))
         except TimeoutError:
+            # Requests that were queued meanwhile have waited for this one, and must not wait for another.
+            self._paused_at = time.monotonic()
             asked.error = "it did not answer in time"
             return None
         except Exception as error:  # noqa: BLE001 - the request is computed here then

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -178,15 +179,17 @@ def test_some_requests_are_never_moved(begin: Callable[..., Rollout], candidate:
 def test_a_late_or_failed_answer_is_computed_here(
     begin: Callable[..., Rollout], candidate: Candidate, tmp_path: Path
 ) -> None:
-    rollout = begin(answered=1.0, deadline_s=0.05)
-    candidate.may_answer.clear()
-    (response,) = rollout.execute([request()])
-    assert response.outputs["y"][0, 0] == 2.0
-    candidate.may_answer.set()
+    rollout = begin(answered=1.0, deadline_s=0.5)
     candidate.error = "it is broken"
     responses = rollout.execute([request(1.0), request(-1.0)])
     assert responses[0].outputs["y"][0, 0] == 2.0
     assert responses[1].error
+    candidate.may_answer.clear()
+    begun = time.monotonic()
+    for _ in range(4):  # the others were queued while the first one waited
+        (response,) = rollout.execute([request()])
+        assert response.outputs["y"][0, 0] == 2.0
+    assert time.monotonic() - begun < 1.0
     seen = counts(rollout, tmp_path)
     assert (seen.failed, seen.answered) == (2, 0)  # the invalid request fails here, too
 
