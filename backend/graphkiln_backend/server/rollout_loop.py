@@ -279,8 +279,7 @@ class RolloutController(Closeable):
                 "instances ask the candidate over HTTP, which is off, or whose port other servers share",
                 hint="serve without --allow-http=false and --reuse-http-port=true",
             )
-        progress = folder.read_progress(name)
-        progress = progress if progress and progress.candidate == wanted.candidate else _progress(wanted)
+        progress = _read_progress(folder, wanted)
         stored = self._stores.scan().get(name)
         if stored is None or wanted.candidate not in stored.versions:
             self._report(folder, progress, f"waiting for version {wanted.candidate} in the store")
@@ -408,13 +407,15 @@ class RolloutController(Closeable):
         self._take_back(name)
         if trial:
             self._add_up(trial)
-        progress = trial.progress if trial else folder.read_progress(name)
+        progress = trial.progress if trial else None
         if progress is None or progress.candidate != wanted.candidate:
-            progress = _progress(wanted)
+            progress = _read_progress(folder, wanted)
         if wanted.serial > (folder.read_wanted(name) or wanted).serial:  # the disk was full
             folder.write_wanted(wanted)
+        progress.aborted.pop(str(wanted.candidate), None)
         if wanted.phase == "aborted" and (stored := self._stores.scan().get(name)):  # until they change
             progress.files = digest_files(stored.folder / str(wanted.candidate))
+            progress.aborted[str(wanted.candidate)] = progress.files
         progress.phase, progress.share, progress.reason = wanted.phase, 0.0, wanted.reason
         progress.applied_serial, progress.updated_at = wanted.serial, time.time()
         if self._managed and wanted.phase == "aborted":
@@ -589,5 +590,10 @@ def _check_contract(config: ModelConfigProto, wanted: Wanted) -> None:
         )
 
 
-def _progress(wanted: Wanted) -> Progress:
-    return Progress(model=wanted.model, candidate=wanted.candidate, serving=wanted.serving)
+def _read_progress(folder: RolloutFolder, wanted: Wanted) -> Progress:
+    """Read the progress of a rollout, or begin one; versions that were aborted before stay so."""
+    known = folder.read_progress(wanted.model)
+    if known and known.candidate == wanted.candidate:
+        return known
+    aborted = known.aborted if known else {}
+    return Progress(model=wanted.model, candidate=wanted.candidate, serving=wanted.serving, aborted=aborted)

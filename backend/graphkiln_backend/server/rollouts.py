@@ -139,7 +139,8 @@ class Progress(Tally):
         phase: What the server does; empty while the candidate is being proven and loaded.
         share: Share of the requests, as in `Wanted`.
         reason: Why it was aborted, refused or promoted by itself.
-        files: Digest of the candidate's files; an aborted version with other files is a new one.
+        files: Digest of the candidate's files.
+        aborted: Digest of the files of each version whose rollout was aborted; with other files it is a new one.
         updated_at: Seconds since the epoch.
         applied_serial: Serial of the change that the server has applied; the user's is pending if it is higher.
     """
@@ -151,6 +152,7 @@ class Progress(Tally):
     share: float = 0.0
     reason: str = ""
     files: str = ""
+    aborted: dict[str, str] = field(default_factory=dict)
     updated_at: float = 0.0
     applied_serial: int = 0
 
@@ -428,13 +430,17 @@ class Rollouts:
         wanted = self.wanted.get(model)
         if wanted is None:
             return {}
-        if wanted.is_running:
-            return {wanted.candidate: f"a rollout tries it ({wanted.phase})"}
-        if wanted.phase == "promoted":
-            older = wanted.candidate < wanted.serving
-            return {wanted.serving: f"version {wanted.candidate} was promoted"} if older else {}
         progress = next((found for each in self.folders if (found := each.read_progress(model))), None)
+        earlier = progress.aborted if progress else {}
+        same = [name for name, files in earlier.items() if name.isdecimal() and files == digest_files(folder / name)]
+        hidden = dict.fromkeys(map(int, same), "its rollout was aborted")
+        if wanted.is_running:
+            return {**hidden, wanted.candidate: f"a rollout tries it ({wanted.phase})"}
+        if wanted.phase == "promoted":
+            hidden.pop(wanted.candidate, None)
+            older = wanted.candidate < wanted.serving
+            return hidden | ({wanted.serving: f"version {wanted.candidate} was promoted"} if older else {})
         known = progress.files if progress and progress.candidate == wanted.candidate else ""
         if known and known != digest_files(folder / str(wanted.candidate)):
-            return {}
-        return {wanted.candidate: f"its rollout was aborted: {wanted.reason or 'as requested'}"}
+            return hidden
+        return {**hidden, wanted.candidate: f"its rollout was aborted: {wanted.reason or 'as requested'}"}

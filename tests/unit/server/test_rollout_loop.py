@@ -207,6 +207,32 @@ def test_an_aborted_version_stays_out_until_its_files_change(setup: Setup) -> No
     assert setup.serving() == ([2], [])
 
 
+@pytest.mark.parametrize("mode", ["none", "poll"])
+@pytest.mark.parametrize("new", [True, False])
+def test_later_rollouts_keep_an_aborted_version_out(tmp_path: Path, mode: str, new: bool) -> None:
+    setup = Setup(tmp_path, mode).restart()
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    setup.change("aborted")
+    setup.steps(1)
+    setup.add(3)
+    setup.ask(candidate=3)
+    setup.steps()
+    setup.versions.step()
+    assert setup.serving() == ([1], [3])
+    setup.restart(new=new).steps()
+    assert setup.serving() == ([1], [3])
+    setup.change("aborted")
+    setup.steps(1)
+    assert setup.restart(new=new).serving() == ([1], [])
+    setup.ask(candidate=2)
+    setup.steps(3)
+    setup.change("promoted")
+    setup.steps(1)
+    assert setup.restart(new=new).serving() == ([2], [])
+
+
 def test_other_files_than_those_that_were_tried_are_not_promoted(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "poll").restart()
     setup.add(2)
