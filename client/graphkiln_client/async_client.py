@@ -124,11 +124,13 @@ class AsyncClient:
         return check_statistics(await self._connection.call(self._connection.wire.model_statistics("", "")))
 
     async def _not_ready(self) -> tuple[ServedModel, ...]:
-        """List the models that are not ready; empty without permission to read the repository index."""
+        """List what is not ready and not replaced; empty without permission to read the repository index."""
         try:
-            return tuple(model for model in await self.models() if not model.ready)
+            models = await self.models()
         except Unauthorized:
             return ()
+        serving = {model.name for model in models if model.ready}
+        return tuple(m for m in models if not (m.ready or (m.state == "UNLOADED" and m.name in serving)))
 
     async def load(self, name: str, config: Mapping[str, Any] | None = None) -> None:
         """See `Client.load`."""

@@ -49,7 +49,8 @@ class ServedModel:
 
     Attributes:
         version: Version; empty if no version was ever loaded.
-        state: `READY`, `LOADING`, `UNLOADING` or `UNAVAILABLE`; empty if no version was ever loaded.
+        state: `READY`, `LOADING`, `UNLOADING`, `UNLOADED` (replaced, or unloaded on request) or `UNAVAILABLE` (it
+            failed); empty if no version was ever loaded.
         reason: Reason why the version is not ready, or empty.
     """
 
@@ -75,6 +76,8 @@ class ServedModel:
         if not isinstance(row.get("name"), str):
             raise ProtocolError(f"a row of the repository index has no model name: {str(row)[:80]}")
         version, state, reason = (str(row.get(key, "")) for key in ("version", "state", "reason"))
+        if (state, reason) == ("UNAVAILABLE", "unloaded"):
+            state, reason = "UNLOADED", ""
         return cls(name=row["name"], version=version, state=state, reason=plain_reason(reason))
 
 

@@ -37,6 +37,10 @@ def test_its_reason_is_one_line(start_server: StartServer, tmp_path: Path, mode:
     assert "overlay" not in server.log
     assert not re.search("^[EW]\\d{4} .*bad", server.log, re.MULTILINE)
     assert server.status("/v2/health/ready") == 400
+    (refused,) = [name for name in server.metrics() if name.startswith("graphkiln_version_refused")]
+    assert 'model="bad",version="1",reason="cannot serve bad/1/model.onnx' in refused, (
+        "without a key, and without paths"
+    )
     with Client(server.url) as client:
         states = {model.name: model for model in client.models()}
     assert states["good"].ready

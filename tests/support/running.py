@@ -119,7 +119,7 @@ class Server:
                 text = answer.read().decode()
         except URLError:
             return {}
-        return {name: float(value) for name, value in re.findall(r"^(graphkiln_\S+) (\S+)$", text, re.MULTILINE)}
+        return {name: float(value) for name, value in re.findall(r"^(graphkiln_.+) (\S+)$", text, re.MULTILINE)}
 
     def wait_until(self, condition: Callable[[], bool], timeout_s: float = START_TIMEOUT_S) -> None:
         deadline = time.monotonic() + timeout_s

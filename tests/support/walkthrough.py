@@ -108,7 +108,7 @@ class Walkthrough:
             self._background.append((command, time.monotonic(), started))
         elif done == "graphkiln models":
             self._until_newest_are_ready()
-            self._execute(command, self._shell(done), (0, 1))  # 1 where an older version is unloaded
+            self._execute(command, self._shell(done), (0,))
         else:
             verb = done.split()[1] if done.startswith("graphkiln ") else ""
             self._execute(command, self._shell(done), _EXIT_CODES.get(verb, (0,)))

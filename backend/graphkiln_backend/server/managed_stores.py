@@ -16,6 +16,7 @@ from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.graph.contract import CONTRACTS, Contracts
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 from graphkiln_backend.graph.image_model import ACCEPT_IMAGES, IMAGE_MODEL
+from graphkiln_backend.graph.text import bounded
 from graphkiln_backend.repository.agreement import HINT
 from graphkiln_backend.repository.batch_tensors import withhold_text_id
 from graphkiln_backend.repository.config import (
@@ -37,6 +38,7 @@ from graphkiln_backend.triton.rollout_files import candidate_name
 
 _log = logging.getLogger("graphkiln.server")
 
+_PUBLIC_CHARACTERS = 400  # of a reason
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
 
@@ -390,10 +392,18 @@ class ManagedStores:
             reasons = {newest: stored.problem or nothing}
         return reasons
 
+    def public_refusals(self) -> dict[tuple[str, str], str]:
+        """Return `refusals` without the paths of the stores, for the metrics port, which needs no key."""
+        found = self.refusals()
+        for name, version in found:
+            store = self.shown[name].stored.folder.parent
+            found[name, version] = bounded(found[name, version].replace(f"{store}/", ""), _PUBLIC_CHARACTERS)
+        return found
+
     def refusals(self) -> dict[tuple[str, str], str]:
         """Return the reasons why versions are not served, by model and version."""
         found: dict[tuple[str, str], str] = {}
-        for name, model in self.shown.items():
+        for name, model in [*self.shown.items()]:  # a controller may add models
             reasons = self.quarantine.reasons(model.stored) if model.versions else self.reasons(model.stored)
             others = self._disagreeing.get(name, {})
             reasons |= {version: reason for version, reason in others.items() if version not in model.versions}

@@ -43,6 +43,7 @@ class MetricsPort(Closeable):
         restarts: Returns the number of restarts by cause.
         rows: Returns the proofs of all versions.
         instances: Returns the lines of the metrics of graphkiln's instances.
+        refusals: Returns why versions are refused, by model and version.
         rollouts: Returns the folders of the rollouts of the served stores.
 
     Raises:
@@ -58,6 +59,7 @@ class MetricsPort(Closeable):
         restarts: Callable[[], Mapping[str, int]],
         rows: Callable[[], Sequence[ProofState]],
         instances: Callable[[], Iterable[str]] = tuple,
+        refusals: Callable[[], Mapping[tuple[str, str], str]] = dict,
         rollouts: Callable[[], Sequence[RolloutFolder]] = tuple,
     ) -> None:
         self._triton = triton
@@ -65,6 +67,7 @@ class MetricsPort(Closeable):
         self._restarts = restarts
         self._rows = rows
         self._instances = instances
+        self._refusals = refusals
         self._rollouts = rollouts
         self._closing = threading.Event()
         self._socket = listen(address)
@@ -134,6 +137,8 @@ class MetricsPort(Closeable):
             yield sample_line("graphkiln_self_test_failures_total", row.failures, **labels)
             yield sample_line("graphkiln_self_test_timestamp_seconds", row.last_right_at, **labels)
         yield from self._instances()
+        for (model, version), reason in self._refusals().items():
+            yield sample_line("graphkiln_version_refused", 1, model=model, version=version, reason=reason)
         if folders := [folder for folder in self._rollouts() if folder.models()]:
             from graphkiln_backend.server.rollout_metrics import rollout_samples  # needed by rollouts only
 

@@ -163,6 +163,7 @@ class Supervisor:
             restarts=self._budget.counts,
             rows=self._proofs,
             instances=lambda: read_metrics(self._instances) if self._instances else (),
+            refusals=self._launch.managed.public_refusals,
             rollouts=lambda: self._launch.managed.rollouts.folders,
         )
 

@@ -63,6 +63,9 @@ METRICS = (
         ("backend", "seat"),
     ),
     PublishedMetric(
+        "graphkiln_version_refused", "gauge, 1", "a version of the stores that is not served, and why", ("reason",)
+    ),
+    PublishedMetric(
         "graphkiln_self_test_error", "gauge", "relative L2 error on the golden samples; -1 without any"
     ),
     PublishedMetric("graphkiln_self_test_replays_total", "counter", "replays of the golden samples while serving"),

@@ -17,6 +17,7 @@ from graphkiln_backend.triton.rollout_files import tried_model
 
 if TYPE_CHECKING:
     from graphkiln_client import Client
+    from graphkiln_client.published import ServedModel
 
 Model = Annotated[str, typer.Argument(help="Model name.")]
 _LOAD_TIMEOUT_S = 600.0  # includes lowering, compiling and proving the model
@@ -28,19 +29,33 @@ _HEALTH_TIMEOUT_S = 5.0
 def models(connection: ConnectionOptions = DEFAULT_CONNECTION, as_json: AsJson = False) -> None:
     """List the model versions of a server and their states.
 
-    Exit code 1 if one of them is not ready.
+    Exit code 1 if one of them is neither ready nor replaced by another version.
     """
     with connection.connect() as client:
         listed = client.models()
     # Triton remembers the candidates of ended rollouts.
-    ended = {("UNLOADING", ""), ("UNAVAILABLE", "unloaded")}
-    served = [model for model in listed if not (tried_model(model.name) and (model.state, model.reason) in ended)]
+    ended = {"UNLOADING", "UNLOADED"}
+    served = [model for model in listed if not (tried_model(model.name) and model.state in ended)]
+    serving = {model.name: model.version for model in sorted(served, key=_number) if model.ready}
+    replaced = [model for model in served if model.state in ended and model.name in serving]
     if as_json:
         print_json([asdict(model) for model in served])
     else:
-        rows = [(model.name, model.version or "-", model.state or "not loaded", model.reason) for model in served]
+        rows = [
+            (
+                model.name,
+                model.version or "-",
+                model.state or "not loaded",
+                f"replaced by version {serving[model.name]}" if model in replaced else model.reason,
+            )
+            for model in served
+        ]
         print_table(("model", "version", "state", "reason"), rows, empty="the server has no models")
-    raise typer.Exit(0 if all(model.ready for model in served) else 1)
+    raise typer.Exit(0 if all(model.ready or model in replaced for model in served) else 1)
+
+
+def _number(model: ServedModel) -> int:
+    return int(model.version or 0)
 
 
 @with_connection(timeout_s=_LOAD_TIMEOUT_S, admin=True)

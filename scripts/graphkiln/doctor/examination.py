@@ -130,6 +130,7 @@ CHECKS: Sequence[tuple[str, str]] = (
     ("leftovers", "graphkiln.doctor.storage:check_leftovers"),
     ("cache", "graphkiln.doctor.storage:check_cache"),
     ("models", "graphkiln.doctor.models:check_models"),
+    ("models", "graphkiln.doctor.models:try_models"),
     ("models", "graphkiln.doctor.models:check_remote_stores"),
 )
 DEADLINE_S = 20.0  # much longer than the checks take; for hanging network file systems and the like

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Collection, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Total size of models above which files are not hashed, which would take too long.
 _HASHED_BYTES = 2 << 30
+# Seconds to load and prove versions, and the size of the versions that are tried; less than the deadline of a check.
+_TRY_S, _TRIED_BYTES = 15.0, 256 << 20
 _AUTO = "auto"
 _UNFINISHED = ".graphkiln-*"
 _BEING_WRITTEN_S = 3600
@@ -57,8 +60,6 @@ class Need:
 def check_models(request: Request) -> Iterator[Finding]:
     """Check all versions of all models in all stores."""
     from graphkiln_backend.lowering.seat import find_native_backend
-    from graphkiln_backend.repository.ovms import read_ovms
-    from graphkiln_backend.repository.stores import model_at, model_folders
     from graphkiln_backend.repository.version_folders import reason_to_ignore
 
     needs = []
@@ -73,12 +74,10 @@ def check_models(request: Request) -> Iterator[Finding]:
             continue
         yield from find_unfinished(store, time.time())
         try:
-            listed = read_ovms(store)
+            folders = folders_of(store)
         except GraphkilnError as error:
             yield refused(str(store), error)
             continue
-        model = None if listed else model_at(store)
-        folders = [each.folder for each in listed.models] if listed else [model] if model else model_folders(store)
         others = {folder: reason for folder in folders if (reason := reason_to_ignore(folder))}
         for folder, reason in others.items():
             hint = "remove it from the store, or add a version"
@@ -99,6 +98,71 @@ def check_models(request: Request) -> Iterator[Finding]:
     if needs:
         yield from find_fit(needs)
     yield from find_missing_engines(needs)
+
+
+def folders_of(store: Path) -> list[Path]:
+    """Return the folders of the models of a store.
+
+    Raises:
+        GraphkilnError: Its config.json is invalid.
+    """
+    from graphkiln_backend.repository.ovms import read_ovms
+    from graphkiln_backend.repository.stores import model_at, model_folders
+
+    if listed := read_ovms(store):
+        return [each.folder for each in listed.models]
+    model = model_at(store)
+    return [model] if model else [*model_folders(store)]
+
+
+def try_models(request: Request) -> Iterator[Finding]:
+    """Load and prove the versions that would be served, smallest first, as far as time allows."""
+    from graphkiln_backend.repository.config import select_versions
+
+    backends = backend_folders_of(request)
+    end, untried = time.monotonic() + _TRY_S, []
+    found: list[tuple[int, Path, ModelConfigProto]] = []
+    for store in request.stores:
+        with suppress(GraphkilnError, OSError):  # reported by `check_models`
+            for model in folders_of(store):
+                with suppress(GraphkilnError, OSError):
+                    config = None if other_backend(model, backends) else need_of(model).config
+                    if config is not None:
+                        folders = {int(folder.name): folder for folder in versions_of(model)}
+                        served = [folders[number] for number in select_versions(config, folders)]
+                        found += [(size_of(folder), folder, config) for folder in served]
+    for size_bytes, version, config in sorted(found, key=lambda each: each[:2]):
+        left_s = end - time.monotonic()
+        subject = f"{version.parent.name} {version.name}"
+        reason = _try(version, config, left_s) if left_s > 0 and size_bytes <= _TRIED_BYTES else None
+        if reason is None:
+            untried.append(subject)
+        elif reason:
+            hint = f"graphkiln explain STORE/{version.parent.name} shows how it would be lowered"
+            yield Finding(subject=subject, level=Level.ERROR, message=f"would not be served: {reason}", hint=hint)
+    if untried:
+        yield Finding(
+            subject="not loaded here", message=", ".join(untried), hint="graphkiln verify STORE/NAME does that"
+        )
+
+
+def _try(version: Path, config: ModelConfigProto, deadline_s: float) -> str | None:
+    """Return why a version is refused, an empty text if it is not, and None if the time is over."""
+    from tempfile import TemporaryDirectory
+
+    from graphkiln_backend.cache.settings import CacheSettings
+    from graphkiln_backend.repository.config import write_config
+    from graphkiln_backend.server.admission import Candidate, admit
+    from graphkiln_backend.system.signals import ServerStopping
+
+    end = time.monotonic() + deadline_s
+    with TemporaryDirectory(prefix="graphkiln-doctor-") as temporary:
+        path = Path(temporary) / "config.pbtxt"
+        write_config(config, path)
+        candidate = Candidate(folder=version, config=path, cache=CacheSettings(), temporary=Path(temporary))
+        with suppress(ServerStopping):
+            return admit(candidate, deadline_s=2 * deadline_s, stopped=lambda: time.monotonic() > end).reason
+    return None
 
 
 def other_backend(model: Path, backends: Sequence[Path]) -> str:
@@ -207,7 +271,7 @@ def need_of(model: Path) -> Need:
     from graphkiln_backend.engines.hardware import gpus
     from graphkiln_backend.lowering.settings import Settings
     from graphkiln_backend.repository.importers import find_foreign_graph
-    from graphkiln_backend.repository.model_config import ModelConfig
+    from graphkiln_backend.repository.model_config import ModelConfig, check_gpus
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.repository.version import has_own_graph, holds_ir, newest_version
     from graphkiln_backend.server.image_models import find_taker
@@ -218,6 +282,7 @@ def need_of(model: Path) -> Need:
     if not has_own_graph(newest) and find_foreign_graph(newest):
         return Need(instances=1, shared_bytes=region_bytes(0), graph_bytes=size_of(newest))
     completed = complete_config(model, BACKEND_NAMES, lambda version: version)
+    check_gpus(completed, has_gpu=bool(gpus()))
     pair = completed, find_taker(completed)
     config, *_ = served = [ModelConfig.from_protobuf(each, has_gpu=bool(gpus())) for each in pair if each is not None]
     settings = Settings.from_config(config, config.device)

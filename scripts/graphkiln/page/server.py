@@ -46,6 +46,7 @@ _BATCHES = "graphkiln_batch_size_bucket"
 _CANCELLED = {"CANCELED", "CANCELLED"}  # spelling of Triton and of model instances
 _INFO = "graphkiln_instance_info"
 _PROVEN = "graphkiln_version_proven"
+_REFUSED = "graphkiln_version_refused"
 _ROLLOUT = "graphkiln_rollout_"
 _FACTS = {
     "graphkiln_self_test_error": "self_test_error",
@@ -150,6 +151,15 @@ def rollouts(samples: Iterator[Sample]) -> dict[str, dict[str, Any]]:
         else:
             row["limit" if name == "agreement_limit" else name] = sample.value
     return {model: row for model, row in found.items() if "phase" in row}
+
+
+def refusals(samples: Iterator[Sample]) -> dict[tuple[str, str], str]:
+    """Return why versions are refused, by model and version."""
+    return {
+        (sample.labels.get("model", ""), sample.labels.get("version", "")): sample.labels.get("reason", "")
+        for sample in samples
+        if sample.name == _REFUSED
+    }
 
 
 def _counter_name(sample: Sample) -> str:
@@ -268,17 +278,23 @@ class ShownServer:
 
     async def placements(self) -> Mapping[tuple[str, str], Mapping[str, Any]]:
         """Return the placement of each version; empty if the metrics cannot be read."""
-        return (await self.placements_and_rollouts())[0]
+        return (await self.versions())[0]
 
-    async def placements_and_rollouts(
+    async def versions(
         self,
-    ) -> tuple[Mapping[tuple[str, str], Mapping[str, Any]], Mapping[str, Mapping[str, Any]]]:
-        """Return the placement of each version, and the rollout of each model; empty if the metrics cannot be read."""
+    ) -> tuple[
+        Mapping[tuple[str, str], Mapping[str, Any]], Mapping[str, Mapping[str, Any]], Mapping[tuple[str, str], str]
+    ]:
+        """Return placements and refusals of versions, and rollouts in between; empty if metrics cannot be read."""
         with suppress(ClientError):
             return await self._read_metrics(
-                lambda text: (placements(parse_metrics(text)), rollouts(parse_metrics(text)))
+                lambda text: (
+                    placements(parse_metrics(text)),
+                    rollouts(parse_metrics(text)),
+                    refusals(parse_metrics(text)),
+                )
             )
-        return {}, {}
+        return {}, {}, {}
 
     async def precision(self, name: str, version: str) -> str:
         """Return the precision of a version; empty if the metrics cannot be read."""
@@ -302,7 +318,7 @@ _READY = "READY"
 
 
 async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any]]:
-    """List the loaded model versions; with the admin key, all versions in the repository index.
+    """List the loaded and refused model versions; with the admin key, all versions in the repository index.
 
     Returns:
         Rows of `name`, `version`, `state`, `reason`, the `rollout` of the model or None, and the facts of `placements`
@@ -313,7 +329,12 @@ async def list_models(server: ShownServer, admin_key: str) -> list[dict[str, Any
         ClientError: The request failed.
     """
     rows = await _list_index(server, admin_key) if admin_key else await _list_loaded(server)
-    placements, rollouts = await server.placements_and_rollouts()
+    placements, rollouts, refusals = await server.versions()
+    listed = {(row["name"], row["version"]) for row in rows}
+    for (name, version), reason in refusals.items():
+        if (name, version) not in listed:
+            rows.append({"name": name, "version": version, "state": "REFUSED", "reason": reason})
+    rows.sort(key=lambda row: (row["name"], row["version"].zfill(20)))
     return [
         {**row, "rollout": rollouts.get(row["name"]), **placements.get((row["name"], row["version"]), {})}
         for row in rows

@@ -47,8 +47,17 @@ class TestModels:
         client.served = served
         assert (run("models").code, run("models", "--json").code) == (code, code)
 
+    def test_a_replaced_version_is_no_failure(self, run: RunVerb, client: FakeClient) -> None:
+        old = [replace(READY, version=version, state="UNLOADED") for version in ("9", "10")]
+        client.served = (*old, READY, replace(READY, version="11"))
+        finished = run("models")
+        assert finished.code == 0
+        assert finished.out.count("UNLOADED") == finished.out.count("replaced by version 11") == 2
+        client.served = (old[0],)
+        assert run("models").code == 1, "nothing of it serves"
+
     def test_candidates_of_ended_rollouts_are_left_out(self, run: RunVerb, client: FakeClient) -> None:
-        rows = [("cats", "READY", ""), ("cats.candidate", "UNAVAILABLE", "unloaded")]
+        rows = [("cats", "READY", ""), ("cats.candidate", "UNLOADED", "")]
         client.served = tuple(ServedModel(name=name, version="1", state=state, reason=why) for name, state, why in rows)
         finished = run("models")
         assert (finished.code, "candidate" in finished.out) == (0, False)

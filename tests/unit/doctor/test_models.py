@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import zoo
 from ir_files import product, save_ir
 
 from graphkiln.doctor import models as module
@@ -22,6 +23,7 @@ from graphkiln.doctor.models import (
     is_one_model,
     need_of,
     size_of,
+    try_models,
 )
 from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_backend.repository import importers
@@ -326,3 +328,16 @@ def test_remote_stores(
 )
 def test_is_one_model(listing: list[str], is_model: bool) -> None:
     assert is_one_model(listing) is is_model
+
+
+def test_versions_that_would_be_refused_are_tried(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = [zoo.value("x", ("n", 3))], [zoo.value("y", ("n", 3))]
+    zoo.add(store, "odd", zoo.model([zoo.helper.make_node("NoSuchOperator", ["x"], ["y"])], *ends), "max_batch_size: 4")
+    zoo.add(store, "gpu", zoo.scale(("n", 3)), "max_batch_size: 4 instance_group { kind: KIND_GPU }")
+    (found,) = try_models(Request(stores=(store,)))
+    assert (found.subject, found.level) == ("odd 1", Level.ERROR)
+    assert "NoSuchOperator" in found.message
+    assert "write kind: KIND_CPU" in check(store)["gpu"].hint
+    monkeypatch.setattr(module, "_TRY_S", 0.0)
+    (found,) = try_models(Request(stores=(store,)))
+    assert (found.subject, found.message, found.level) == ("not loaded here", "odd 1, digits 1", Level.OK)

@@ -133,6 +133,17 @@ def test_rollouts(shown: Shown, tmp_path: Path) -> None:
     assert {row["name"]: row["rollout"] for row in found} == {"m": expected}
 
 
+def test_refused_versions_need_no_key(shown: Shown, tmp_path: Path) -> None:
+    lines = [f'graphkiln_version_refused{{model="{name}",version="2",reason="it is \\"bad\\""}} 1' for name in "ab"]
+    (tmp_path / "metrics").write_text("\n".join((TEXT.rstrip(), *lines, "")))
+    server = shown.server()
+    server.metrics_url = (tmp_path / "metrics").as_uri()
+    found = {(row["name"], row["state"]): row["reason"] for row in asyncio.run(list_models(server, ""))}
+    assert found == {("m", "READY"): "", ("a", "REFUSED"): 'it is "bad"', ("b", "REFUSED"): 'it is "bad"'}
+    rows = asyncio.run(list_models(server, "key"))
+    assert [row["reason"] for row in rows if row["name"] == "b"] == ["it is damaged"], "the server's own list is first"
+
+
 def test_unreachable_metrics(tmp_path: Path) -> None:
     with pytest.raises(ConnectionFailed, match="metrics cannot be read"):
         read_metrics((tmp_path / "nothing").as_uri())

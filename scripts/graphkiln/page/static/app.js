@@ -21,13 +21,18 @@ async function refresh(key = adminKey) {
     if (round !== rounds) return;
     adminKey = key;
     const versions = models.filter((model) => model.state === "READY").length;
-    say(`${versions} version${versions === 1 ? "" : "s"} ready · ${new URL(url).host}`, versions ? "good" : "");
+    const refused = models.filter(isRefused).length;
+    const ready = `${versions} version${versions === 1 ? "" : "s"} ready${refused ? `, ${refused} refused` : ""}`;
+    say(`${ready} · ${new URL(url).host}`, refused ? "bad" : versions ? "good" : "");
     for (const view of Object.values(views)) view.show(models, url);
   } catch (error) {
     if (key !== adminKey) throw error;
     if (round === rounds) say(error.message, "bad");
   }
 }
+
+/** With the admin key, the server's own list names those that failed. */
+const isRefused = ({ state }) => state === "REFUSED" || state === "UNAVAILABLE";
 
 function say(text, kind) {
   const state = $("state");

@@ -55,7 +55,7 @@ function draw(anyway = false) {
 }
 
 function state({ state: name, reason }) {
-  const kind = name === "READY" ? "good" : name === "UNAVAILABLE" ? "bad" : "";
+  const kind = name === "READY" ? "good" : ["REFUSED", "UNAVAILABLE"].includes(name) ? "bad" : "";
   return [el("span", { class: `pill ${kind}` }, name.toLowerCase()), reason ? el("div", { class: "small faint" }, reason) : null];
 }
 

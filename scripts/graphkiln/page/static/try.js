@@ -7,6 +7,7 @@ import { showSnippets } from "./snippets.js";
 import { offerTensors } from "./tensors.js";
 
 const AT_ONCE = 4;
+const MOST_DESCRIBED = 20;
 const MOST_CARDS = 60;
 const TINY = 64;
 
@@ -50,8 +51,24 @@ function offer(models) {
   const options = () => versions.map((model) => el("option", { value: keyOf(model) }, `${model.name}, version ${model.version}`));
   refill($("model"), options());
   refill($("other"), [el("option", { value: "" }, "nothing"), ...options()]);
-  if (!$("results").children.length) $("results").append(empty());
+  if (!$("results").children.length) {
+    $("results").append(empty());
+    preferImages();
+  }
   choose();
+}
+
+/** The page opens on a version that takes images, if one of the first does, unless another was chosen meanwhile. */
+async function preferImages() {
+  const first = $("model").value;
+  for (const model of versions.slice(0, MOST_DESCRIBED)) {
+    const detail = await api.describe(model).catch(() => ({}));
+    if ($("model").value !== first) return;
+    if (!detail.kind) continue;
+    $("model").value = keyOf(model);
+    if (keyOf(model) !== first) choose();
+    return;
+  }
 }
 
 /** Another version must never answer unasked: in the place of a chosen one that is gone stands that it is gone. */
