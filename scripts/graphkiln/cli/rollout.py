@@ -275,6 +275,8 @@ def _rows(status: RolloutStatus) -> Iterator[tuple[str, str]]:
     yield "failed", f"{failures}: {printable(progress.failure)}" if progress.failure else failures
     for name, value in (("p50", 0.5), ("p99", 0.99)):
         yield name, _compared_latency(progress.candidate_latency, progress.serving_latency, value, progress.serving)
+    if status.phase == "shadow" and progress.candidate_latency.total:
+        yield "", "in shadow on idle processor time: --p99-ratio counts in traffic only"
     yield from _end_rows(status)
 
 

@@ -67,6 +67,7 @@ class TestStatus:
             "other decision 2, and 3 are within the noise",
             "failed 1 of 1,241: the model instance stopped",
             "p99 3.04 ms; version 1: 3.04 ms, ratio 1.00",
+            "--p99-ratio counts in traffic only",
             "next 10% of the traffic: 1240 of 5000 requests",
             "time left about 3 min",
             "r-17 seven one",
