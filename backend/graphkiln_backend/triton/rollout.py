@@ -122,6 +122,8 @@ class Rollout(Closeable):
         tensors = (*config.input, *config.output)
         self._types = {tensor.name: DType.from_config(tensor.data_type) for tensor in tensors}
         self._reshapes = Reshapes(config)
+        self._dims = {tensor.name: tuple(tensor.dims) for tensor in config.output}
+        self._batched = config.max_batch_size > 0
         self._candidate = ServedModel((assignment.host, assignment.port), assignment.headers, candidate_name(model))
         self._contract = contract
         self._executor = executor
@@ -350,7 +352,7 @@ class Rollout(Closeable):
         """Have the candidate compute some outputs.
 
         Raises:
-            ExecutionError: It answers with an error, or without one of the outputs.
+            ExecutionError: It answers with an error, without one of the outputs, or in another shape than configured.
             OSError, HTTPException: It does not answer.
         """
         given = {name: self._reshapes.outside(name, array) for name, array in inputs.items()}
@@ -358,6 +360,13 @@ class Rollout(Closeable):
         found = self._candidate.infer(given, names, request_id=request_id, timeout_s=left_s)
         if missing := [name for name in names if name not in found]:
             raise ExecutionError(f"the answer lacks {', '.join(missing)}")
+        rows = [len(next(iter(given.values())))] if self._batched else []
+        for name in names:  # Triton checks no shapes of answers
+            shape, expected = found[name].shape, (*rows, *self._dims[name])
+            if len(shape) != len(expected) or any(
+                dim not in (-1, size) for dim, size in zip(expected, shape, strict=True)
+            ):
+                raise ExecutionError(f"output {name} has the shape {list(shape)}, expected {list(expected)}")
         return {name: self._reshapes.inside(name, found[name]) for name in names}
 
 

@@ -42,11 +42,12 @@ class Candidate:
 
     Attributes:
         factor: Its factor.
+        shape: Shape of its answers.
         error: Its error, or empty.
     """
 
     def __init__(self) -> None:
-        self.factor, self.error = 2.0, ""
+        self.factor, self.shape, self.error = 2.0, (-1, 3), ""
         self.may_answer = threading.Event()
         self.may_answer.set()
         self.server = FakeKserve(self._compute)
@@ -55,7 +56,7 @@ class Candidate:
         assert self.may_answer.wait(20)
         if self.error:
             raise ValueError(self.error)
-        return {"y": inputs["x"].reshape(-1, 3) * np.float32(self.factor)}
+        return {"y": inputs["x"].reshape(self.shape) * np.float32(self.factor)}
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
@@ -158,6 +159,19 @@ def test_a_failing_candidate_costs_copies(begin: Callable[..., Rollout], candida
     rollout.execute([request()])
     wait_until(lambda: counts(rollout, tmp_path).failed == 1)
     assert counts(rollout, tmp_path).failure == "no memory"
+
+
+@pytest.mark.parametrize("share", ["compared", "answered"])
+@pytest.mark.parametrize("shape", [(1, 6), (3, 2), (6,), (1, 2, 3)])
+def test_answers_of_another_shape_are_failures(
+    begin: Callable[..., Rollout], candidate: Candidate, tmp_path: Path, share: str, shape: tuple[int, ...]
+) -> None:
+    rollout = begin(deadline_s=20.0, **{share: 1.0})
+    candidate.shape = shape
+    (response,) = rollout.execute([InferenceRequest({"x": np.ones((2, 1, 3), np.float32)}, request_id="7")])
+    assert response.outputs["y"].shape == (2, 3)
+    wait_until(lambda: counts(rollout, tmp_path).failed == 1)
+    assert f"shape {list(shape)}, expected [2, 3]" in counts(rollout, tmp_path).failure
 
 
 def test_the_candidate_answers(begin: Callable[..., Rollout], candidate: Candidate, tmp_path: Path) -> None:
