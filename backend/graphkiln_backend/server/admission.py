@@ -28,6 +28,7 @@ from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published
 from graphkiln_backend.system.processes import keep_temporary_files_in, worker
 from graphkiln_backend.system.signals import ServerStopping
+from graphkiln_backend.triton.environment import be_ended_first
 
 _POLL_S = 0.1
 _NICENESS = 10  # serving has priority
@@ -98,6 +99,7 @@ def _wait(receiver: Connection, process: BaseProcess, deadline_s: float, stopped
 def _prove(sender: Connection, candidate: Candidate, scratch: str) -> None:
     with suppress(OSError):
         os.nice(_NICENESS)
+    be_ended_first()  # a version that takes all memory must not cost those that serve
     keep_temporary_files_in(scratch)
     try:
         verdict = Verdict("", _build(candidate))

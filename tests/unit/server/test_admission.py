@@ -40,6 +40,18 @@ def test_a_good_version(candidate: Candidate) -> None:
     check_nothing_is_left(candidate)
 
 
+def test_it_is_ended_before_what_serves(candidate: Candidate) -> None:
+    seen = set()
+
+    def look() -> bool:
+        for child in multiprocessing.active_children():
+            seen.add(int(Path(f"/proc/{child.pid}/oom_score_adj").read_text()))
+        return False
+
+    assert admit(candidate, deadline_s=60, stopped=look).reason == ""
+    assert 1000 in seen
+
+
 def test_a_damaged_version(candidate: Candidate) -> None:
     (candidate.folder / "model.onnx").write_bytes(b"PK")
     assert "model.onnx" in admit(candidate, deadline_s=60).reason
