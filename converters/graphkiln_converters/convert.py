@@ -55,7 +55,7 @@ from graphkiln_converters.prove import (
 )
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
-from graphkiln_converters.samples import Sampler, recorded_samples
+from graphkiln_converters.samples import MOST_READ, Sampler, read_samples, recorded_samples, with_index_ranges
 from graphkiln_converters.sources.base import InputSpec, SourceModel, open_source
 from graphkiln_converters.write import (
     NewVersion,
@@ -100,7 +100,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
             _log.warning("%s", note)
         _log.info("exporting the graph")
         graph = opened.export()
-        model = with_fitting_labels(with_task(opened, recipe, graph), recipe, graph)
+        model = with_index_ranges(with_fitting_labels(with_task(opened, recipe, graph), recipe, graph), graph)
         warn_without_preprocess(model)
         proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE)
         version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
@@ -119,8 +119,7 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
 
     A pass that fails or changes the outputs is left out by a further try.
     """
-    names = [str(value.name) for value in graph.graph.outputs]  # names of the source, before the passes rename them
-    recorded = recorded_samples(recipe, model, names)
+    recorded = recorded_samples(recipe, model, graph.graph.outputs)  # by the source's names, before passes change them
     _log.info("rewriting the graph")
     rewrite_without = partial(rewrite_or_leave_out, graph, recipe, model.preprocess)
     candidate = rewrite_without({})
@@ -165,6 +164,7 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
     except UndecidedError:
         raise
     except VerificationError as error:
+        error.hint = error.hint or model.advice
         proven = _prove_with_fewer_passes(candidate, rewrite_without, prove_candidate, error)
     if not lowers:
         return proven
@@ -343,6 +343,12 @@ def open_model(recipe: Recipe) -> SourceModel:
             from graphkiln_converters.gradient import add_gradient
 
             source = add_gradient(source, recipe.gradient)
+        if recipe.samples and source.fits_samples:
+            inputs = {f"INPUT_{number}": spec for number, spec in enumerate(source.inputs)}
+            found = read_samples(recipe.samples, inputs, None, MOST_READ, keep_types=True)
+            source = source.fitting(
+                {spec.name: found[spec.name if spec.name in found else name] for name, spec in inputs.items()}
+            )
         return replace(
             source,
             inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=bool(source.whole)),
@@ -419,7 +425,7 @@ def notes_of(model: SourceModel) -> tuple[str, ...]:
 
 # The task: that of the source, or a requested one that the outputs support; and matching labels.
 
-_FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
+_FLOATS = (onnx_ir.DataType.FLOAT, onnx_ir.DataType.DOUBLE, onnx_ir.DataType.FLOAT16, onnx_ir.DataType.BFLOAT16)
 _DETECTION_OUTPUTS = ("boxes", "scores", "classes", "counts")
 
 
@@ -497,7 +503,10 @@ def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model
             )
         return model
     outputs = {str(value.name): value for value in graph.graph.outputs}
-    output = outputs.get(recipe.outputs[0]) if recipe.outputs else next(iter(outputs.values()), None)
+    kept = [outputs[name] for name in recipe.outputs if name in outputs] or list(outputs.values())
+    scores = [value for value in kept if value.dtype in _FLOATS and value.shape is not None and len(value.shape) == 2]
+    # A class of each row may come first, as scikit-learn's classifiers answer; see `task.class_output`.
+    output = scores[0] if scores and kept[0].dtype not in _FLOATS else next(iter(kept), None)
     dims = () if output is None or output.shape is None else tuple(output.shape)
     classes = dims[-1] if len(dims) == 2 else None
     if not model.labels or not isinstance(classes, int) or len(model.labels) == classes:

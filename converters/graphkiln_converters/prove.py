@@ -29,7 +29,7 @@ from graphkiln_backend.graph.task import Detection, Ranking, Reading, Task
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.proof.comparison import compare, prove
-from graphkiln_backend.proof.policy import REPLAY, Limits, gradient_limits
+from graphkiln_backend.proof.policy import EXPORT, REPLAY, Limits, gradient_limits
 from graphkiln_backend.proof.tasks import TaskTargets, judge, why_undecided
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches
@@ -39,6 +39,7 @@ _PROOF_BATCH_SIZES = (1, 3)
 # For a graph whose fixed batch was made dynamic.
 _FREED_BATCH_SIZES = (1, 3, 5)
 GOLDEN_SAMPLES = 4
+_MOST_COMPARED = 1000  # elements of a row by which golden samples are chosen
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,6 +163,8 @@ def prove_session(
     empty = [_why_empty(group, limits) for group in samples]
     if empty and all(empty):  # otherwise any graph that detects nothing would pass
         raise _undecided(empty[0])
+    if reason := _why_alike(samples):
+        raise _undecided(reason, "--samples FILE with inputs that have different answers")
     verdicts: list[Verification] = []
     errors: dict[str, float] = {}
     largest = 0.0
@@ -276,8 +279,26 @@ def _why_empty(group: ReferenceSamples, limits: Limits) -> str:
     return why_undecided(task, group.outputs, limits) if empty else ""
 
 
-def _undecided(reason: str) -> UndecidedError:
-    hint = "--weights FILE or --pretrained instead of random weights; --samples DIR with images of objects"
+def _why_alike(samples: Sequence[ReferenceSamples]) -> str:
+    """Explain why samples are undecided if a graph that ignores its inputs would pass; "" if it would not."""
+    first = samples[0]
+    for group in samples:
+        if group.task is not None:  # judged by controls of its own
+            return ""
+        fixed = {}
+        for name, array in group.outputs.items():
+            of_first = first.outputs[name] if group.whole else array[:1]
+            if np.shape(of_first)[not group.whole :] != array.shape[not group.whole :]:
+                return ""
+            fixed[name] = np.broadcast_to(of_first, array.shape)
+        if any(not error.within(EXPORT) for error in compare(group.outputs, fixed)):
+            return ""
+    count = sum(1 if group.whole else len(next(iter(group.outputs.values()))) for group in samples)
+    return f"all {count} have the same outputs" if count > 1 and any(group.feeds for group in samples) else ""
+
+
+def _undecided(reason: str, hint: str = "") -> UndecidedError:
+    hint = hint or "--weights FILE or --pretrained instead of random weights; --samples DIR with images of objects"
     return UndecidedError("the samples prove nothing", report=reason, hint=hint)
 
 
@@ -335,12 +356,34 @@ def _golden(session: Session, group: ReferenceSamples) -> GoldenSamples:
     if group.whole:
         outputs = session.run(group.feeds)
         return GoldenSamples(inputs=group.feeds, source_outputs=group.outputs, graph_outputs=outputs, whole=True)
-    feeds = {name: array[:GOLDEN_SAMPLES] for name, array in group.feeds.items()}
+    rows = _different_rows(group.outputs)
+    feeds = {name: array[rows] for name, array in group.feeds.items()}
     return GoldenSamples(
         inputs=feeds,
-        source_outputs={name: array[:GOLDEN_SAMPLES] for name, array in group.outputs.items()},
+        source_outputs={name: array[rows] for name, array in group.outputs.items()},
         graph_outputs=session.run(feeds),
     )
+
+
+def _different_rows(outputs: Arrays) -> list[int]:
+    """Choose the first rows, or if some of them have the same outputs, rows whose outputs differ most."""
+    parts = []
+    for array in outputs.values():
+        flat = array.reshape(len(array), -1)
+        flat = flat[:, :: 1 + flat.shape[1] // _MOST_COMPARED]
+        if flat.dtype.kind not in "fiub":
+            flat = np.unique(flat, return_inverse=True)[1].reshape(flat.shape)
+        exact = np.nan_to_num(flat.astype(np.float64))
+        parts.append(exact / (np.abs(exact).max(initial=0.0) or 1.0))
+    table = np.concatenate(parts, axis=1)
+    if len(np.unique(table[:GOLDEN_SAMPLES], axis=0)) == GOLDEN_SAMPLES:
+        return [*range(GOLDEN_SAMPLES)]
+    rows, distance = [0], np.full(len(table), np.inf)
+    while len(rows) < min(GOLDEN_SAMPLES, len(table)):
+        distance = np.minimum(distance, np.square(table - table[rows[-1]]).sum(axis=1))
+        distance[rows] = -1.0
+        rows.append(int(distance.argmax()))
+    return sorted(rows)
 
 
 def _difference(reference: AnyArray, output: AnyArray) -> float:

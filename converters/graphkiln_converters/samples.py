@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import onnx_ir
 from PIL import Image
 
 from graphkiln_backend.graph.arrays import as_text, read_npz
@@ -39,7 +40,6 @@ Targets = npt.NDArray[np.int64]
 Sizes = Mapping[str, Mapping[int, int]]
 SYNTHETIC_SAMPLES = 6
 MOST_READ = 256
-_REFERENCE_BATCH = 4
 _WHOLE_SAMPLES = 3
 _MOST_WHOLE = 16
 
@@ -71,12 +71,13 @@ class Sampler:
         """
         if self.model.whole:
             return self._whole_samples(recipe)
+        found = []
         if recipe.samples:
-            first = self._referenced(self._read(recipe.samples), self._targets(recipe.samples))
-        else:
-            first = self._referenced(self._usual_feeds())
+            found.append(self._referenced(self._read(recipe.samples), self._targets(recipe.samples)))
+        if not recipe.samples or self.model.inputs[0].known is not None:
+            found.append(self._referenced(self._usual_feeds()))
         _, *ends = sizes_to_try(self.model.inputs)  # the default sizes come first
-        return [first, *(self._referenced(self._synthetic(sizes, SEED + i)) for i, sizes in enumerate(ends, 1))]
+        return [*found, *(self._referenced(self._synthetic(sizes, SEED + i)) for i, sizes in enumerate(ends, 1))]
 
     def _whole_samples(self, recipe: Recipe) -> list[ReferenceSamples]:
         """Like `samples`, with whole tensors."""
@@ -147,7 +148,8 @@ class Sampler:
         return {self.edge.input_name(first.name): np.stack([self.preprocess.normalize(image) for image in images])}
 
     def _synthetic(self, sizes: Sizes, seed: int) -> Arrays:
-        return self.edge.to_graph_feeds(synthetic_samples(self.model.inputs, SYNTHETIC_SAMPLES, sizes, seed=seed))
+        count = max([SYNTHETIC_SAMPLES, *(len(spec.known) for spec in self.model.inputs if spec.known is not None)])
+        return self.edge.to_graph_feeds(synthetic_samples(self.model.inputs, count, sizes, seed=seed))
 
     def _referenced(self, feeds: Arrays, targets: TaskTargets | None = None) -> ReferenceSamples:
         """Inputs of the graph with the expected outputs, computed by the source."""
@@ -168,7 +170,7 @@ class Sampler:
         given = self.edge.to_source_feeds(feeds)
         if self.model.whole:
             return self.edge.to_graph_outputs(self.edge.keep(run(given)))
-        found = run_in_batches(lambda batch: self.edge.keep(run(batch)), given, _REFERENCE_BATCH)
+        found = run_in_batches(lambda batch: self.edge.keep(run(batch)), given, self.model.reference_batch)
         return self.edge.to_graph_outputs(found)
 
 
@@ -178,8 +180,13 @@ def each_sample(arrays: Arrays) -> list[dict[str, AnyArray]]:
     return [{name: np.asarray(array[i]) for name, array in arrays.items()} for i in range(count)]
 
 
-def recorded_samples(recipe: Recipe, model: SourceModel, output_names: Sequence[str]) -> list[ReferenceSamples]:
+def recorded_samples(recipe: Recipe, model: SourceModel, values: Sequence[onnx_ir.Value]) -> list[ReferenceSamples]:
     """Recorded inputs and outputs of the source, by its names; empty without a file.
+
+    Args:
+        recipe: Names the file.
+        model: The source.
+        values: Outputs of its graph.
 
     Raises:
         ConversionError: The file cannot be read or does not match, or the graph has other inputs than the source.
@@ -191,11 +198,53 @@ def recorded_samples(recipe: Recipe, model: SourceModel, output_names: Sequence[
             "--reference has inputs and outputs of the unchanged source",
             hint="leave out --gradient and --input, or prove with --samples",
         )
-    feeds, recorded = read_reference(recipe.reference, model.inputs, output_names)
+    feeds, recorded = read_reference(recipe.reference, model.inputs, [str(value.name) for value in values])
+    recorded = {str(value.name): _as_answered(recorded[str(value.name)], value) for value in values}
     if not model.whole:
         return [ReferenceSamples(feeds=feeds, outputs=recorded, task=model.task)]
     pairs = zip(each_sample(feeds), each_sample(recorded), strict=True)
     return [ReferenceSamples(feeds=one, outputs=outputs, whole=True, task=model.task) for one, outputs in pairs]
+
+
+def _as_answered(array: AnyArray, value: onnx_ir.Value) -> AnyArray:
+    """Round a library's results to the graph's kind of number, and add its dimensions of one at the end.
+
+    Libraries of trees and tables answer in float64 `[rows]` what their graphs answer in fp32 `[rows, 1]`.
+    """
+    wanted = None if value.dtype is None else value.dtype.numpy()
+    if wanted is not None and array.dtype.kind == np.dtype(wanted).kind and array.dtype.kind in "fiu":
+        array = array.astype(wanted)
+    missing = 0 if value.shape is None else len(value.shape) - array.ndim
+    return array.reshape(*array.shape, *[1] * missing) if missing > 0 else array
+
+
+# Operators that pass indices on to where they are used.
+_KEEPS_INDICES = frozenset(
+    ("Cast", "Identity", "Unsqueeze", "Squeeze", "Reshape", "Flatten", "Transpose", "Expand", "Slice", "Concat")
+)
+
+
+def with_index_ranges(model: SourceModel, graph: onnx_ir.Model) -> SourceModel:
+    """Let synthetic integers that index tables, such as ids of tokens, reach all rows of the smallest table."""
+    rows: dict[str, int] = {}
+    for source in graph.graph.inputs:
+        waiting: list[onnx_ir.Value] = [source]
+        while waiting:
+            for node, position in waiting.pop().uses():
+                if node.op_type == "Gather" and position == 1:
+                    shape, axis = node.inputs[0].shape, node.attributes.get_int("axis", 0)  # type: ignore[union-attr]
+                    if shape is not None and isinstance(size := shape[axis], int):
+                        rows[str(source.name)] = min(size, rows.get(str(source.name), size))
+                elif node.op_type in _KEEPS_INDICES:
+                    waiting += node.outputs
+    usual = InputSpec(name="", shape=()).high
+    return replace(
+        model,
+        inputs=tuple(
+            replace(spec, high=max(rows[spec.name], 1)) if spec.high == usual and spec.name in rows else spec
+            for spec in model.inputs
+        ),
+    )
 
 
 def sizes_to_try(inputs: Sequence[InputSpec]) -> Iterator[Sizes]:
@@ -227,7 +276,7 @@ def synthetic_images(shape_hwc: tuple[int, int, int], count: int) -> AnyArray:
 
 
 def read_samples(
-    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int
+    path: Path, inputs: Mapping[str, InputSpec], preprocess: Preprocess | None, most: int, *, keep_types: bool = False
 ) -> dict[str, AnyArray]:
     """Read a user's samples: an .npz of arrays by input name, a folder of images, or a record of requests.
 
@@ -236,6 +285,7 @@ def read_samples(
         inputs: Expected inputs, by the names of the saved graph.
         preprocess: Preprocessing of an image, for a single input.
         most: Maximum number of samples; evenly spread ones are selected.
+        keep_types: Keep the precision of the file instead of that of the inputs.
 
     Returns:
         `[samples, ...]` arrays by the names of the saved graph, or of the source if the file has those.
@@ -260,7 +310,7 @@ def read_samples(
         raise ConversionError(f"{path} has no sample")
     samples = {name: np.ascontiguousarray(arrays[name][spread(count, most)]) for name in specs}
     for name, spec in specs.items():  # numpy has no bf16, and recordings are rarely fp16
-        if spec.dtype.is_float and samples[name].dtype.kind == "f":
+        if spec.dtype.is_float and samples[name].dtype.kind == "f" and not keep_types:
             samples[name] = samples[name].astype(spec.dtype.numpy)
     return samples
 

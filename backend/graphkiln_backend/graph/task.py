@@ -285,9 +285,22 @@ def labels_text(labels: Sequence[str]) -> str:
     return "".join(f"{label}\n" for label in labels)
 
 
+def class_output(signature: Signature) -> int:
+    """Position of the output with a score for each class, which labels name.
+
+    It is the first output, unless that is one class of each row, as scikit-learn's classifiers answer: then the scores
+    follow.
+    """
+    if signature.outputs and not signature.outputs[0].dtype.is_float:
+        for position, spec in enumerate(signature.outputs):
+            if spec.dtype.is_float and len(spec.shape) == 2 and isinstance(spec.shape[-1], int):
+                return position
+    return 0
+
+
 def count_classes(signature: Signature) -> int | None:
-    """Number of classes of the first output if it is `[batch, classes]`, else None."""
-    shape = signature.outputs[0].shape if signature.outputs else ()
+    """Number of classes if the output of classes is `[batch, classes]`, else None."""
+    shape = signature.outputs[class_output(signature)].shape if signature.outputs else ()
     last = shape[-1] if len(shape) == 2 else None
     return last if isinstance(last, int) else None
 
@@ -299,7 +312,7 @@ def check_count(labels: Sequence[str], signature: Signature, origin: object) -> 
         ManifestError: The numbers differ.
     """
     if (classes := count_classes(signature)) is not None:
-        _check_number(labels, classes, signature.outputs[0].name, origin)
+        _check_number(labels, classes, signature.outputs[class_output(signature)].name, origin)
 
 
 def _check_number(labels: Sequence[str], classes: int, output: str, origin: object) -> None:

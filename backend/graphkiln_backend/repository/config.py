@@ -22,7 +22,7 @@ from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.preprocess import PREPROCESS
 from graphkiln_backend.graph.signature import BATCH, Signature, TensorSpec, free_dim
-from graphkiln_backend.graph.task import RANKING, TASK
+from graphkiln_backend.graph.task import RANKING, TASK, class_output
 from graphkiln_backend.repository.batch_tensors import (
     SequenceTensors,
     check_batch_tensors,
@@ -227,7 +227,8 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
     _complete_tensors(config, "output", signature.outputs, (), batched=batched)
     _check_all_inputs(config, signature)
     if labels_file and not any(output.label_filename for output in config.output):
-        config.output[0].label_filename = labels_file
+        named = signature.outputs[class_output(signature)].name
+        next(output for output in config.output if output.name == named).label_filename = labels_file
     if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
 

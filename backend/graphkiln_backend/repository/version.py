@@ -17,7 +17,7 @@ from graphkiln_backend.graph.files import GIB, GRAPH_LIMIT, TEXT_LIMIT, read_byt
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import MANIFEST_FILE, Adoption, Labels, Manifest, sha256_of
 from graphkiln_backend.graph.signature import Signature
-from graphkiln_backend.graph.task import Ranking, Reading, check_task, is_classification, read_labels
+from graphkiln_backend.graph.task import Ranking, Reading, check_task, class_output, is_classification, read_labels
 from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.repository import openvino_ir
 from graphkiln_backend.repository.importers import find_foreign_graph
@@ -378,7 +378,9 @@ def contract_of(folder: Path, manifest: Manifest) -> Contract:
     return Contract(
         preprocess=manifest.preprocess,
         labels=labels,
-        output=manifest.signature.outputs[0].name if labels and is_classification(manifest.task) else "",
+        output=manifest.signature.outputs[class_output(manifest.signature)].name
+        if labels and is_classification(manifest.task)
+        else "",
         ranking=manifest.ranking,
         task=manifest.task,
     )

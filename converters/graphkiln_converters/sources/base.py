@@ -45,6 +45,8 @@ class InputSpec:
         high: Exclusive upper bound of synthetic integers.
         mask: The input is an attention mask: ones for tokens, then zeros.
         words: Vocabulary of synthetic text.
+        known: Rows from which synthetic samples are taken, `[rows, *shape]`: as many for each input, in any precision.
+            None to draw them at random.
     """
 
     name: str
@@ -55,6 +57,7 @@ class InputSpec:
     high: int = 2
     mask: bool = False
     words: tuple[str, ...] = ("", "text")
+    known: AnyArray | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,9 +78,12 @@ class SourceModel(Closeable):
             separate batch dimension.
         gradient: Name of the gradient output; may be empty.
         random_weights: The model is not trained, so its outputs are meaningless.
+        advice: What a user can do if the proof fails; may be empty.
     """
 
     takes_fixed_batch: ClassVar[bool] = False  # supports `--batch fixed`
+    fits_samples: ClassVar[bool] = False  # has a `fitting` of its own
+    reference_batch: ClassVar[int] = 4  # rows that `run` computes at once
 
     description: str
     libraries: tuple[str, ...]
@@ -91,6 +97,7 @@ class SourceModel(Closeable):
     whole: str = ""
     gradient: str = ""
     random_weights: bool = False
+    advice: str = ""
 
     @abstractmethod
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -115,6 +122,10 @@ class SourceModel(Closeable):
     def gradient_noise(self, feeds: Mapping[str, AnyArray]) -> float:  # noqa: ARG002
         """Return the relative change of the gradient if the input changes by one fp32 rounding error."""
         return 0.0
+
+    def fitting(self, samples: Mapping[str, AnyArray]) -> SourceModel:  # noqa: ARG002
+        """Return the model with input types that suit a user's samples, which have the source's names."""
+        return self
 
     def close(self) -> None:
         """Release sessions and temporary files."""
@@ -280,8 +291,10 @@ def synthetic_samples(
     for spec in inputs:
         overrides = sizes.get(spec.name, {})
         shape = (count, *(overrides.get(axis, size) for axis, size in enumerate(spec.shape)))
-        if spec.mask:
-            array: AnyArray = np.ones(shape, spec.dtype.numpy)
+        if spec.known is not None:
+            array: AnyArray = np.resize(spec.known, (count, *spec.shape)).astype(spec.dtype.numpy)
+        elif spec.mask:
+            array = np.ones(shape, spec.dtype.numpy)
             array[count // 2 :, ..., shape[-1] - shape[-1] // 3 :] = 0  # pad half of the samples
         elif spec.dtype.is_float:
             array = generator.standard_normal(shape).astype(spec.dtype.numpy)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import onnx_ir
 import pytest
 from graphs import compute, draw
 from PIL import Image
@@ -29,6 +30,7 @@ from graphkiln_converters.samples import (
     read_targets,
     recorded_samples,
     synthetic_images,
+    with_index_ranges,
 )
 from graphkiln_converters.sources.base import InputSpec
 
@@ -42,6 +44,10 @@ def save_images(folder: Path, *names: str) -> Path:
         pixels = np.random.default_rng(seed).integers(0, 256, (9, 10, 3), np.uint8)
         Image.fromarray(pixels).save(folder / name)
     return folder
+
+
+def values(*names: str) -> list[onnx_ir.Value]:
+    return [onnx_ir.val(name) for name in names]
 
 
 def save(path: Path, **arrays: Any) -> Path:
@@ -346,7 +352,7 @@ def test_samples_have_the_task_with_the_names_of_the_graph(tmp_path: Path) -> No
     assert sample.task == Segmentation(scores="OUTPUT_1")
     image = draw(2, 3, 8, 8)
     np.savez(tmp_path / "r.npz", image=image, **compute(source.graph(), image=image))
-    (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), knowing.model, ["y", "map"])
+    (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), knowing.model, values("y", "map"))
     assert recorded.at(made.edge).task == sample.task
 
 
@@ -384,14 +390,27 @@ class TestRecorded:
         outputs = source.run({"image": image})
         np.savez(tmp_path / "r.npz", image=image, **outputs)
         made, model = sampler(source, **options)
-        (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), source, ["y", "map"])
+        (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), source, values("y", "map"))
         np.testing.assert_array_equal(recorded.feeds["image"], image)
         check([recorded.at(made.edge)], model)
+
+    def test_answers_of_a_library_are_those_of_its_graph(self, tmp_path: Path) -> None:
+        np.savez(tmp_path / "r.npz", image=draw(4, 3, 8, 8), y=np.arange(4.0), map=np.arange(4, dtype=np.int32))
+        outputs = [
+            onnx_ir.val("y", dtype=onnx_ir.DataType.FLOAT, shape=("batch", 1)),
+            onnx_ir.val("map", dtype=onnx_ir.DataType.INT64, shape=("batch",)),
+        ]
+        source = TextSource.of(TEXT, (PICTURE,))
+        (recorded,) = recorded_samples(recipe(reference=tmp_path / "r.npz"), source, outputs)
+        shapes = {name: (array.dtype, array.shape) for name, array in recorded.outputs.items()}
+        assert shapes == {"y": (np.float32, (4, 1)), "map": (np.int64, (4,))}
 
     @pytest.mark.parametrize("fields", [{"gradient": "y:image"}, {"input": "uint8-nhwc"}])
     def test_recorded_outputs_of_a_changed_source_are_refused(self, tmp_path: Path, fields: dict[str, str]) -> None:
         with pytest.raises(ConversionError, match="--reference has inputs and outputs of the unchanged source"):
-            recorded_samples(recipe(reference=tmp_path / "r.npz", **fields), TextSource.of(TEXT, (PICTURE,)), ["y"])
+            recorded_samples(
+                recipe(reference=tmp_path / "r.npz", **fields), TextSource.of(TEXT, (PICTURE,)), values("y")
+            )
 
 
 class Precise(TextSource):
@@ -410,3 +429,12 @@ def test_outputs_in_fp64_keep_their_types() -> None:
         for name, array in sample.outputs.items():
             assert exact.outputs[name].dtype == array.dtype
             np.testing.assert_allclose(exact.outputs[name], array * 1.5, rtol=1e-6)
+
+
+def test_indices_reach_every_row_of_their_table() -> None:
+    text = '<ir_version: 8, opset_import: ["": 18]> g (int64[B,4] ids, int64[B] n) => (float[B,4,3] y, int64[B] m) '
+    text += "<float[500,3] table> { i = Identity(ids) y = Gather(table, i) m = Identity(n) }"
+    graph = onnx_ir.from_onnx_text(text, initializers=[onnx_ir.tensor(draw(500, 3), name="table")])
+    specs = (InputSpec(name="ids", dtype=DType.INT64, shape=(4,)), InputSpec(name="n", dtype=DType.INT64, shape=()))
+    found = with_index_ranges(TextSource.of(TEXT, specs), graph)
+    assert [spec.high for spec in found.inputs] == [500, 2]
