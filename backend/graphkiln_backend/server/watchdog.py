@@ -8,6 +8,7 @@ and one small request per second to the server.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import signal
 import socket
@@ -240,8 +241,10 @@ class Watchdog(Closeable):
         living = [stub for stub in stubs if not stub.ended]
         self._stubs = {stub.pid: (f"{stub.model} version {stub.version}", now - stub.age_s) for stub in living}
         ended = {stub.pid: stub.age_s for stub in stubs if stub.ended}
-        young = [pid for pid, age_s in ended.items() if pid in self._died_early_since or age_s < _YOUNG_S]
-        self._died_early_since = {pid: self._died_early_since.get(pid, now) for pid in young}
+        # One that was ready is known to tritonserver, and may wait long for its end: its threads may need idle cores.
+        early = {pid for pid, age_s in ended.items() if age_s < _YOUNG_S and pid not in self._seen_ready}
+        since = {pid: now if pid in early else math.inf for pid in ended}
+        self._died_early_since = {pid: self._died_early_since.get(pid, since[pid]) for pid in ended}
 
     def _follow_loading(self, instances: Snapshot) -> dict[int, tuple[str, float]]:
         """Record the ready processes; return the version and start time of each loading one."""

@@ -286,6 +286,19 @@ class TestLoading:
         died = Fault(cause=Cause.INSTANCE_DIED, what="an instance died at its start")
         assert fault == (died if features is OLD else None)
 
+    def test_one_that_was_ready_may_end_slowly(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Threads on idle cores need processor time to end, and their process stays a zombie until then."""
+        watchdog = Watchdog(tmp_path, os.getpid(), LIMITS, set(), OLD)
+        monkeypatch.setattr(module, "_STUBS_EVERY_S", -1.0)
+        clock = Clock(monkeypatch)
+        stubs = [Stub(pid=7, model="m.candidate", version="2", age_s=3.0)]
+        monkeypatch.setattr(module, "read_stubs", lambda _: stubs)
+        for seen in (Snapshot(ready=frozenset({7})), *[Snapshot()] * 5):
+            assert watchdog.look(seen) is None
+            watchdog.end_endless_loading(seen)
+            clock.pass_by(4)
+            stubs = [Stub(pid=7, model="", version="", age_s=stubs[0].age_s + 4, ended=True)]
+
     @pytest.mark.parametrize("then", [[], [Stub(pid=7, model="", version="", age_s=3000.0, ended=True)]])
     def test_one_that_was_waited_for_or_has_served(
         self, watchdog: Watchdog, monkeypatch: pytest.MonkeyPatch, then: list[Stub]
