@@ -255,7 +255,8 @@ class RolloutController(Closeable):
             except (GraphkilnError, OSError) as error:
                 if self._stop.is_set():  # the server ended
                     raise
-                self._abort(wanted, str(error))
+                known = isinstance(error, GraphkilnError)  # else the server ended, or a disk is full
+                self._abort(wanted, str(error) if known else f"loading the candidate failed: {error}")
                 return True
         if trial:
             self._tell(trial, wanted)

@@ -624,6 +624,18 @@ def test_a_candidate_that_triton_cannot_load_is_refused(setup: Setup) -> None:
     assert setup.triton.ready
 
 
+def test_a_server_that_ends_while_it_loads_a_candidate(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*_: object) -> str:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+
+    monkeypatch.setattr(setup.triton, "load", load)
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    assert setup.progress.reason == "loading the candidate failed: [Errno 104] Connection reset by peer"
+    assert setup.serving() == ([1], [])
+
+
 def test_in_explicit_mode_it_is_refused(tmp_path: Path) -> None:
     setup = Setup(tmp_path, "explicit").restart()
     setup.add(2)
