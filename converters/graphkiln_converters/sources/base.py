@@ -11,7 +11,7 @@ import importlib
 import re
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -306,6 +306,34 @@ def synthetic_samples(
                 array.flat[0], array.flat[-1] = spec.high - 1, spec.low
         feeds[spec.name] = array
     return feeds
+
+
+# Rows of tables: one array of each column, `[rows]`.
+
+
+def joined(specs: Sequence[InputSpec], columns: Sequence[AnyArray]) -> list[AnyArray]:
+    """Join columns to an array of each input; numbers keep their type."""
+    arrays, first = [], 0
+    for spec in specs:
+        arrays.append(np.stack(columns[first : first + spec.shape[0]], axis=1))
+        first += spec.shape[0]
+    return arrays
+
+
+def feeds_of(specs: Sequence[InputSpec], columns: Sequence[AnyArray]) -> dict[str, AnyArray]:
+    """Join columns to inputs, in the inputs' types."""
+    arrays = zip(specs, joined(specs, columns), strict=True)
+    return {spec.name: array.astype(spec.dtype.numpy) for spec, array in arrays}
+
+
+def known_columns(specs: Sequence[InputSpec]) -> list[AnyArray]:
+    """Columns of the known rows."""
+    return [column for spec in specs if spec.known is not None for column in spec.known.T]
+
+
+def with_known(specs: Sequence[InputSpec], columns: Sequence[AnyArray]) -> tuple[InputSpec, ...]:
+    """Let synthetic samples be taken from rows."""
+    return tuple(replace(spec, known=array) for spec, array in zip(specs, joined(specs, columns), strict=True))
 
 
 def image_shape(recipe: Recipe, usual: tuple[int, int, int]) -> tuple[int, int, int]:

@@ -36,7 +36,14 @@ from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_nu
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import raise_opset, save_runnable
-from graphkiln_converters.sources.base import InputSpec, SourceModel, run_alone, sizes_of, synthetic_samples
+from graphkiln_converters.sources.base import (
+    InputSpec,
+    SourceModel,
+    run_alone,
+    sizes_of,
+    synthetic_samples,
+    with_known,
+)
 from graphkiln_converters.sources.batches import (
     dependent_rows,
     free_and_prove,
@@ -44,6 +51,7 @@ from graphkiln_converters.sources.batches import (
     saved_size,
     without_batch,
 )
+from graphkiln_converters.sources.trees import Trees, with_leaves
 
 _UNLOADED_LIBRARIES = (
     "convert loads no libraries of custom operators: serve such a graph as it is, as STORE/NAME/1/model.onnx beside a "
@@ -127,7 +135,7 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
             _temporary=temporary,
         )
         _check_evaluation_mode(model, _specs(signature, recipe, 0))
-        return _with_batches(model, signature, recipe)
+        return _with_leaves(_with_batches(model, signature, recipe))
     except (LoweringError, RepositoryError, ManifestError) as error:
         temporary.cleanup()
         hint = _UNLOADED_LIBRARIES if "op_library_filename" in error.hint else error.hint
@@ -180,6 +188,23 @@ def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> Onn
     if not reason:
         return model
     return replace(model, inputs=_inputs(signature, recipe, 0, model.path, model.session), whole=reason)
+
+
+def _with_leaves(model: OnnxModel) -> OnnxModel:
+    """Add rows that reach the leaves of trees, as XGBoost, LightGBM and CatBoost export them."""
+    trees = Trees.of(onnx.load(model.path, load_external_data=False).graph)
+    tables = all(len(spec.shape) == 1 and spec.dtype.is_float and not spec.dynamic for spec in model.inputs)
+    if trees is None or not tables or model.whole or model.freed:
+        return model
+    before = Path(model._temporary.name) / "before_trees.onnx"  # noqa: SLF001 - its own
+    onnx.save(trees.before(onnx.load(model.path)), before)
+    generator = np.random.default_rng(0)
+    count = sum(spec.shape[0] for spec in model.inputs)
+    columns = [*generator.standard_normal((count, _TRIED + 1))]
+    with OnnxRuntimeEngine().build_reference(before) as session:
+        rows, note = with_leaves(trees, session.run, model.inputs, columns, generator)
+    notes = (*model.notes, note) if note else model.notes
+    return replace(model, inputs=with_known(model.inputs, rows), notes=notes)
 
 
 def open_reference(path: Path, folder: Path) -> Session:

@@ -34,10 +34,18 @@ from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import EXPORT
 from graphkiln_backend.repository.tensor_outputs import with_tensor_outputs
 from graphkiln_converters.recipe import Recipe, check_file, first_line
-from graphkiln_converters.sources.base import CODE_HINT, InputSpec, SourceModel
+from graphkiln_converters.sources.base import (
+    CODE_HINT,
+    InputSpec,
+    SourceModel,
+    feeds_of,
+    joined,
+    known_columns,
+    with_known,
+)
 from graphkiln_converters.sources.tables import fitted_rows
 from graphkiln_converters.sources.texts import documents, reads_documents, vectorizer_options, vectorizers
-from graphkiln_converters.sources.trees import ENOUGH, Columns, Trees, correct_trees, rows_to_leaves
+from graphkiln_converters.sources.trees import Columns, Trees, correct_trees, with_leaves
 
 # Methods that an output of a graph can correspond to.
 _METHODS = (
@@ -55,7 +63,7 @@ _TEXT_ADVICE = (
     "ONNX has no operators for some settings of its vectorizer: sublinear_tf, stop words within n-grams, characters, "
     "accents and many token patterns; prepare the text before the model"
 )
-_MOST_CHOICES = 64  # a column with as many different values or fewer has categories
+_MOST_SINGLE = 64  # columns that are tried one by one
 # Largest relative L2 for matching an output with a method; the proof is much stricter.
 _LOOSE = 1e-2
 _EXACT = 1e-5
@@ -121,9 +129,9 @@ class SklearnModel(SourceModel):
 
     def error(self, columns: Columns) -> float:
         """Largest error of the graph's answers to rows that are not yet rounded to its input types."""
-        wide = {spec.name: array for spec, array in zip(self.inputs, _arrays(self.inputs, columns), strict=True)}
+        wide = {spec.name: array for spec, array in zip(self.inputs, joined(self.inputs, columns), strict=True)}
         expected = self.run(wide)
-        found = _outputs(self.graph, _feeds(self.inputs, columns), self.description)
+        found = _outputs(self.graph, feeds_of(self.inputs, columns), self.description)
         return max(_distance(array, found[name]) for name, array in expected.items())
 
 
@@ -135,7 +143,7 @@ def open_source(location: str, recipe: Recipe) -> SklearnModel:
     """
     estimator = _load(location, recipe)
     specs = column_inputs(estimator, location, DType.FP32)
-    specs = _with_known(specs, _plausible(estimator, specs))
+    specs = with_known(specs, _plausible(estimator, specs))
     try:
         model = _export(estimator, specs, f"sklearn:{location}")
     except ConversionError:
@@ -161,7 +169,7 @@ def _most_exact(single: SklearnModel, columns: Columns) -> SklearnModel:
         single: The model with FP32 inputs.
         columns: The user's rows, to be answered in addition to the known ones.
     """
-    tried = [_columns(single.inputs), *([columns] if columns else [])]
+    tried = [known_columns(single.inputs), *([columns] if columns else [])]
     worst = max(map(single.error, tried))
     if worst <= _EXACT or all(spec.dtype is not DType.FP32 for spec in single.inputs):
         return single
@@ -252,7 +260,7 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
         ) from error
     if double:
         _declare_outputs(graph, description)
-    feeds = _feeds(inputs, [column[:_TRIED] for column in _columns(inputs)])
+    feeds = feeds_of(inputs, [column[:_TRIED] for column in known_columns(inputs)])
     expected, found = _results(estimator, inputs, feeds), _outputs(graph, feeds, description)
     nearest: dict[str, tuple[str, float]] = {}  # output -> the method with the nearest result, and its distance
     for value in graph.graph.output:
@@ -382,24 +390,15 @@ def _apart(expected: AnyArray, found: AnyArray) -> float:
 
 def _with_rows(model: SklearnModel) -> SklearnModel:
     """Add rows that reach the leaves of trees, or a note if they do not, and rows with missing and unknown values."""
-    estimator, specs, columns = model.estimator, model.inputs, _columns(model.inputs)
+    estimator, specs, columns = model.estimator, model.inputs, known_columns(model.inputs)
     generator = np.random.default_rng(_SEED)
     notes = model.notes
     if trees := Trees.of(model.graph.graph):
-        values = {number: np.unique(column) for number, column in enumerate(columns)}
-        choices = {number: found for number, found in values.items() if found.size <= _MOST_CHOICES}
         with _open(trees.before(model.graph), model.description) as session:
-
-            def evaluate(columns: Columns) -> list[AnyArray]:
-                return [*session.run(_feeds(specs, columns)).values()]
-
-            more, share = rows_to_leaves(trees, evaluate, columns, choices, generator)
-        columns = [np.concatenate(pair) for pair in zip(columns, more, strict=True)] if more else columns
-        if share < ENOUGH:
-            reached = f"{share:.0%} of the {trees.leaves.size} leaves of the trees"
-            notes = (*notes, f"the samples reach {reached}: give rows of the training data, --samples FILE.npz")
+            columns, note = with_leaves(trees, session.run, specs, columns, generator)
+        notes = (*notes, note) if note else notes
     columns = _with_odd_rows(estimator, specs, columns, generator)
-    return replace(model, inputs=_with_known(specs, columns), notes=notes)
+    return replace(model, inputs=with_known(specs, columns), notes=notes)
 
 
 def _plausible(estimator: Any, specs: tuple[InputSpec, ...]) -> list[AnyArray]:
@@ -428,7 +427,7 @@ def _with_odd_rows(
     """Add rows with missing numbers and unknown words, in those columns where the estimator accepts them."""
     some = [column[:_TRIED] for column in columns]
     odd = [np.full(len(some[0]), "unknown word" if each.dtype == np.object_ else np.nan, each.dtype) for each in some]
-    few = min(_MOST_CHOICES, len(some))
+    few = min(_MOST_SINGLE, len(some))
     single = [[odd[i] if i == number else each for i, each in enumerate(some)] for number in range(few)]
     if _accepts(estimator, specs, odd):
         accepted = [*range(len(some))]
@@ -445,34 +444,10 @@ def _with_odd_rows(
 def _accepts(estimator: Any, specs: tuple[InputSpec, ...], columns: Columns) -> bool:
     """Return true if the estimator computes rows."""
     try:
-        _results(estimator, specs, dict(zip((spec.name for spec in specs), _arrays(specs, columns), strict=True)))
+        _results(estimator, specs, dict(zip((spec.name for spec in specs), joined(specs, columns), strict=True)))
     except ConversionError:
         return False
     return True
-
-
-def _arrays(specs: tuple[InputSpec, ...], columns: Columns) -> list[AnyArray]:
-    """Join columns to an array of each input; numbers keep their type."""
-    arrays, first = [], 0
-    for spec in specs:
-        arrays.append(np.stack(columns[first : first + spec.shape[0]], axis=1))
-        first += spec.shape[0]
-    return arrays
-
-
-def _feeds(specs: tuple[InputSpec, ...], columns: Columns) -> dict[str, AnyArray]:
-    arrays = zip(specs, _arrays(specs, columns), strict=True)
-    return {spec.name: array.astype(spec.dtype.numpy) for spec, array in arrays}
-
-
-def _columns(specs: tuple[InputSpec, ...]) -> list[AnyArray]:
-    """Columns of the known rows."""
-    return [column for spec in specs if spec.known is not None for column in spec.known.T]
-
-
-def _with_known(specs: tuple[InputSpec, ...], columns: Columns) -> tuple[InputSpec, ...]:
-    arrays = zip(specs, _arrays(specs, columns), strict=True)
-    return tuple(replace(spec, known=array) for spec, array in arrays)
 
 
 def _retyped(specs: tuple[InputSpec, ...], number: DType) -> tuple[InputSpec, ...]:

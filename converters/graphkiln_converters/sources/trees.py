@@ -16,6 +16,7 @@ import numpy.typing as npt
 import onnx
 
 from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_converters.sources.base import InputSpec, feeds_of
 
 # One array of each input column, `[rows]`: numbers, or text.
 Columns = Sequence[AnyArray]
@@ -24,6 +25,7 @@ _Bools = npt.NDArray[np.bool_]
 
 ENOUGH = 0.9  # share of the leaves that the samples should reach
 _WANTED = 0.99
+_MOST_CHOICES = 64  # a column with as many different values or fewer has categories
 _MOST_ROWS = 16384
 _ROWS_AT_ONCE = 2048
 _MOST_CELLS = 2**24  # rows x columns of one evaluation
@@ -270,6 +272,39 @@ def _states(held: Any, seen: set[int]) -> Iterator[Any]:
     else:
         for each in vars(held).values() if hasattr(held, "__dict__") else ():
             yield from _states(each, seen)
+
+
+def with_leaves(
+    trees: Trees,
+    run: Callable[[Mapping[str, AnyArray]], Mapping[str, AnyArray]],
+    specs: Sequence[InputSpec],
+    columns: Columns,
+    generator: np.random.Generator,
+) -> tuple[list[AnyArray], str]:
+    """Add rows that reach the leaves of trees.
+
+    Args:
+        trees: The trees.
+        run: Compute the graph of `Trees.before`.
+        specs: Inputs of the graph.
+        columns: Plausible rows.
+        generator: Source of random numbers.
+
+    Returns:
+        All rows, and a remark if they reach too few leaves.
+    """
+
+    def evaluate(columns: Columns) -> list[AnyArray]:
+        return [*run(feeds_of(specs, columns)).values()]
+
+    values = {number: np.unique(column) for number, column in enumerate(columns)}
+    choices = {number: found for number, found in values.items() if found.size <= _MOST_CHOICES}
+    more, share = rows_to_leaves(trees, evaluate, columns, choices, generator)
+    rows = [np.concatenate(pair) for pair in zip(columns, more, strict=True)] if more else [*columns]
+    if share >= ENOUGH:
+        return rows, ""
+    reached = f"{share:.0%} of the {trees.leaves.size} leaves of the trees"
+    return rows, f"the samples reach {reached}: give rows of the training data, --samples FILE.npz"
 
 
 def rows_to_leaves(
