@@ -45,6 +45,21 @@ class TestBatchSizes:
         assert saved not in sizes
 
 
+class TestSamplesThatDecide:
+    def test_equal_answers_prove_nothing(self, path: Path) -> None:
+        """A graph that ignores its inputs would pass."""
+        x = np.repeat(draw(1, 4), 6, axis=0)
+        with pytest.raises(UndecidedError, match=r"all 6 have the same outputs.*--samples"):
+            prove_graph(path, [ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W, "slope": 2 * x})], EXPORT)
+
+    def test_golden_samples_differ_where_the_first_do_not(self, path: Path) -> None:
+        x = np.concatenate([np.repeat(draw(1, 4), 6, axis=0), draw(3, 4, seed=1)])
+        golden = prove_graph(
+            path, [ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W, "slope": 2 * x})], EXPORT
+        ).golden
+        assert len(np.unique(golden.graph_outputs["y"], axis=0)) == 4
+
+
 class TestServed:
     """A proven graph is also replayed on the session that serves it."""
 
