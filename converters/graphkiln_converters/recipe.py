@@ -324,7 +324,8 @@ def check_file(path: Path | str, *, what: str = "", expected: str = "") -> None:
         hint = f"did you mean '{path / inside[0]}'?" if len(inside) == 1 else fallback or "name a file in it"
         raise ConversionError(f"{prefix}{path} is a folder, not a file", hint=hint)
     if not path.exists():
-        raise ConversionError(f"{prefix}there is no file {path}", hint=near_file(path) or fallback)
+        kind = "file" if path.suffix and "folder" not in expected else "file or folder"
+        raise ConversionError(f"{prefix}there is no {kind} {path}", hint=near_file(path) or fallback)
 
 
 def near_file(path: Path) -> str:

@@ -410,10 +410,10 @@ def summarize_profile(
             that did not run elsewhere ran inside them.
     """
     kernels = [event for event in events if _is_kernel(event)]
-    duration_by_type: Counter[KernelType] = Counter()
-    for kernel in kernels:
-        duration_by_type[_kernel_type(kernel)] += kernel["dur"] + 1
     products = [kernel for kernel in kernels if kernel["args"].get("op_name") in _PRODUCTS]
+    duration_by_type: Counter[KernelType] = Counter()
+    for kernel in products or kernels:  # indices and shapes may take longer than the products of a small graph
+        duration_by_type[_kernel_type(kernel)] += kernel["dur"] + 1
     elsewhere = [kernel for kernel in products if _provider(kernel) != provider]
     counts: Counter[KernelType] = Counter(map(_kernel_type, products))
     if fused_products and any(_provider(kernel) == provider for kernel in kernels):

@@ -222,6 +222,12 @@ def test_precision_of_a_kernel(types: tuple[str, ...], expected: object) -> None
     assert found.precision == expected
 
 
+def test_products_decide_the_precision() -> None:
+    kernels = [kernel("a", "Gather", CPU_PROVIDER, ("int64",), 500), kernel("b", "MatMul", CPU_PROVIDER, ("float",), 5)]
+    assert summarize_profile(kernels, CPU_PROVIDER, {}).precision is Precision.FP32
+    assert summarize_profile(kernels[:1], CPU_PROVIDER, {}).precision == "integer"
+
+
 def test_precision_by_time() -> None:
     kernels = [
         kernel("a", "Relu", CPU_PROVIDER, ("float",), 5),
