@@ -297,7 +297,7 @@ def difference(expected: Feeds, found: Feeds) -> str:
 
 def sweep(cases: Iterable[Case]) -> Iterator[Finding]:
     """Examine all variants in processes of their own, one after the other: an operator may end its process."""
-    context, todo = multiprocessing.get_context("fork"), list(variants(cases))
+    context, todo = multiprocessing.get_context("spawn"), list(variants(cases))
     done = 0
     while done < len(todo):
         receiver, sender = context.Pipe(duplex=False)

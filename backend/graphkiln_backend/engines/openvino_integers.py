@@ -74,9 +74,9 @@ _RETURNING = frozenset(
 )
 _BITS = frozenset(("BitwiseAnd", "BitwiseOr", "BitwiseXor", "BitwiseNot"))
 SUBGRAPHS = frozenset(("If", "Loop", "TensorIterator"))
-_IN_FLOATS = frozenset(("Select", "ReverseSequence"))  # move integers as FP32
+IN_FLOATS = frozenset(("Select", "ReverseSequence", "Pad"))  # move integers as FP32
 # Operations exact for 32-bit integers. Those with subgraphs, which are not analyzed, may return any value.
-MOVING = (_RETURNING | POSITIONS_OF | _BITS | SUBGRAPHS) - _IN_FLOATS
+MOVING = (_RETURNING | POSITIONS_OF | _BITS | SUBGRAPHS) - IN_FLOATS
 # Operations whose outputs are no larger than their inputs.
 _CARRYING = _RETURNING | {
     *("ReduceMax", "ReduceMin", "Floor", "Ceiling", "Round", "Relu"),

@@ -26,6 +26,7 @@ from openvino import Type, opset11, opset13
 from graphkiln_backend.engines import openvino_integers
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.engines.openvino_integers import (
+    IN_FLOATS,
     INTEGERS,
     LIMIT,
     MOVING,
@@ -52,14 +53,17 @@ _FEW_BITS = frozenset((Type.i4, Type.u4, Type.u2, Type.u3, Type.u6, Type.u1, Typ
 _KEPT_SIGNED = frozenset((Type.i16, Type.u16, Type.u32, Type.u64))  # inside of a graph, they are signed and of 32 bits
 _LEVELS_OF_7_BITS = 128
 # Operations whose results in 8 and 16 bits are values of their operands, or cannot leave the type.
-_EXACT_IN_SHORT = MOVING | {"Maximum", "Minimum", "Clamp", "ReduceMax", "ReduceMin", "Select", "ReverseSequence"}
+_EXACT_IN_SHORT = MOVING | IN_FLOATS | {"Maximum", "Minimum", "Clamp", "ReduceMax", "ReduceMin"}
 # Operations whose result is NaN wherever it depends on a NaN. Those that move values are among them.
-_CARRYING_NAN = (MOVING - POSITIONS_OF - SUBGRAPHS) | {
-    *("Select", "ReverseSequence", "Add", "Subtract", "Multiply", "Divide", "Negative", "Abs", "Sqrt", "MatMul"),
-    *("Convolution", "GroupConvolution", "ConvolutionBackpropData", "GroupConvolutionBackpropData"),
-    *("BatchNormInference", "ReduceSum", "ReduceMean", "ReduceProd", "AvgPool", "Equal", "NotEqual", "IsNaN"),
-    *("IsInf", "IsFinite", "Sigmoid", "Tanh", "Erf", "LogicalNot", "LogicalAnd", "LogicalOr"),
-}
+_CARRYING_NAN = (
+    (MOVING - POSITIONS_OF - SUBGRAPHS)
+    | IN_FLOATS
+    | {
+        *("Add", "Subtract", "Multiply", "Divide", "Negative", "Abs", "Sqrt", "MatMul"),
+        *("BatchNormInference", "ReduceSum", "ReduceMean", "ReduceProd", "AvgPool", "Equal", "NotEqual", "IsNaN"),
+        *("IsInf", "IsFinite", "Sigmoid", "Tanh", "Erf", "LogicalNot", "LogicalAnd", "LogicalOr"),
+    }
+)
 _DETECTING_NAN = frozenset(("IsNaN", "IsFinite", "Equal", "NotEqual"))  # a Select by these may replace it
 
 
@@ -85,14 +89,18 @@ class Checks:
         return cls(find_limits(model), find_hidden_nan(model) if is_onnx else frozenset())
 
     @classmethod
-    def read(cls, folder: Path) -> Checks:
-        """Read the checks of a compiled model."""
-        saved = json.loads((folder / _FILE).read_bytes())
+    def read(cls, folder: Path) -> Checks | None:
+        """Read the checks of a compiled model; return None if it was compiled by another table."""
+        path = folder / _FILE
+        saved = json.loads(path.read_bytes()) if path.exists() else {}
+        if saved.get("table") != table_digest():
+            return None
         return cls({str(name): int(limit) for name, limit in saved["limits"].items()}, frozenset(saved["nan"]))
 
     def write(self, folder: Path) -> None:
         """Write the checks beside a compiled model."""
-        (folder / _FILE).write_text(json.dumps({"limits": dict(self.limits), "nan": sorted(self.nan)}))
+        document = {"table": table_digest(), "limits": dict(self.limits), "nan": sorted(self.nan)}
+        (folder / _FILE).write_text(json.dumps(document))
 
     def check(self, name: str, array: AnyArray) -> None:
         """Check an input.
@@ -133,8 +141,8 @@ def has_nan(array: AnyArray) -> bool:
     return math.isnan(array.max())
 
 
-def corrections() -> str:
-    """Return a digest of the table and of the analysis of integers; models compiled by others are compiled again."""
+def table_digest() -> str:
+    """Return a digest of the table and of the analysis of integers."""
     sources = (Path(__file__), Path(openvino_integers.__file__))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
@@ -391,7 +399,7 @@ TABLE: tuple[Row, ...] = (
         onnx=_of(
             *("Gelu", "LogSoftmax", "Softmax", "GridSample", "Mod", "ThresholdedRelu", "Conv", "LayerNormalization"),
             *("RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"),
-            "RotaryEmbedding",
+            *("RotaryEmbedding", "DFT"),
         ),
         values="infinity",
         action=Action.TOLD,

@@ -22,7 +22,7 @@ from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.openvino import OpenVinoEngine, OpenVinoSession, _options
 from graphkiln_backend.engines.openvino_integers import find_limits
-from graphkiln_backend.engines.openvino_numbers import Checks, corrections
+from graphkiln_backend.engines.openvino_numbers import Checks
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
@@ -76,7 +76,6 @@ class TestIdentity:
             "openvino": openvino.__version__,
             "options": "[('ENABLE_CPU_PINNING', False), ('INFERENCE_NUM_THREADS', 3), "
             "('INFERENCE_PRECISION_HINT', 'f32'), ('NUM_STREAMS', '2')]",
-            "numbers": corrections(),
         }
 
 
@@ -418,6 +417,12 @@ WHOLE = {
     ),
 }
 LIMITED = {
+    "padding": (
+        integer_graph(("Pad", "x k", "y"), constants={"k": [0, 1, 0, 1]}, x=INT32, y=(INT32, ("n", 6))),
+        {"x": 2**24},
+    ),
+    "a triangle": (integer_graph(("Trilu", "x", "y")), {"x": 2**24}),
+    "a cast to bool": (integer_graph(("Cast", "x", "y", {"to": BOOL}), y=(BOOL, ("n", 4))), {"x": 2**24}),
     "a sum": (integer_graph(("Add", "x z", "y")), {"x": 2**23, "z": 2**23}),
     "a sum of words": (integer_graph(("Add", "x z", "y"), x=INT32, y=(INT32, ("n", 4))), {"x": 2**23, "z": 2**23}),
     "a difference": (integer_graph(("Sub", "x k", "y"), constants={"k": 7}), {"x": 2**23}),
