@@ -399,7 +399,7 @@ TABLE: tuple[Row, ...] = (
         onnx=_of(
             *("Gelu", "LogSoftmax", "Softmax", "GridSample", "Mod", "ThresholdedRelu", "Conv", "LayerNormalization"),
             *("RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"),
-            *("RotaryEmbedding", "DFT"),
+            *("RotaryEmbedding", "DFT", "Attention"),
         ),
         values="infinity",
         action=Action.TOLD,
