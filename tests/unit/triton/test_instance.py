@@ -79,7 +79,7 @@ class FakeDeployment:
         self.placement: Placement | None = Placement(
             nodes={"CPUExecutionProvider": 4}, precision=Precision.FP32, products={Precision.FP32: 2}
         )
-        self.version = ModelVersion(graph_path=Path("model.onnx"), manifest=None, golden=None)
+        self.version = ModelVersion(graph_path=Path(__file__), manifest=None, golden=None)  # any file
         self.places: tuple[Place, ...] = ()
         self.settings = SimpleNamespace(seat="auto")
         self.plan = SimpleNamespace(explain=lambda: "candidates:\n  onnxruntime on cpu")
@@ -415,7 +415,7 @@ class TestReplay:
 
 def test_finalize_frees_everything(model: TritonPythonModel, deployment: FakeDeployment, tmp_path: Path) -> None:
     wait_until(has_metrics)
-    assert {each.suffix for each in (tmp_path / "instances").iterdir()} == {".json", ".counters", ".metrics"}
+    assert {each.suffix for each in (tmp_path / "instances").iterdir()} >= {".json", ".counters", ".metrics"}
     model.finalize()
     assert deployment.session.closed
     assert list((tmp_path / "instances").iterdir()) == []
