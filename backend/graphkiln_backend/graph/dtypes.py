@@ -6,8 +6,10 @@ Source: KServe v2 protocol, "Tensor Data Types"; `onnx.TensorProto.DataType`; ON
 from __future__ import annotations
 
 import enum
+import struct
+from collections.abc import Sequence
 from functools import cache
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from graphkiln_backend.graph.errors import ManifestError
 from graphkiln_backend.graph.modules import LazyModule
@@ -21,6 +23,8 @@ else:
     np = LazyModule("numpy")
 
 AnyArray: TypeAlias = "npt.NDArray[np.generic]"
+
+_LENGTH = struct.Struct("<I")
 
 
 class DType(enum.StrEnum):
@@ -190,3 +194,19 @@ _OTHER_ONNX = {
     27: "FLOAT6E2M3",
     28: "FLOAT6E3M2",
 }
+
+
+def join_text(words: Sequence[Any]) -> bytes:
+    """Join text elements, each with its length before it. Source: KServe v2, "Tensor Data" (BYTES)."""
+    encoded = [word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass") for word in words]
+    return b"".join(part for word in encoded for part in (_LENGTH.pack(len(word)), word))
+
+
+def split_text(data: bytes) -> list[bytes]:
+    """Split what `join_text` has joined."""
+    words, begin = [], 0
+    while begin < len(data):
+        (length,) = _LENGTH.unpack_from(data, begin)
+        begin += _LENGTH.size + length
+        words.append(data[begin - length : begin])
+    return words

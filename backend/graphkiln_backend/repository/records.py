@@ -9,7 +9,6 @@ by the time of its first row and by chance. While it is written, its name is hid
 from __future__ import annotations
 
 import re
-import struct
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.dtypes import AnyArray, DType, split_text
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.modules import LazyModule, require_packages
 from graphkiln_backend.graph.text import did_you_mean
@@ -36,7 +35,6 @@ SUFFIX = ".parquet"
 PARTIAL = ".partial"
 _TIME = "%Y%m%dT%H%M%SZ"
 _FILE = re.compile(rf"(\d{{8}}T\d{{6}}Z)-[0-9a-f]{{8}}{re.escape(SUFFIX)}")
-_LENGTH = struct.Struct("<I")
 _ROWS_AT_A_TIME = 16
 
 Arrays = Mapping[str, AnyArray]
@@ -78,22 +76,6 @@ def schema() -> pa.Schema:
 def file_name(time_s: float, chance: str) -> str:
     """Name a file by the time of its first row, in seconds since 1970, and by 8 hexadecimal digits."""
     return f"{datetime.fromtimestamp(time_s, UTC).strftime(_TIME)}-{chance}{SUFFIX}"
-
-
-def join_text(words: Sequence[Any]) -> bytes:
-    """Join text elements, each with its length before it. Source: KServe v2, "Tensor Data" (BYTES)."""
-    encoded = [word if isinstance(word, bytes) else str(word).encode("utf-8", "surrogatepass") for word in words]
-    return b"".join(part for word in encoded for part in (_LENGTH.pack(len(word)), word))
-
-
-def split_text(data: bytes) -> list[bytes]:
-    """Split what `join_text` has joined."""
-    words, begin = [], 0
-    while begin < len(data):
-        (length,) = _LENGTH.unpack_from(data, begin)
-        begin += _LENGTH.size + length
-        words.append(data[begin - length : begin])
-    return words
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -27,10 +27,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from graphkiln_backend.graph.arrays import is_text
-from graphkiln_backend.graph.dtypes import AnyArray, DType
+from graphkiln_backend.graph.dtypes import AnyArray, DType, join_text
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.files import MIB
-from graphkiln_backend.repository.records import PARTIAL, file_name, join_text, remove_leftovers, remove_old, schema
+from graphkiln_backend.repository.records import PARTIAL, file_name, remove_leftovers, remove_old, schema
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import lock_shared
 from graphkiln_backend.triton.environment import RecordSettings

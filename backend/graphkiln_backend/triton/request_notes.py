@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 
 from graphkiln_backend.graph.arrays import is_text
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, join_text
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.repository.records import join_text
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.triton.deadly_requests import (
     DIGEST_BYTES,

@@ -7,8 +7,7 @@ import zlib
 from collections.abc import Mapping
 
 from graphkiln_backend.graph.arrays import is_text
-from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.repository.records import join_text
+from graphkiln_backend.graph.dtypes import AnyArray, join_text
 
 _HASHED_BYTES = 16 << 10
 _HASHED_ELEMENTS = 1024

@@ -203,8 +203,7 @@ def _left_s(deadline: float) -> float:
 
 def _encode(array: AnyArray) -> tuple[str, bytes | memoryview]:
     """Return data type and bytes of a tensor, which are a view of it if possible."""
-    from graphkiln_backend.graph.dtypes import DType
-    from graphkiln_backend.repository.records import join_text
+    from graphkiln_backend.graph.dtypes import DType, join_text
 
     dtype = DType.from_numpy(array.dtype)
     if dtype is DType.BYTES:
@@ -221,8 +220,7 @@ def size_in_request(array: AnyArray) -> int:
 
 def _decode(answer: bytes, length: int) -> Iterator[tuple[str, AnyArray]]:
     """Yield name and array of each output."""
-    from graphkiln_backend.graph.dtypes import DType
-    from graphkiln_backend.repository.records import split_text
+    from graphkiln_backend.graph.dtypes import DType, split_text
 
     document = json.loads(answer[:length] if length else answer)
     position = length

@@ -79,7 +79,8 @@ def test_non_finite_golden_tensor_is_sent(stored: Shown, odd: Any) -> None:
     outputs = {"Y": np.zeros((1, 2), np.float32)}
     golden = GoldenSamples(inputs={"X": odd}, source_outputs=outputs, graph_outputs=outputs)
     golden.write(stored.folder / "m" / "1" / "golden.npz")
-    stored.transport.responses["model_metadata"]["inputs"][0]["datatype"] = DType.from_numpy(odd.dtype).value
+    for kind in ("inputs", "outputs"):  # the fake returns its input
+        stored.transport.responses["model_metadata"][kind][0]["datatype"] = DType.from_numpy(odd.dtype).value
     assert asyncio.run(golden_sample(stored.server(), "m", "1"))["X"]["data"] is None
     ask(stored, {"X": {"golden": True}})
     (sent,) = stored.transport.inferred()
@@ -124,6 +125,7 @@ def test_huge_zero_tensor_is_refused(stored: Shown, shape: list[int]) -> None:
 
 def test_large_integers_become_text(stored: Shown) -> None:
     large = 2**62 + 1
+    stored.transport.responses["model_metadata"]["outputs"][0]["datatype"] = "INT64"
     stored.transport.responses["infer"] = InferResponse(model="m", version="1", outputs={"Y": np.array([[large, 3]])})
     assert ask(stored, {"X": PIXEL})["outputs"]["Y"]["data"] == [str(large), 3]
 
