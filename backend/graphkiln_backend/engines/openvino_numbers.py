@@ -56,7 +56,7 @@ _LEVELS_OF_7_BITS = 128
 _EXACT_IN_SHORT = MOVING | IN_FLOATS | {"Maximum", "Minimum", "Clamp", "ReduceMax", "ReduceMin"}
 # Operations whose result is NaN wherever it depends on a NaN. Those that move values are among them.
 _CARRYING_NAN = (
-    (MOVING - POSITIONS_OF - SUBGRAPHS)
+    (MOVING - POSITIONS_OF - SUBGRAPHS - {"ScatterNDUpdate", "ScatterElementsUpdate"})
     | IN_FLOATS
     | {
         *("Add", "Subtract", "Multiply", "Divide", "Negative", "Abs", "Sqrt", "MatMul"),
@@ -367,6 +367,20 @@ TABLE: tuple[Row, ...] = (
         reason="shifts signed integers towards zero",
     ),
     Row(
+        onnx=_of("Unique"),
+        operations=_of("Unique"),
+        when=lambda each, _: len(each.inputs()) > 1,
+        action=Action.REFUSED,
+        reason="orders unique slices along an axis otherwise",
+    ),
+    Row(
+        onnx=_of("SpaceToDepth"),
+        operations=_of("SpaceToDepth"),
+        mark=b"CRD",
+        action=Action.REFUSED,
+        reason="leaves out the mode CRD of SpaceToDepth",
+    ),
+    Row(
         onnx=_of("GridSample"),
         operations=_of("GridSample"),
         types=INTEGERS | {Type.boolean},
@@ -399,7 +413,7 @@ TABLE: tuple[Row, ...] = (
         onnx=_of(
             *("Gelu", "LogSoftmax", "Softmax", "GridSample", "Mod", "ThresholdedRelu", "Conv", "LayerNormalization"),
             *("RMSNormalization", "GroupNormalization", "InstanceNormalization", "MeanVarianceNormalization"),
-            *("RotaryEmbedding", "DFT", "Attention"),
+            *("RotaryEmbedding", "DFT", "Attention", "Shrink", "SoftmaxCrossEntropyLoss"),
         ),
         values="infinity",
         action=Action.TOLD,
