@@ -24,7 +24,7 @@ import openvino
 
 from graphkiln_backend.engines.base import KernelType, Placement, SessionConfig, Support
 from graphkiln_backend.engines.compute_limit import current_limit
-from graphkiln_backend.engines.openvino_numbers import NO_CHECKS, Checks, apply_table
+from graphkiln_backend.engines.openvino_numbers import NO_CHECKS, Checks, apply_table, table_digest
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ExecutionError, LoweringError, ManifestError
@@ -150,7 +150,8 @@ class OpenVinoEngine:
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`."""
-        return {"openvino": openvino.__version__, "options": str(sorted(_options(config).items()))}
+        options = str(sorted(_options(config).items()))
+        return {"openvino": openvino.__version__, "options": options, "numbers": table_digest()}
 
     def compile(self, graph_path: Path, config: SessionConfig, folder: Path) -> None:
         """Write the compiled model in OpenVINO's export format.
@@ -171,11 +172,10 @@ class OpenVinoEngine:
             LoweringError: OpenVINO refuses the graph or an option, or deviates from ONNX.
         """
         with _hints_for(graph_path):
-            checks = Checks.read(compiled) if compiled else None
-            if compiled and checks:
-                model = _import(compiled / _COMPILED, graph_path, config)
-            else:  # not compiled, or by a release with another table
+            if compiled is None:
                 model, checks = _compile(graph_path, config)
+            else:
+                model, checks = _import(compiled / _COMPILED, graph_path, config), Checks.read(compiled)
             try:
                 # A compiled model does not need the graph.
                 saved = read_graph_signature(graph_path) if graph_path.exists() else None

@@ -89,17 +89,14 @@ class Checks:
         return cls(find_limits(model), find_hidden_nan(model) if is_onnx else frozenset())
 
     @classmethod
-    def read(cls, folder: Path) -> Checks | None:
-        """Read the checks of a compiled model; return None if it was compiled by another table."""
-        path = folder / _FILE
-        saved = json.loads(path.read_bytes()) if path.exists() else {}
-        if saved.get("table") != table_digest():
-            return None
+    def read(cls, folder: Path) -> Checks:
+        """Read the checks of a compiled model."""
+        saved = json.loads((folder / _FILE).read_bytes())
         return cls({str(name): int(limit) for name, limit in saved["limits"].items()}, frozenset(saved["nan"]))
 
     def write(self, folder: Path) -> None:
         """Write the checks beside a compiled model."""
-        document = {"table": table_digest(), "limits": dict(self.limits), "nan": sorted(self.nan)}
+        document = {"limits": dict(self.limits), "nan": sorted(self.nan)}
         (folder / _FILE).write_text(json.dumps(document))
 
     def check(self, name: str, array: AnyArray) -> None:

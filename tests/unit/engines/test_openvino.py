@@ -76,6 +76,7 @@ class TestIdentity:
             "openvino": openvino.__version__,
             "options": "[('ENABLE_CPU_PINNING', False), ('INFERENCE_NUM_THREADS', 3), "
             "('INFERENCE_PRECISION_HINT', 'f32'), ('NUM_STREAMS', '2')]",
+            "numbers": openvino_numbers.table_digest(),
         }
 
 
