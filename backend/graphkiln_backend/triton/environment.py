@@ -9,7 +9,8 @@ import re
 import resource
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+import threading
+from collections.abc import Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -157,22 +158,37 @@ def be_ended_first() -> None:
         Path("/proc/self/oom_score_adj").write_text("1000")
 
 
-def run_on_idle_cores() -> None:
-    """Have all threads of this process run only while a core has nothing else to do (SCHED_IDLE).
+def native_threads() -> frozenset[int]:
+    """Ids of the threads that Python does not know; before a model is loaded, the helpers of Triton's stub."""
+    known = {thread.native_id for thread in threading.enumerate()} | {os.getpid()}
+    return _threads() - known
+
+
+def run_on_idle_cores(spared: Set[int]) -> None:
+    """Have the threads of this process run only while a core has nothing else to do (SCHED_IDLE).
 
     There is no way back without CAP_SYS_NICE or RLIMIT_NICE, which few servers have: another process must be started.
     New threads inherit the class, so that one which appears during a pass is found by the next.
+
+    Args:
+        spared: Threads that keep their class. Helpers of Triton's stub must: if one does not report within a second
+            that the stub is alive, tritonserver (24.10) kills the stub, or frees what it reads. A stub that dies with a
+            lock of their shared memory ends tritonserver, too: the lock returns EOWNERDEAD, which nobody catches.
 
     Source: sched(7), "SCHED_IDLE" and "Privileges and resource limits".
     """
     changed = True
     while changed:
         changed = False
-        for thread in [int(path.name) for path in Path("/proc/self/task").iterdir()]:
+        for thread in _threads() - spared:
             with suppress(OSError):  # it has ended, or the system has no such class
                 if os.sched_getscheduler(thread) != os.SCHED_IDLE:
                     os.sched_setscheduler(thread, os.SCHED_IDLE, os.sched_param(0))
                     changed = True
+
+
+def _threads() -> frozenset[int]:
+    return frozenset(int(path.name) for path in Path("/proc/self/task").iterdir())
 
 
 def _folder(variable: str) -> Path | None:

@@ -51,6 +51,7 @@ from graphkiln_backend.triton.environment import (
     be_ended_first,
     instances_folder,
     lift_memory_limit,
+    native_threads,
     open_cache,
     overrides_for,
     record_settings,
@@ -117,6 +118,7 @@ class TritonPythonModel:
         """
         instance, model, version = args["model_instance_name"], args["model_name"], int(args["model_version"])
         self._is_idle, self._rollout_fault = False, ""
+        self._stub_threads = native_threads()
         if tried_model(model):  # a candidate must not cost the version that serves
             be_ended_first()
             self._is_idle = IDLE_CORES in parse_json(args["model_config"]).parameters
@@ -130,7 +132,7 @@ class TritonPythonModel:
             self._cache.close()
             raise pb_utils.TritonModelException(bounded(f"{model}: {error}")) from error
         if self._is_idle:  # not while it loads, which has a time limit
-            run_on_idle_cores()
+            run_on_idle_cores(self._stub_threads)
 
     def _load(self, args: dict[str, str]) -> None:
         begun = time.monotonic()
@@ -280,7 +282,7 @@ class TritonPythonModel:
             if self._rollout:
                 self._rollout.report()
             if self._is_idle:
-                run_on_idle_cores()  # threads of runtimes that inherited no class
+                run_on_idle_cores(self._stub_threads)  # threads of runtimes that inherited no class
         except Exception as error:  # noqa: BLE001 - the heartbeat must go on
             if repr(error) != self._rollout_fault:  # a full disk is reported once
                 _log.warning("rollout: %s", error, exc_info=error)
