@@ -1,14 +1,14 @@
-"""Requests that end their instance: known for the life of the supervisor, and refused after two deaths.
+"""Requests that kill their instance: refused after the second death, until the supervisor ends.
 
-An instance notes in shared memory a fingerprint of each request that it computes: CRC-32 of at most a kilobyte. When it
-dies, the supervisor finds the requests under way, which become suspects. The instances of the next server compute a
-suspect alone and note its whole digest. If one survives, it is none; if its instance dies again, it is refused from
-then on. So requests that shared a batch with a deadly one, and requests under way when an instance was killed from
-outside, are not refused.
+An instance notes in shared memory a fingerprint of each request that it computes: CRC-32 of at most a kilobyte of each
+input. When it dies, the supervisor reads the requests in flight, which become suspects. The instances of the next
+server compute a suspect alone and note a digest of all its inputs. If the instance survives, the request is cleared; if
+it dies again, the request is refused from then on. So requests that shared a batch with a deadly one, and requests in
+flight when an instance was killed from outside, are not refused.
 
 Files in the folder of status files:
 
-- `INSTANCE.PID.requests`, memory-mapped: the requests under way
+- `INSTANCE.PID.requests`, memory-mapped: the requests in flight
 - `INSTANCE.PID.survived`: fingerprints of suspects that the instance has computed
 - `deadly_requests.json`, written by the supervisor before a server starts
 """
@@ -18,7 +18,6 @@ from __future__ import annotations
 import json
 import logging
 import struct
-from collections.abc import Collection
 from pathlib import Path
 
 from graphkiln_backend.system.processes import is_gone
@@ -61,18 +60,18 @@ class DeadlyRequests:
                 known.pop(next(iter(known)))  # type: ignore[call-overload]
 
     def _blame(self, name: str, notes: bytes) -> None:
-        """Blame what an instance computed at its end."""
+        """Suspect the requests that an instance computed when it died, or refuse one that was a suspect."""
         count, digest = HEADER.unpack_from(notes)
-        under_way = struct.unpack_from(f"={count}I", notes, HEADER.size)
-        if digest != NO_DIGEST and count and under_way[0] in self._suspects:
-            del self._suspects[under_way[0]]
-            self._refused[digest] = under_way[0]
+        in_flight = struct.unpack_from(f"={count}I", notes, HEADER.size)
+        if digest != NO_DIGEST and count and in_flight[0] in self._suspects:
+            del self._suspects[in_flight[0]]
+            self._refused[digest] = in_flight[0]
             _log.error("%s died of a request, the second time: request %s is refused from now on", name, digest.hex())
         else:
-            self._suspects |= dict.fromkeys(under_way)
+            self._suspects |= dict.fromkeys(in_flight)
 
     def publish(self, folder: Path) -> None:
-        """Write what is known for the instances of the next server.
+        """Write suspects and refused requests for the instances of the next server.
 
         Raises:
             OSError: The file cannot be written.
@@ -83,13 +82,13 @@ class DeadlyRequests:
             write_whole(folder / _FILE, json.dumps(content).encode())
 
 
-def read_deadly_requests(folder: Path) -> tuple[set[int], dict[int, Collection[bytes]]]:
+def read_deadly_requests(folder: Path) -> tuple[set[int], dict[int, set[bytes]]]:
     """Read fingerprints of suspects, and digests of refused requests by fingerprint."""
-    refused: dict[int, set[bytes]] = {}
     try:
         content = json.loads((folder / _FILE).read_bytes())
     except FileNotFoundError:
         return set(), {}
+    refused: dict[int, set[bytes]] = {}
     for fingerprint, digest in content["refused"]:
         refused.setdefault(fingerprint, set()).add(bytes.fromhex(digest))
-    return set(content["suspects"]), {**refused}
+    return set(content["suspects"]), refused

@@ -1,4 +1,4 @@
-"""Metrics of an instance: it writes them into a file, which the supervisor's metrics port shows.
+"""Metrics of an instance: it writes them into a file, which the supervisor serves on its metrics port.
 
 Triton's own custom metrics are not used: they stay when a version is unloaded, every change is a message of 31 us to
 tritonserver, and tritonserver 24.10 can abort when instances with metrics end. `metric_catalog` describes ours.
@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import threading
 import time
+from abc import abstractmethod
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from itertools import accumulate
 from pathlib import Path
@@ -44,21 +45,23 @@ def read_metrics(folder: Path) -> Iterator[str]:
 
 
 class _MetricsFile(Closeable):
-    """Write the metrics of an instance once a second in a thread, until closed; without a supervisor there is no file.
+    """Write metrics once a second in a thread, until closed; without a supervisor there is no file.
 
     Args:
         instance: Triton's name of the instance.
-        lines: Returns the lines.
     """
 
-    def __init__(self, instance: str, lines: Callable[[], Iterator[str]]) -> None:
+    def __init__(self, instance: str) -> None:
         folder = instances_folder()
         self._path = status_path(folder, instance, os.getpid(), _KIND) if folder else None
-        self._lines = lines
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, name="graphkiln-metrics", daemon=True)
         if self._path:
             self._thread.start()
+
+    @abstractmethod
+    def lines(self) -> Iterator[str]:
+        """Yield the current values in Prometheus' text format."""
 
     def close(self) -> None:
         """Stop, and remove the file."""
@@ -70,7 +73,7 @@ class _MetricsFile(Closeable):
     def _run(self) -> None:
         written = ""
         while not self._closing.is_set():
-            text = "".join(self._lines())
+            text = "".join(self.lines())
             with suppress(OSError):  # the disk is full: the last values stay
                 if text != written and self._path:
                     write_whole(self._path, text.encode())
@@ -78,8 +81,8 @@ class _MetricsFile(Closeable):
             self._closing.wait(_WRITE_EVERY_S)
 
 
-class InstanceMetrics(Closeable):
-    """Metrics of one instance; they end with it.
+class InstanceMetrics(_MetricsFile):
+    """Metrics of one instance.
 
     Args:
         instance: Triton's name of the instance.
@@ -123,11 +126,7 @@ class InstanceMetrics(Closeable):
         self._recorder = recorder
         self._replays = self._failures = 0
         self._last_pass = time.time() if status.self_test else 0.0
-        self._file = _MetricsFile(instance, self.lines)
-
-    def close(self) -> None:
-        """Remove the metrics."""
-        self._file.close()
+        super().__init__(instance)
 
     def count_replay(self, *, passed: bool) -> None:
         """Count a replay of the samples."""
@@ -138,7 +137,7 @@ class InstanceMetrics(Closeable):
             self._failures += 1
 
     def lines(self) -> Iterator[str]:
-        """Yield the current values in Prometheus' text format."""
+        """See `_MetricsFile.lines`."""
         labels = self._labels
         yield from self._constant
         yield sample_line("graphkiln_self_test_replays_total", self._replays, **labels)
@@ -162,7 +161,7 @@ class InstanceMetrics(Closeable):
         yield sample_line("graphkiln_batch_size_count", self._batches.total(), **self._labels)
 
 
-class ImageMetrics(Closeable):
+class ImageMetrics(_MetricsFile):
     """Metrics of an instance of `NAME.images`: decoded images and failed requests.
 
     Args:
@@ -180,14 +179,10 @@ class ImageMetrics(Closeable):
         self._failed = failed
         self._unseen = decode_seconds  # a deque needs no lock between the instance and this thread
         self._images, self._seconds = 0, 0.0
-        self._file = _MetricsFile(instance, self.lines)
-
-    def close(self) -> None:
-        """Remove the metrics."""
-        self._file.close()
+        super().__init__(instance)
 
     def lines(self) -> Iterator[str]:
-        """Yield the current values in Prometheus' text format."""
+        """See `_MetricsFile.lines`."""
         for _ in range(len(self._unseen)):
             self._images += 1
             self._seconds += self._unseen.popleft()

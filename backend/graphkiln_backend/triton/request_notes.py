@@ -1,4 +1,4 @@
-"""Notes of an instance about the requests that it computes, in case one ends it (`triton.deadly_requests`)."""
+"""An instance's record of the requests that it computes, for `triton.deadly_requests`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,6 @@ Feeds = dict[str, AnyArray]
 
 _MOST_UNDER_WAY = 256  # noted requests of one batch
 _PART_BYTES, _PARTS = 256, 4  # of each input in a fingerprint
-_ONE = struct.Struct(f"=I{DIGEST_BYTES}sI")
 
 
 class DeadlyRequest(GraphkilnError):
@@ -79,32 +78,27 @@ class RequestNotes(Closeable):
         Raises:
             DeadlyRequest: The only request is deadly.
         """
-        if len(requests) > 1:
-            found = [self._fingerprint(feeds) for feeds in requests[:_MOST_UNDER_WAY]]
-            struct.pack_into(f"={len(found)}I", self._memory, HEADER.size, *found)
-            HEADER.pack_into(self._memory, 0, len(found), NO_DIGEST)
-            return
-        fingerprint, digest = self._fingerprint(requests[0]), NO_DIGEST
-        if fingerprint in self._known:
+        found = [self._fingerprint(feeds) for feeds in requests[:_MOST_UNDER_WAY]]
+        digest = NO_DIGEST
+        if len(found) == 1 and found[0] in self._known:
             digest = self._digest(requests[0])
-            if digest in self._refused.get(fingerprint, ()):
+            if digest in self._refused.get(found[0], ()):
                 raise DeadlyRequest(digest)
-            self._tried = fingerprint
-        _ONE.pack_into(self._memory, 0, 1, digest, fingerprint)
+            self._tried = found[0]
+        struct.pack_into(f"{HEADER.format}{len(found)}I", self._memory, 0, len(found), digest, *found)
 
     def end(self) -> None:
         """Note that the process has survived them."""
         FINGERPRINT.pack_into(self._memory, 0, 0)
-        if self._tried is not None:
-            tried, self._tried = self._tried, None
-            if tried in self._suspects:
-                self._suspects.remove(tried)
-                self._known = self._suspects | self._refused.keys()
-                with suppress(OSError), self._survived.open("ab") as file:  # it stays a suspect elsewhere
-                    file.write(FINGERPRINT.pack(tried))
+        tried, self._tried = self._tried, None
+        if tried is not None and tried in self._suspects:
+            self._suspects.remove(tried)
+            self._known = self._suspects | self._refused.keys()
+            with suppress(OSError), self._survived.open("ab") as file:  # it stays a suspect elsewhere
+                file.write(FINGERPRINT.pack(tried))
 
     def close(self) -> None:
-        """Remove the notes; what was survived stays for the supervisor."""
+        """Remove the notes; the fingerprints of survived suspects stay for the supervisor."""
         self._memory.close()
         self._path.unlink(missing_ok=True)
 
