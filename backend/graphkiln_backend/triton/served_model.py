@@ -1,4 +1,4 @@
-"""Ask a model of a running tritonserver over HTTP, with binary tensors: golden samples, and candidates of rollouts.
+"""Send requests to a model of a running tritonserver over HTTP: golden samples, and requests to rollout candidates.
 
 Sources: KServe v2 protocol, "HTTP/REST" and "Binary tensor data extension".
 """
@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from graphkiln_backend.graph.errors import ExecutionError
 from graphkiln_backend.graph.modules import LazyModule
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
     from graphkiln_backend.graph.dtypes import AnyArray
 else:
-    client, np = LazyModule("http.client"), LazyModule("numpy")  # of the process that asks
+    client, np = LazyModule("http.client"), LazyModule("numpy")
 
 _HEADER = "Inference-Header-Content-Length"
 
 
 class BusyError(ExecutionError):
-    """The server takes no more requests for a model, which says nothing about its versions."""
+    """The server accepts no more requests for a model for now; the model itself may be correct."""
 
 
 class ServedModel(Closeable):
-    """A model of a running server. Each thread keeps one connection; `close` ends requests under way.
+    """A model of a running server. Each thread keeps one connection; `close` ends requests in flight.
 
     Args:
         address: Host and port.
@@ -60,23 +60,23 @@ class ServedModel(Closeable):
         self._closed = True
         for connection in self._connections:
             with suppress(OSError, AttributeError):  # not connected
-                connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for an answer
+                connection.sock.shutdown(socket.SHUT_RDWR)  # wakes the thread that waits for a response
             connection.close()
 
     def infer(
         self, inputs: Mapping[str, AnyArray], outputs: Sequence[str], *, request_id: str, timeout_s: float
     ) -> dict[str, AnyArray]:
-        """Send a request.
+        """Run the model.
 
         Args:
             inputs: In the shapes that clients send.
             outputs: Names of the requested outputs.
-            request_id: Its id, in Triton's log and traces.
-            timeout_s: Time limit for connecting, sending and the answer; then the connection is closed.
+            request_id: Id of the request in Triton's log and traces.
+            timeout_s: Time limit for connecting, sending and the response; then the connection is closed.
 
         Raises:
-            ExecutionError: The server answers with an error.
-            OSError, HTTPException: It does not answer.
+            ExecutionError: The server responds with an error.
+            OSError, HTTPException: It does not respond.
         """
         contents = {name: _encode(array) for name, array in inputs.items()}
         header = {
@@ -113,7 +113,7 @@ class ServedModel(Closeable):
         """Send any request of the model; return status, length of the JSON header, and body.
 
         Raises:
-            OSError, HTTPException: The server does not answer.
+            OSError, HTTPException: The server does not respond.
         """
         deadline = time.monotonic() + timeout_s
         connection = self._connect(deadline)
@@ -152,8 +152,12 @@ class Reshapes:
     """
 
     def __init__(self, config: ModelConfigProto) -> None:
-        tensors = (*config.input, *config.output)
-        self._reshapes = {each.name: _Reshape.of(each, config) for each in tensors if each.HasField("reshape")}
+        batched = config.max_batch_size > 0
+        self._reshapes = {
+            each.name: _Reshape(tuple(each.dims), tuple(each.reshape.shape), batched)
+            for each in (*config.input, *config.output)
+            if each.HasField("reshape")
+        }
 
     def outside(self, name: str, array: AnyArray) -> AnyArray:
         """Give a tensor the shape in which clients send it; Triton has no scalars."""
@@ -170,7 +174,7 @@ class Reshapes:
 
 @dataclass(frozen=True, slots=True)
 class _Reshape:
-    """Dimensions of a tensor; -1 keeps its order in both.
+    """Dimensions of a tensor. Dimensions of -1 have the same order in both.
 
     Attributes:
         outside: For clients, without the batch.
@@ -182,13 +186,7 @@ class _Reshape:
     inside: tuple[int, ...]
     batched: bool
 
-    @classmethod
-    def of(cls, tensor: Any, config: ModelConfigProto) -> _Reshape:
-        """Read the dimensions of an input or output that has a `reshape`."""
-        return cls(tuple(tensor.dims), tuple(tensor.reshape.shape), config.max_batch_size > 0)
-
     def convert(self, array: AnyArray, source: Sequence[int], target: Sequence[int]) -> AnyArray:
-        """Change the dimensions from `source` to `target`."""
         rows, shape = (array.shape[:1], array.shape[1:]) if self.batched else ((), array.shape)
         open_sizes = iter([size for size, dim in zip(shape, source, strict=False) if dim < 0])
         return array.reshape([*rows, *(next(open_sizes) if dim < 0 else dim for dim in target)])
@@ -202,7 +200,7 @@ def _left_s(deadline: float) -> float:
 
 
 def _encode(array: AnyArray) -> tuple[str, bytes | memoryview]:
-    """Return data type and bytes of a tensor, which are a view of it if possible."""
+    """Return the datatype of a tensor and its bytes, if possible as a view."""
     from graphkiln_backend.graph.dtypes import DType, join_text
 
     dtype = DType.from_numpy(array.dtype)
