@@ -45,7 +45,7 @@ _STUBS_EVERY_S = 1.0
 # A process that died so soon after its start may have died before tritonserver knew of it.
 _YOUNG_S = 10.0
 # Other dead children are reaped by tritonserver within two seconds, or it serves without them.
-_UNASKED_S = 10.0
+_UNREAPED_S = 10.0
 _STUB_PROGRAM = "triton_python_backend_stub"
 _CONNECT_S = 0.5
 _CLOCK_TICK_S = 0.1  # more than the resolution of the start times of processes
@@ -72,7 +72,7 @@ class Fault:
         what: Description, to begin a log message.
         code: Exit code of the supervisor if it gives up.
         lasted_s: Seconds without service before it was found, if more than a few.
-        instance: The instance that its own request may have ended, as `instance.pid`; else empty.
+        instance: Instance whose requests may have caused the fault, as `instance.pid`; else empty.
     """
 
     cause: Cause
@@ -159,7 +159,7 @@ class Watchdog(Closeable):
             self._probe.close()
 
     def look(self, instances: Snapshot) -> Fault | None:
-        """Return a fault, if there is any. Call at least once a second.
+        """Return the first fault found, or None. Call at least once a second.
 
         Args:
             instances: Current content of the status files.
@@ -188,7 +188,7 @@ class Watchdog(Closeable):
         found: dict[str, Fault] = {}
         for key, status in instances.statuses.items():
             if tried_model(status.model):
-                one = _only(instances, key)
+                one = replace(instances, statuses={key: status})
                 states, starved_at = {status.pid: _state(status.pid)}, self._starvation.starved_at(status.pid)
                 if fault := self._find_instance_fault(one, states, time.monotonic(), starved_at):
                     found[key] = fault
@@ -300,7 +300,7 @@ class Watchdog(Closeable):
 
     def _find_early_death(self, now: float) -> Fault | None:
         """Detect a process that died before tritonserver knew of it, for which Triton before 25.08 waits forever."""
-        if not self._gives_up_stubs and any(now - since > _UNASKED_S for since in self._died_early_since.values()):
+        if not self._gives_up_stubs and any(now - since > _UNREAPED_S for since in self._died_early_since.values()):
             return Fault(cause=Cause.INSTANCE_DIED, what="an instance died at its start")
         return None
 
@@ -316,15 +316,6 @@ class Watchdog(Closeable):
             self._stopped_since.pop(process, None)
             return False
         return now - self._stopped_since.setdefault(process, now) > _STOPPED_S
-
-
-def _only(instances: Snapshot, key: str) -> Snapshot:
-    """The part of a snapshot that concerns one ready instance."""
-    return Snapshot(
-        statuses={key: instances.statuses[key]},
-        progress={key: instances.progress[key]} if key in instances.progress else {},
-        faults={key: instances.faults[key]} if key in instances.faults else {},
-    )
 
 
 def _name(status: InstanceStatus) -> str:
