@@ -35,6 +35,7 @@ _MAX_JSON_CONTAINERS = 4_000_000  # an empty list takes 2 bytes in the response 
 _CHUNK_OVERHEAD = 8  # bytes per chunk of HTTP's chunked encoding
 _MAX_GZIP_MEMBERS = 16
 _WBITS = {"gzip": zlib.MAX_WBITS | 16, "deflate": zlib.MAX_WBITS}
+_MADV_WIPEONFORK = 18  # not among the constants of `mmap`
 
 
 @dataclass(kw_only=True, slots=True)
@@ -241,10 +242,10 @@ class Transport(Protocol):
 
 
 class _Process:
-    """Random digits of this process, which a forked child replaces.
+    """Random digits that identify this process; a forked child draws its own.
 
-    The mark is on a page that the kernel clears in a child, whoever forks. A process id costs a system call for each
-    request. Source: madvise(2), MADV_WIPEONFORK.
+    A mark is on a page that the kernel clears in a child, even if C code forks. `os.getpid` would cost a system call
+    for each request. Source: madvise(2), MADV_WIPEONFORK.
     """
 
     def __init__(self) -> None:
@@ -252,7 +253,7 @@ class _Process:
         self._mark: mmap.mmap | bytearray
         try:
             self._mark = mmap.mmap(-1, mmap.PAGESIZE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            self._mark.madvise(_WIPE_ON_FORK)
+            self._mark.madvise(_MADV_WIPEONFORK)
         except OSError:  # not Linux
             self._mark = bytearray(1)
             os.register_at_fork(after_in_child=self.forget)
@@ -265,11 +266,10 @@ class _Process:
         return self._digits
 
     def forget(self) -> None:
-        """Draw other digits."""
+        """Have the next call of `digits` draw others."""
         self._mark[0] = 0
 
 
-_WIPE_ON_FORK = 18
 PROCESS = _Process()
 _Owner = tuple[str, asyncio.AbstractEventLoop | None]
 
@@ -277,8 +277,8 @@ _Owner = tuple[str, asyncio.AbstractEventLoop | None]
 class Owned(Generic[T]):
     """Connections that belong to the process, and to the event loop, that opened them.
 
-    A forked child has the sockets of its parent, and each would read answers to the other. So every process opens its
-    own, and neither uses nor closes those of its parent: closing may change what both share, such as a selector. There
+    A forked child inherits the sockets of its parent, and one would read responses to the other. So every process opens
+    its own, and neither uses nor closes those of its parent: closing may change shared state, such as a selector. There
     is no lock, because a child may inherit it locked.
 
     Args:
@@ -300,7 +300,7 @@ class Owned(Generic[T]):
 
     def get(self) -> T | None:
         """Return the connections of this process and event loop; None if `open` has to open them."""
-        return self._by_owner.get((PROCESS.digits(), asyncio.get_running_loop() if self._in_loop else None))
+        return self._by_owner.get(self._owner())
 
     async def open(self) -> T:
         """Open connections for this process and event loop.
@@ -314,7 +314,7 @@ class Owned(Generic[T]):
         return self._by_owner.setdefault(self._owner(), self._open_new())  # atomic: threads agree on one
 
     async def close(self) -> None:
-        """Close the connections of this process; those of other running event loops soon."""
+        """Close the connections of this process; other running event loops close theirs soon after."""
         self.is_closed = True
         await self._close_those(lambda _: True)
 
