@@ -1,8 +1,8 @@
-"""Rows like those that an estimator of scikit-learn was fitted to, from its fitted attributes.
+"""Synthetic rows like the training data of an estimator of scikit-learn, drawn from its fitted attributes.
 
-Scalers know the center and spread of a column, encoders its categories, neighbors and kernels whole rows, trees their
-thresholds, linear models the size of each term. A step of a pipeline knows rows at its own input; they are mapped back
-through the steps before it. Columns that no step knows are standard normal.
+Scalers have the center and spread of a column, encoders its categories, neighbors and kernels whole rows, trees their
+thresholds, linear models the size of each term. Rows at the input of a step in a pipeline are mapped back through the
+steps before it. Columns without any such attribute are standard normal.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 Rows = npt.NDArray[np.float64]
+_Reader = Callable[[Any, int, "Draw"], Iterator[Rows]]
 
 # Center and spread of each column; `[columns]`, or `[groups, columns]` for groups of rows.
 _SPREADS = (
@@ -22,7 +23,6 @@ _SPREADS = (
     *(("location_", "covariance_"), ("means_", "covariances_"), ("mean_", "var_")),
 )
 _VARIANCES = {"var_", "covariance_", "covariances_"}
-_RANGES = (("data_min_", "data_max_"),)
 _CENTERS = ("cluster_centers_", "subcluster_centers_", "centroids_", "means_")
 _FITTED_ROWS = ("_fit_X", "X_fit_", "X_train_", "support_vectors_", *_CENTERS)
 _CHILDREN = (
@@ -73,14 +73,14 @@ def fitted_rows(estimator: Any, width: int, generator: np.random.Generator, coun
 
     Args:
         estimator: The estimator.
-        width: Number of its columns.
+        width: Number of columns.
         generator: Source of random numbers.
         count: Number of rows.
         exact: Share of the values that are exactly at a threshold, where the column has thresholds.
     """
     draw = Draw(generator, count, exact)
-    rows = _known(estimator, width, draw)
-    rows = _filled(rows, _guessed(estimator, width, draw))
+    rows = _known(estimator, width, draw, _attributes)
+    rows = _filled(rows, _known(estimator, width, draw, _hints))
     return _filled(rows, draw.normal(width))
 
 
@@ -95,9 +95,15 @@ def _unknown(width: int, draw: Draw) -> Rows:
     return np.full((draw.count, width), np.nan)
 
 
-def _known(step: Any, width: int, draw: Draw, read: Callable[..., Iterator[Rows]] | None = None) -> Rows:
-    """Rows at the input of a step, with NaN for columns that neither it nor a step after it knows."""
-    read = read or _attributes
+def _known(step: Any, width: int, draw: Draw, read: _Reader) -> Rows:
+    """Rows at the input of a step, with NaN for columns that no attribute of it or of a later step describes.
+
+    Args:
+        step: A step, or a whole estimator.
+        width: Number of columns.
+        draw: Source of random rows.
+        read: Draws rows from the attributes of one step.
+    """
     rows = _unknown(width, draw)
     if hasattr(step, "steps"):
         return _pipeline(step, width, draw, read)
@@ -127,8 +133,8 @@ def _children(step: Any) -> Iterator[Any]:
             yield from np.asarray(held, np.object_).ravel()[:_MOST_CHILDREN]
 
 
-def _pipeline(pipeline: Any, width: int, draw: Draw, read: Callable[..., Iterator[Rows]]) -> Rows:
-    """Rows at the input of a pipeline: from each of its steps that knows some, mapped back."""
+def _pipeline(pipeline: Any, width: int, draw: Draw, read: _Reader) -> Rows:
+    """Rows at the input of a pipeline, mapped back from the inputs of its steps."""
     steps = [step for _, step in pipeline.steps]
     rows = _unknown(width, draw)
     for position, step in enumerate(steps):
@@ -194,9 +200,8 @@ def _attributes(step: Any, width: int, draw: Draw) -> Iterator[Rows]:
 
 
 def _spreads(step: Any, width: int, draw: Draw) -> Iterator[Rows]:
-    for low, high in _RANGES:
-        if (least := getattr(step, low, None)) is not None:
-            yield least + draw.generator.random((draw.count, width)) * (getattr(step, high) - least)
+    if (least := getattr(step, "data_min_", None)) is not None:
+        yield least + draw.generator.random((draw.count, width)) * (step.data_max_ - least)
     if (most := getattr(step, "max_abs_", None)) is not None:
         yield most * draw.generator.uniform(0, 1, (draw.count, width))
     for middle, spread in _SPREADS:
@@ -225,7 +230,8 @@ def _columns(step: Any, width: int, draw: Draw) -> Iterator[Rows]:
 def _lists(step: Any, width: int) -> Iterator[tuple[dict[int, Any], bool]]:
     """Values by column, and whether there are others between them."""
     if (categories := getattr(step, "categories_", None)) is not None:
-        yield {column: _numbers(values) for column, values in enumerate(categories)}, False
+        numbers = ([each for each in np.asarray(one).tolist() if isinstance(each, int | float)] for one in categories)
+        yield dict(enumerate(numbers)), False
     if (quantiles := getattr(step, "quantiles_", None)) is not None:
         yield dict(enumerate(np.asarray(quantiles).T)), True
     if (edges := getattr(step, "bin_edges_", None)) is not None:
@@ -243,7 +249,7 @@ def _lists(step: Any, width: int) -> Iterator[tuple[dict[int, Any], bool]]:
 
 
 def _of_trees(step: Any, width: int) -> dict[int, Any]:
-    """Thresholds of each column in an ensemble of trees, which may each see some of the columns."""
+    """Thresholds of each column in an ensemble of trees, whose trees may be fitted to some of the columns."""
     found: dict[int, list[Any]] = {}
     children = list(np.asarray(step.estimators_, np.object_).ravel())
     columns = getattr(step, "estimators_features_", None)
@@ -255,20 +261,8 @@ def _of_trees(step: Any, width: int) -> dict[int, Any]:
     return {column: np.concatenate(values) for column, values in found.items()}
 
 
-def _numbers(values: Any) -> Rows:
-    array = np.asarray(values)
-    if array.dtype.kind in "biuf":
-        numbers: Rows = array.astype(np.float64)
-        return numbers
-    return np.array([each for each in array.tolist() if isinstance(each, int | float)], np.float64)
-
-
-def _guessed(step: Any, width: int, draw: Draw) -> Rows:
-    """Rows from attributes that tell less: fill-in values, counts, coefficients."""
-    return _known(step, width, draw, _hints)
-
-
 def _hints(step: Any, width: int, draw: Draw) -> Iterator[Rows]:
+    """Rows from less informative attributes: fill-in values, counts, coefficients."""
     statistics = getattr(step, "statistics_", None)
     if statistics is not None and np.asarray(statistics).dtype.kind in "biuf" and len(statistics) == width:
         center = np.asarray(statistics, np.float64)

@@ -1,4 +1,4 @@
-"""Documents that a text vectorizer of scikit-learn can tell apart, and the settings with which it is exported."""
+"""Text vectorizers of scikit-learn: documents to prove them with, and options of skl2onnx for their export."""
 
 from __future__ import annotations
 
@@ -12,26 +12,11 @@ _DOCUMENTS = 320
 _MOST_TERMS = 256
 # glibc and musl have it on every machine, unlike the operator's default en_US.UTF-8.
 _LOCALE = "C.UTF-8"
-_WORD = r"[\pL\pN_]"  # Python's \w in RE2, which counts only ASCII
-_FLAGS = re.compile(r"^\(\?u\)")
+_WORD = r"[\pL\pN_]"  # Python's \w; that of RE2 is ASCII only
 _SEPARATORS = (" ", " ", " ", "  ", ", ", ". ", "-", "'", "_", "/", "\n", "\t", "; ", "")
 _BETWEEN = (
-    "a",
-    "x",
-    "I",
-    "7",
-    "é",
-    "12",
-    "the",
-    "and",
-    "not",
-    "unknown",
-    "Größe",
-    "naïve",
-    "日本",
-    "don't",
-    "a_b",
-    "€",
+    *("a", "x", "I", "7", "é", "12", "the", "and"),
+    *("not", "unknown", "Größe", "naïve", "日本", "don't", "a_b", "€"),
 )
 _ACCENTED = str.maketrans("aeiouncAEIOUNC", "áèîöúñçÁÈÎÖÚÑÇ")
 
@@ -42,7 +27,7 @@ def reads_documents(step: Any) -> bool:
 
 
 def vectorizer_options(estimator: Any) -> dict[int, dict[str, str]]:
-    """Options of skl2onnx for the vectorizers of an estimator: the words that their pattern finds, and a locale."""
+    """Return options of skl2onnx for the vectorizers of an estimator: token pattern and locale."""
     found = {}
     for step in vectorizers(estimator):
         options = {"locale": _LOCALE}
@@ -53,11 +38,11 @@ def vectorizer_options(estimator: Any) -> dict[int, dict[str, str]]:
 
 
 def _for_re2(pattern: str) -> str:
-    """Translate a token pattern of Python to RE2, which finds the longest match from the left.
+    """Translate a token pattern of Python to RE2.
 
-    A word that begins and ends at a boundary is found without asking for it.
+    The operator has leftmost-longest matches, so that word boundaries around a pattern of word characters are implied.
     """
-    pattern = _FLAGS.sub("", pattern)
+    pattern = pattern.removeprefix("(?u)")
     inner = re.fullmatch(r"\\b((?:\\w|[+*]|\{[0-9,]+\})+)\\b", pattern)
     return (inner[1] if inner else pattern).replace(r"\w", _WORD)
 
@@ -74,8 +59,8 @@ def vectorizers(estimator: Any) -> Iterator[Any]:
 def documents(vectorizer: Any) -> tuple[str, ...]:
     """Make documents of a vectorizer's vocabulary.
 
-    Terms alone, repeated, in pairs with a short or unknown word between, in capitals and with accents, between signs;
-    with stop words; and the empty document.
+    They have single and repeated terms, in capitals and with accents, with short, unknown and stop words and
+    punctuation between them; and there are empty ones.
     """
     generator = np.random.default_rng(0)
     terms = sorted(map(str, getattr(vectorizer, "vocabulary_", {"text": 0})))

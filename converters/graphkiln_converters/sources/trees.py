@@ -1,8 +1,8 @@
-"""Rows that reach the leaves of the trees in a graph, on both sides of their splits.
+"""Tree ensembles in ONNX graphs: rows that reach their leaves, and corrections of skl2onnx's export.
 
-A tree compares a column of its input tensor with thresholds. The rows of a graph's inputs where a comparison changes
-are found by bisection through the nodes before the tree, whatever they are, if that column depends on a single column
-of the inputs. Rows are then chosen by walking down the trees, towards leaves that no row has reached.
+A tree compares a column of its input tensor with thresholds. The values of a graph's inputs where a comparison changes
+are found by bisection through the nodes before the tree, if that column depends on a single column of the inputs. Rows
+are then chosen by walking down the trees, towards leaves that no row has reached.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ Columns = Sequence[AnyArray]
 _Ints = npt.NDArray[np.int64]
 _Bools = npt.NDArray[np.bool_]
 
-ENOUGH = 0.9  # share of the leaves that the samples should reach
-_WANTED = 0.99
+_ENOUGH = 0.9  # share of the leaves that the samples should reach
+_WANTED = 0.99  # share at which the search ends
 _MOST_CHOICES = 64  # a column with as many different values or fewer has categories
 _MOST_ROWS = 16384
 _ROWS_AT_ONCE = 2048
 _MOST_CELLS = 2**24  # rows x columns of one evaluation
 _FRUITLESS = 3  # rounds without another leaf before the search ends
-_LIMIT = 1e30
+_LIMIT = 1e30  # of the magnitude of inputs in a bisection
 _COMPARISONS: dict[str, Callable[[Any, Any], Any]] = {
     "BRANCH_LEQ": np.less_equal,
     "BRANCH_LT": np.less,
@@ -46,13 +46,13 @@ _MODES = ("LEAF", *_COMPARISONS)
 
 @dataclass(frozen=True, slots=True)
 class Trees:
-    """All trees of a graph; nodes are numbered through.
+    """All trees of a graph, with consecutive numbers of their nodes.
 
     Attributes:
         tensors: Names of the tensors that trees read.
         tensor: Number of the tensor of each node.
         feature: Column of the tensor that a node compares.
-        value: What it is compared with.
+        value: Threshold of the comparison.
         mode: Position in `_MODES`.
         true: Next node if the comparison holds.
         false: Next node if it does not.
@@ -78,7 +78,7 @@ class Trees:
         count = 0
         for node in graph.node:
             if node.op_type in _TREES:
-                parts.append(_read(node, count) | {})
+                parts.append(_read(node, count))
                 size = parts[-1]["feature"].size
                 parts[-1]["tensor"] = np.full(size, tensors.setdefault(node.input[0], len(tensors)))
                 count += size
@@ -156,11 +156,11 @@ def _read(node: onnx.NodeProto, first: int) -> dict[str, AnyArray]:
 
 
 def correct_trees(model: onnx.ModelProto, estimator: Any, *, double: bool) -> None:
-    """Correct how skl2onnx exports scikit-learn's trees, in place.
+    """Correct skl2onnx's export of scikit-learn's trees, in place.
 
-    Most of them compare fp32 with fp64 thresholds, also where the inputs are FP64: what skl2onnx compares with then is
-    rounded, or wrong halfway between two fp32 values. It leaves out the branches for missing values, and takes the
-    answers for fp64, which are fp32.
+    Most of them compare fp32 values with fp64 thresholds, even for FP64 inputs: the thresholds of skl2onnx are then
+    rounded, or wrong halfway between two fp32 values. It leaves out the branches for missing values, and reads results
+    as fp64 that are fp32.
 
     Args:
         model: The exported graph.
@@ -221,7 +221,7 @@ def _matched(
 
 
 def _cast_around(graph: onnx.GraphProto, node: onnx.NodeProto, *, before: bool) -> None:
-    """Cast the input of trees to fp32, as scikit-learn does, and their answers to the fp64 that follows."""
+    """Cast the input of trees to fp32, as scikit-learn does, and their results to the fp64 of the following nodes."""
     answer = node.output[0]
     if node.op_type == "TreeEnsembleRegressor" and answer not in {value.name for value in graph.output}:
         for reader in graph.node:
@@ -236,7 +236,7 @@ def _cast_around(graph: onnx.GraphProto, node: onnx.NodeProto, *, before: bool) 
 
 
 def _values(given: Mapping[str, Any]) -> npt.NDArray[np.float64]:
-    """What the nodes of an operator compare with."""
+    """Thresholds of the nodes of an operator."""
     values = given.get("nodes_values")
     return np.array(
         onnx.numpy_helper.to_array(given["nodes_values_as_tensor"]) if values is None else values, np.float64
@@ -257,7 +257,7 @@ def _key(state: Any) -> tuple[bytes, bytes]:
 
 
 def _states(held: Any, seen: set[int]) -> Iterator[Any]:
-    """Nodes of all of scikit-learn's trees that an object holds."""
+    """Yield the node arrays of all trees of scikit-learn that an object refers to."""
     if id(held) in seen or isinstance(held, str | bytes):
         return
     seen.add(id(held))
@@ -265,12 +265,12 @@ def _states(held: Any, seen: set[int]) -> Iterator[Any]:
         yield held.nodes
     elif hasattr(held, "tree_"):
         yield held.tree_.__getstate__()["nodes"]
-    elif isinstance(held, np.ndarray | list | tuple):
-        if not isinstance(held, np.ndarray) or held.dtype == np.object_:
-            for each in np.ravel(held) if isinstance(held, np.ndarray) else held:
-                yield from _states(each, seen)
     else:
-        for each in vars(held).values() if hasattr(held, "__dict__") else ():
+        if isinstance(held, np.ndarray):
+            inner: Any = held.ravel() if held.dtype == np.object_ else ()
+        else:
+            inner = held if isinstance(held, list | tuple) else getattr(held, "__dict__", {}).values()
+        for each in inner:
             yield from _states(each, seen)
 
 
@@ -287,11 +287,11 @@ def with_leaves(
         trees: The trees.
         run: Compute the graph of `Trees.before`.
         specs: Inputs of the graph.
-        columns: Plausible rows.
+        columns: Plausible rows; others are chosen near them.
         generator: Source of random numbers.
 
     Returns:
-        All rows, and a remark if they reach too few leaves.
+        The plausible and the added rows, and a note if they reach too few leaves.
     """
 
     def evaluate(columns: Columns) -> list[AnyArray]:
@@ -299,52 +299,29 @@ def with_leaves(
 
     values = {number: np.unique(column) for number, column in enumerate(columns)}
     choices = {number: found for number, found in values.items() if found.size <= _MOST_CHOICES}
-    more, share = rows_to_leaves(trees, evaluate, columns, choices, generator)
-    rows = [np.concatenate(pair) for pair in zip(columns, more, strict=True)] if more else [*columns]
-    if share >= ENOUGH:
-        return rows, ""
-    reached = f"{share:.0%} of the {trees.leaves.size} leaves of the trees"
-    return rows, f"the samples reach {reached}: give rows of the training data, --samples FILE.npz"
-
-
-def rows_to_leaves(
-    trees: Trees,
-    evaluate: Callable[[Columns], Sequence[AnyArray]],
-    base: Columns,
-    choices: Mapping[int, AnyArray],
-    generator: np.random.Generator,
-) -> tuple[Columns, float]:
-    """Choose rows that reach the leaves of trees.
-
-    Args:
-        trees: The trees.
-        evaluate: Compute the tensors that trees read from the columns of a graph's inputs.
-        base: Plausible rows; rows are chosen near them.
-        choices: Column -> its possible values, for columns that are not numbers on a scale.
-        generator: Source of random numbers.
-
-    Returns:
-        The rows that reach further leaves, and the share of all leaves that they and the base reach.
-    """
+    walk = _Walk.through(trees, evaluate, columns, choices)
     covered = np.zeros(trees.mode.size, np.bool_)
-    covered[trees.reached(evaluate(base))] = True
-    walk = _Walk.through(trees, evaluate, base, choices)
-    chosen: list[Columns] = []
-    rows = fruitless = 0
-    while covered[trees.leaves].mean() < _WANTED and fruitless < _FRUITLESS and rows < _MOST_ROWS:
+    covered[trees.reached(evaluate(columns))] = True
+    parts: list[Columns] = [columns]
+    added = fruitless = 0
+    while covered[trees.leaves].mean() < _WANTED and fruitless < _FRUITLESS and added < _MOST_ROWS:
         tried = walk.rows(covered, generator)
         found = trees.reached(evaluate(tried))
         new = _adding(found, covered)
         fruitless = 0 if new.size else fruitless + 1
         covered[found[new]] = True
-        chosen.append([column[new] for column in tried])
-        rows += new.size
-    joined = [np.concatenate([part[number] for part in chosen]) for number in range(len(base))] if chosen else []
-    return joined, float(covered[trees.leaves].mean())
+        parts.append([column[new] for column in tried])
+        added += new.size
+    rows = [np.concatenate(pieces) for pieces in zip(*parts, strict=True)]
+    share = float(covered[trees.leaves].mean())
+    if share >= _ENOUGH:
+        return rows, ""
+    reached = f"{share:.0%} of the {trees.leaves.size} leaves of the trees"
+    return rows, f"the samples reach {reached}: give rows of the training data, --samples FILE.npz"
 
 
 def _adding(found: _Ints, covered: _Bools) -> _Ints:
-    """Rows that reach a leaf which neither is covered nor reached by a row before."""
+    """Rows that reach a leaf which is neither covered nor reached by an earlier row."""
     first = np.unique(found, return_index=True)
     new = ~covered[first[0]]
     rows: _Ints = np.unique(first[1][new] // found.shape[1])
@@ -353,7 +330,7 @@ def _adding(found: _Ints, covered: _Bools) -> _Ints:
 
 @dataclass(frozen=True, slots=True)
 class _Walk:
-    """Splits in terms of the columns of the inputs.
+    """A search for rows: the splits of trees in terms of the columns of the inputs.
 
     Attributes:
         trees: The trees.
@@ -395,20 +372,17 @@ class _Walk:
             owners[number].get(feature, -1)
             for number, feature in zip(trees.tensor[inner].tolist(), trees.feature[inner].tolist(), strict=True)
         ]
-        allowed = {}
+        allowed: dict[int, AnyArray] = {}
         for number, values in choices.items():
             nodes = np.flatnonzero(column == number)
             if nodes.size:
                 tensors = evaluate(_with(base, number, values))
-                seen = {
-                    node: trees.holds(np.full(values.size, node), tensors[trees.tensor[node]][:, trees.feature[node]])
-                    for node in nodes.tolist()
-                }
-                allowed.update(seen)
+                for node in nodes.tolist():
+                    compared = tensors[trees.tensor[node]][:, trees.feature[node]]
+                    allowed[node] = trees.holds(np.full(values.size, node), compared)
         scaled = inner[(column[inner] >= 0) & ~np.isin(column[inner], list(choices))]
         for nodes in np.array_split(scaled, max(1, scaled.size * len(base) // _MOST_CELLS + 1)):
-            found = _sides(trees, evaluate, base, column, nodes)
-            low[nodes], high[nodes], rising[nodes] = found
+            low[nodes], high[nodes], rising[nodes] = _sides(trees, evaluate, base, column, nodes)
             column[nodes[low[nodes] == high[nodes]]] = -1
         return cls(trees, base, choices, column, low, high, rising, allowed, _by_depth(trees))
 
