@@ -25,9 +25,7 @@ from graphkiln_backend.graph.errors import LoweringError
 LIMIT = 1 << 31  # exclusive limit of 32-bit integers
 _EXACT = 1 << 24  # FP32 represents all integers up to this
 _LEAST_LIMIT = 1 << 20  # lowest acceptable limit: vocabularies and tables are smaller, prices and times are not
-_LEAST_OF_MASK = (
-    2  # for inputs named mask, which are 0 or 1: sums and DeBERTa's product of a mask with itself are small
-)
+_LEAST_OF_MASK = 2  # for inputs named mask, which are 0 or 1: their sums, and DeBERTa's product of a mask, are small
 _POSITIONS = float(1 << 20)
 _LONGEST = 1 << 16  # assumed length of a dynamic dimension
 

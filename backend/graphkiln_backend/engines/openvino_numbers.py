@@ -1,8 +1,8 @@
-"""The table of operators that OpenVINO (2026.4) computes otherwise than ONNX specifies, and what is done about each.
+"""The table of operators whose results in OpenVINO (2026.4) differ from ONNX's specification, with an action for each.
 
-Operators that are not in the table are computed as ONNX Runtime does. `scripts/conformance --sweep` compares both with
-the table, on the installed releases: it feeds edge values to each operator of ONNX's node tests in each type.
-docs/explanation/engines-differ.md describes the differences in words.
+OpenVINO computes operators that are not in the table as ONNX Runtime does. `scripts/conformance --sweep` verifies the
+table with the installed releases: it feeds edge values to each operator of ONNX's node tests in each type.
+docs/explanation/engines-differ.md describes the differences.
 
 Integers of 32 and 64 bits have their own analysis, `openvino_integers`: the range within which OpenVINO is exact
 depends on the whole graph.
@@ -14,7 +14,7 @@ import enum
 import hashlib
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
@@ -39,22 +39,21 @@ from graphkiln_backend.engines.openvino_integers import (
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import LoweringError, SignatureError
 
-# A positive float32 and this share of it add up to the next float32: between 0.75 and 1.5 of its last bit.
+# A positive float32 plus this share of it is the next float32: the share is 0.75 to 1.5 units in the last place.
 _NEXT = np.float32(1.5 * 2.0**-24)
 _FILE = "checks.json"
 _BEYOND_INT32 = (DType.INT64.numpy, DType.UINT64.numpy, DType.UINT32.numpy)
-_WORD = np.iinfo(np.int32)
 _UNSIGNED = {Type.boolean: 1, Type.u8: 8, Type.u16: 16, Type.u32: 32, Type.u64: 64}  # type -> bits
 _SIGNED = {Type.i8: 8, Type.i16: 16, Type.i32: 32, Type.i64: 64}
 _SHORT = frozenset((Type.i8, Type.u8, Type.i16, Type.u16))
 _FLOATS = frozenset((Type.f32, Type.f16, Type.bf16, Type.f64))
 _FLOATS_OF_8_BITS = frozenset((Type.f8e4m3, Type.f8e5m2, Type.f8e8m0))
 _FEW_BITS = frozenset((Type.i4, Type.u4, Type.u2, Type.u3, Type.u6, Type.u1, Type.nf4, Type.f4e2m1))
-_KEPT_SIGNED = frozenset((Type.i16, Type.u16, Type.u32, Type.u64))  # inside of a graph, they are signed and of 32 bits
+_KEPT_SIGNED = frozenset((Type.i16, Type.u16, Type.u32, Type.u64))  # OpenVINO computes them in signed 32 bits
 _LEVELS_OF_7_BITS = 128
 # Operations whose results in 8 and 16 bits are values of their operands, or cannot leave the type.
 _EXACT_IN_SHORT = MOVING | IN_FLOATS | {"Maximum", "Minimum", "Clamp", "ReduceMax", "ReduceMin"}
-# Operations whose result is NaN wherever it depends on a NaN. Those that move values are among them.
+# Operations whose result is NaN wherever it depends on a NaN, including those that move values.
 _CARRYING_NAN = (
     (MOVING - POSITIONS_OF - SUBGRAPHS - {"ScatterNDUpdate", "ScatterElementsUpdate"})
     | IN_FLOATS
@@ -64,7 +63,7 @@ _CARRYING_NAN = (
         *("IsInf", "IsFinite", "Sigmoid", "Tanh", "Erf", "LogicalNot", "LogicalAnd", "LogicalOr"),
     }
 )
-_DETECTING_NAN = frozenset(("IsNaN", "IsFinite", "Equal", "NotEqual"))  # a Select by these may replace it
+_DETECTING_NAN = frozenset(("IsNaN", "IsFinite", "Equal", "NotEqual"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,18 +138,18 @@ def has_nan(array: AnyArray) -> bool:
 
 
 def table_digest() -> str:
-    """Return a digest of the table and of the analysis of integers."""
+    """Return a digest of the source of the table and of the analysis of integers."""
     sources = (Path(__file__), Path(openvino_integers.__file__))
     return hashlib.sha256(b"".join(source.read_bytes() for source in sources)).hexdigest()[:16]
 
 
 class Action(enum.StrEnum):
-    """What is done about a difference."""
+    """How a difference is handled."""
 
     REWRITTEN = "rewritten to be the same"
     REFUSED = "refused at load"
     CHECKED = "refused in a request"
-    TOLD = "told"
+    DOCUMENTED = "documented"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,14 +161,13 @@ class Row:
         operations: Operations of OpenVINO that they become; empty for all.
         types: Element types of their outputs; empty for all.
         when: Further condition on an operation and the largest magnitude of its result, or None.
-        mark: Bytes in the ONNX file without which the row does not count: some differences do not show in OpenVINO's
-            graph.
+        mark: Bytes that the ONNX file must contain, for differences that are not visible in OpenVINO's graph.
         values: Values for which results differ, if not for all.
-        action: What is done about it.
-        reason: What OpenVINO does.
-        rewrite: Correction of an operation.
-        always: Whether the row counts for operations that do not depend on inputs of the graph, too.
-        in_ir: Whether the row counts for graphs in OpenVINO IR, too.
+        action: How the difference is handled.
+        reason: What OpenVINO does, as the predicate of a sentence.
+        rewrite: Correct an operation in place.
+        always: Whether the row also applies to operations that do not depend on inputs of the graph.
+        in_ir: Whether the row also applies to graphs in OpenVINO IR.
     """
 
     onnx: frozenset[str] = frozenset()
@@ -185,7 +183,7 @@ class Row:
     in_ir: bool = False
 
     def applies(self, operation: openvino.Node, size: float) -> bool:
-        """Return true if an operation is of this row."""
+        """Return true if this row applies to an operation."""
         return (
             (not self.operations or operation.get_type_name() in self.operations)
             and (not self.types or any(output.get_element_type() in self.types for output in operation.outputs()))
@@ -197,7 +195,7 @@ def _reads_wide_constant(operation: openvino.Node, _: float) -> bool:
     """Only constants in arithmetic count: the end of a slice may be arbitrarily large."""
     constants = [each.get_node() for each in operation.input_values() if each.get_element_type() in WIDE]
     data = [each.get_data() for each in constants if each.get_type_name() == "Constant"]
-    return any(each.size and (int(each.min()) < _WORD.min or int(each.max()) > _WORD.max) for each in data)
+    return any(each.size and (int(each.min()) < -LIMIT or int(each.max()) >= LIMIT) for each in data)
 
 
 def _leaves_short_type(operation: openvino.Node, size: float) -> bool:
@@ -216,7 +214,7 @@ def _narrows_integer(operation: openvino.Node, size: float) -> bool:
 
 
 def _is_counted_by_value(operation: openvino.Node, _: float) -> bool:
-    """Return false for constants, which are evaluated otherwise and right, and for whole numbers up to a size."""
+    """Return false for constants, whose evaluation is correct, and for whole numbers up to a size."""
     start, stop, step = (each.get_node() for each in operation.input_values())
     if {each.get_type_name() for each in (start, stop, step)} == {"Constant"}:
         return False
@@ -413,47 +411,47 @@ TABLE: tuple[Row, ...] = (
             *("RotaryEmbedding", "DFT", "Attention", "Shrink", "SoftmaxCrossEntropyLoss"),
         ),
         values="infinity",
-        action=Action.TOLD,
+        action=Action.DOCUMENTED,
         reason="computes NaN of infinities, or infinities where ONNX Runtime computes NaN",
     ),
     Row(
         values="overflow",
-        action=Action.TOLD,
+        action=Action.DOCUMENTED,
         reason="adds in another order, so that sums of numbers near the largest overflow elsewhere",
     ),
     Row(
         onnx=_of("Cast", "CastLike"),
         types=frozenset((Type.f16,)),
-        action=Action.TOLD,
+        action=Action.DOCUMENTED,
         reason="keeps numbers of FP16 inside of a graph in FP32, so that large ones do not become infinite",
     ),
     Row(
         values="denormal",
-        action=Action.TOLD,
+        action=Action.DOCUMENTED,
         reason="replaces constants below 1.2e-38 by zero, and divides by such numbers as by zero",
     ),
     Row(
         onnx=_of("Cast", "CastLike"),
         values="out of range",
-        action=Action.TOLD,
+        action=Action.DOCUMENTED,
         reason="saturates floats beyond the range of an integer type; ONNX leaves the result undefined",
     ),
 )
 
 
 def apply_table(model: openvino.Model, onnx_file: Path | None) -> None:
-    """Correct a model in place as the table says.
+    """Apply the rewrites and refusals of the table to a model, in place.
 
     Args:
         model: The model as read, before it is compiled.
-        onnx_file: The file of the model, or None if it is in OpenVINO IR, which means what OpenVINO makes of it.
+        onnx_file: The file of the model, or None for OpenVINO IR, for which OpenVINO itself is the reference.
 
     Raises:
         LoweringError: The table refuses an operation.
     """
     rows = [row for row in TABLE if row.rewrite or row.action is Action.REFUSED]
     rows = [row for row in rows if (_has_mark(onnx_file, row.mark) if onnx_file else row.in_ir)]
-    _correct(model.get_ordered_ops(), rows)
+    _apply(model, rows)
 
 
 def _has_mark(path: Path, mark: bytes) -> bool:
@@ -463,8 +461,8 @@ def _has_mark(path: Path, mark: bytes) -> bool:
         return content.find(mark) >= 0
 
 
-def _correct(operations: Iterable[openvino.Node], rows: Iterable[Row]) -> None:
-    operations = list(operations)
+def _apply(model: openvino.Model, rows: Sequence[Row]) -> None:
+    operations = model.get_ordered_ops()
     sizes = find_sizes(operations)
     computed: set[str] = set()  # names of operations that depend on an input, and not only on its shape
     for operation in operations:
@@ -484,21 +482,17 @@ def _correct(operations: Iterable[openvino.Node], rows: Iterable[Row]) -> None:
                 attempts=(f"{kind} '{operation.get_friendly_name()}' of {element}",),
                 hint="set engine: onnxruntime",
             )
-        for body in _bodies(operation):
-            _correct(body.get_ordered_ops(), rows)
-
-
-def _bodies(operation: openvino.Node) -> tuple[openvino.Model, ...]:
-    kind = operation.get_type_name()
-    if kind not in SUBGRAPHS:
-        return ()
-    return tuple(operation.get_function(index) for index in (0, 1)) if kind == "If" else (operation.get_function(),)
+        if kind == "If":
+            _apply(operation.get_function(0), rows)
+            _apply(operation.get_function(1), rows)
+        elif kind in SUBGRAPHS:
+            _apply(operation.get_function(), rows)
 
 
 def find_hidden_nan(model: openvino.Model) -> frozenset[str]:
     """Find the inputs of floats whose NaN OpenVINO may turn into numbers.
 
-    A Select whose condition comes from a test for NaN is taken for a replacement of what was tested.
+    A Select whose condition comes from a test for NaN is assumed to replace the NaN that was tested.
     """
     hidden: frozenset[str] = frozenset()
     carried: dict[str, frozenset[str]] = {}  # operation -> inputs whose NaN it carries
@@ -515,8 +509,8 @@ def find_hidden_nan(model: openvino.Model) -> frozenset[str]:
             incoming, found = incoming - found, frozenset()
         elif kind in _DETECTING_NAN:
             found |= incoming
-        elif kind not in _CARRYING_NAN or (kind == "Convert" and not is_float):
-            hidden |= frozenset() if kind == "ShapeOf" else incoming
-        carried[name] = incoming if is_float and kind != "ShapeOf" else frozenset()
+        elif kind != "ShapeOf" and (kind not in _CARRYING_NAN or (kind == "Convert" and not is_float)):
+            hidden |= incoming
+        carried[name] = incoming if is_float else frozenset()
         tested[name] = found
     return hidden
