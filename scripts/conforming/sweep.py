@@ -1,9 +1,9 @@
-"""Edge values in each operator and type, computed by OpenVINO and by ONNX Runtime, compared with the table of OpenVINO.
+"""Comparison of OpenVINO and ONNX Runtime for edge values in each operator and type, to verify the table of OpenVINO.
 
-The cases are ONNX's node tests of one operator, in each element type that the operator allows and Triton carries, and
-casts between all types. Where both runtimes differ, the table (`openvino_numbers.TABLE`) must rewrite or refuse the
-operator, check the request, or tell of it; or the self-test must refuse the graph. Where ONNX's reference evaluator
-agrees with OpenVINO, the result counts as undefined.
+The cases are ONNX's node tests of one operator, in each element type that both the operator and Triton support, and
+casts between all types. If the runtimes differ, the table (`openvino_numbers.TABLE`) must rewrite or refuse the
+operator, check the request, or document the difference; or the self-test must refuse the graph. If ONNX's reference
+evaluator agrees with OpenVINO, the result counts as undefined.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from graphkiln_backend.proof.policy import REPLAY
 
 Feeds = Mapping[str, AnyArray]
 
-CONFIG = SessionConfig(engine="openvino", device=CPU, threads=1, spin=False, reason="the sweep")
+_CONFIG = SessionConfig(engine="openvino", device=CPU, threads=1, spin=False, reason="the sweep")
 _NAMES = ("FLOAT", "FLOAT16", "INT8", "UINT8", "INT16", "UINT16", "INT32", "UINT32", "INT64", "UINT64", "BOOL")
 TYPES = {name: TensorProto.DataType.Value(name) for name in _NAMES}
 _INSIDE = ("FLOAT8E4M3FN", "FLOAT8E5M2", "INT4", "UINT4")  # types that only values inside of a graph may have
-# Random operators, and those whose values are sizes: extremes would take all memory.
+# Random operators, and those whose inputs are sizes: extremes would take all memory.
 _LEFT_OUT = {"Bernoulli", "RandomNormalLike", "RandomUniformLike", "Multinomial", "Dropout"} | {
     *("BlackmanWindow", "HannWindow", "HammingWindow", "ConstantOfShape", "Range", "OneHot", "Expand", "Tile"),
 }
-_LIMIT_S = 300.0
-_LARGE = 20_000  # elements; the reference evaluator is slow
-_TYPE_NAMES = {Type.f16: "FLOAT16"}  # of rows that tell of a type
+_LIMIT_S = 300.0  # for one variant
+_MOST_ELEMENTS = 20_000  # for the reference evaluator, which is slow
+_TYPE_NAMES = {Type.f16: "FLOAT16"}  # of documented rows with a type
 # Relative tolerance of floats by bytes; the absolute one is the same share of the largest finite value.
 _RTOL = {2: 1e-2, 4: 1e-3, 8: 1e-3}
 
@@ -63,7 +63,7 @@ class Variant:
         operator: The operator.
         dtype: Name of the type.
         model: The graph.
-        samples: Kind of values and the inputs that hold them.
+        samples: Kinds of values, each with inputs of that kind.
     """
 
     operator: str
@@ -100,11 +100,11 @@ def edge_values(dtype: str) -> dict[str, list[float]]:
         }
     ends = np.iinfo(kind)
     most, least = int(ends.max), int(ends.min)
-    small = [0, 1, 2, 3, 5, 7, *([-1, -3, -7] if least else [])]
-    found: dict[str, list[float]] = {"small": [*small], "extreme": [most, least, most - 1, least + 1, most // 2 + 1, 3]}
-    if ends.bits >= 32:
-        found["24 bits"] = [2**24 - 1, 2**24 + 1, 2**24 + 3, 2**20, 1, 3]
-    return found
+    return {
+        "small": [0, 1, 2, 3, 5, 7, *([-1, -3, -7] if least else [])],
+        "extreme": [most, least, most - 1, least + 1, most // 2 + 1, 3],
+        **({"24 bits": [2**24 - 1, 2**24 + 1, 2**24 + 3, 2**20, 1, 3]} if ends.bits >= 32 else {}),
+    }
 
 
 def variants(cases: Iterable[Case]) -> Iterator[Variant]:
@@ -168,17 +168,16 @@ def _samples(node: onnx.NodeProto, feeds: Feeds, names: Sequence[str], dtype: st
                 array = np.nan_to_num(array.astype(np.float64), posinf=1, neginf=0).clip(ends.min, ends.max)
             made[name] = array.astype(kind)
         if kind.kind in "iu" and node.op_type in {"Div", "Mod"} and len(node.input) > 1:
-            divisor = made[node.input[1]]  # neither defines ONNX what becomes of zero and of the least by -1
-            made[node.input[1]] = np.where(
-                (divisor == 0) | (divisor == np.array(-1).astype(kind)), kind.type(3), divisor
-            )
+            divisor = made[node.input[1]]  # ONNX defines neither division by zero nor the minimum divided by -1
+            undefined = (divisor == 0) | (divisor == np.array(-1).astype(kind))
+            made[node.input[1]] = np.where(undefined, kind.type(3), divisor)
         if node.op_type == "BitShift":
             made[node.input[1]] = (made[node.input[1]].astype(object) % (8 * kind.itemsize)).astype(kind)
         yield values, made
 
 
 def _casts() -> Iterator[Variant]:
-    """Yield casts whose result stays inside of the graph, where OpenVINO may keep more bits than at its border."""
+    """Yield casts to a type inside of the graph, where OpenVINO may keep more bits than in an output."""
     for source, target in product(TYPES, (*TYPES, *_INSIDE)):
         to = TensorProto.DataType.Value(target)
         nodes = [
@@ -201,7 +200,7 @@ def examine(variant: Variant, folder: Path) -> Iterator[Finding]:
     with ExitStack() as stack:
         try:
             expected = stack.enter_context(open_reference(path))
-            session = stack.enter_context(OpenVinoEngine().build(path, CONFIG))
+            session = stack.enter_context(OpenVinoEngine().build(path, _CONFIG))
         except LoweringError as error:
             by_table = any(row.reason in str(error) for row in TABLE) or "computes integers in 32 bits" in str(error)
             yield finding("all", str(Action.REFUSED) if by_table else "not supported", str(error))
@@ -221,7 +220,7 @@ def examine(variant: Variant, folder: Path) -> Iterator[Finding]:
 
 
 def _compare(variant: Variant, values: str, feeds: Feeds, session: Session, expected: Session) -> tuple[str, str]:
-    """Return a verdict and how the outputs differ; no verdict if ONNX Runtime computes nothing."""
+    """Return a verdict and how the outputs differ; an empty verdict if ONNX Runtime fails."""
     try:
         wanted = expected.run(feeds)
     except GraphkilnError:
@@ -233,15 +232,15 @@ def _compare(variant: Variant, values: str, feeds: Feeds, session: Session, expe
     detail = difference(wanted, found)
     if not detail:
         return "same", ""
-    if _is_told(variant, values):
-        return str(Action.TOLD), detail
+    if _is_documented(variant, values):
+        return str(Action.DOCUMENTED), detail
     third = _reference(variant.model, feeds)
     return "undefined" if third is not None and not difference(third, found) else "differs", detail
 
 
 def _reference(model: onnx.ModelProto, feeds: Feeds) -> Feeds | None:
-    """Evaluate a graph by ONNX's reference, which lacks operators and types, and says so in many ways."""
-    if any(array.size > _LARGE for array in feeds.values()):
+    """Evaluate a graph by ONNX's reference; None if it does not support it, for which it has many exceptions."""
+    if any(array.size > _MOST_ELEMENTS for array in feeds.values()):
         return None
     try:
         outputs = ReferenceEvaluator(model).run(None, dict(feeds))
@@ -250,7 +249,7 @@ def _reference(model: onnx.ModelProto, feeds: Feeds) -> Feeds | None:
     return {value.name: np.asarray(array) for value, array in zip(model.graph.output, outputs, strict=True)}
 
 
-def _is_told(variant: Variant, values: str) -> bool:
+def _is_documented(variant: Variant, values: str) -> bool:
     source, _, target = variant.dtype.partition(" to ")
     if (
         target in TYPES
@@ -260,7 +259,7 @@ def _is_told(variant: Variant, values: str) -> bool:
     ):
         values = "out of range"
     return any(
-        row.action is Action.TOLD
+        row.action is Action.DOCUMENTED
         and row.values in {"", values}
         and (not row.onnx or variant.operator in row.onnx)
         and (not row.types or target in {_TYPE_NAMES[each] for each in row.types})
@@ -296,7 +295,7 @@ def difference(expected: Feeds, found: Feeds) -> str:
 
 
 def sweep(cases: Iterable[Case]) -> Iterator[Finding]:
-    """Examine all variants in processes of their own, one after the other: an operator may end its process."""
+    """Examine all variants in a child process, which is replaced whenever an operator kills it."""
     context, todo = multiprocessing.get_context("spawn"), list(variants(cases))
     done = 0
     while done < len(todo):
@@ -327,7 +326,7 @@ def _examine_all(todo: Sequence[Variant], sender: Connection) -> None:
 
 
 def report(findings: Iterable[Finding]) -> tuple[str, ...]:
-    """Print findings by operator and type; return those that the table does not have."""
+    """Print findings by operator and type; return those that the table does not cover."""
     rows: dict[tuple[str, str], Counter[str]] = {}
     missing = []
     for each in findings:
