@@ -352,7 +352,9 @@ def _compile(graph_path: Path, config: SessionConfig) -> tuple[openvino.Compiled
         checks = Checks.of(model, is_onnx=not is_ir(graph_path))
         return core.compile_model(model, DEVICE, _properties(graph_path, config)), checks
     except (RuntimeError, ValueError, TypeError) as error:
-        raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
+        raise LoweringError(
+            f"OpenVINO cannot load {graph_path}", attempts=(str(error),), hint="set engine: onnxruntime"
+        ) from error
 
 
 def _import(blob: Path, graph_path: Path, config: SessionConfig) -> openvino.CompiledModel:

@@ -262,9 +262,9 @@ def _order_equals(operation: openvino.Node) -> None:
 def _end_at_start(operation: openvino.Node) -> None:
     """Bound the end of a range of integers by its start, so that one in the other direction is empty."""
     start, stop, step = operation.input_values()
-    if step.get_node().get_type_name() == "Constant":
-        bound = opset13.maximum if step.get_node().get_data() > 0 else opset13.minimum
-        operation.input(1).replace_source_output(bound(stop, start).output(0))
+    upwards = opset13.greater(step, opset13.constant(0, step.get_element_type()))
+    end = opset13.select(upwards, opset13.maximum(stop, start), opset13.minimum(stop, start))
+    operation.input(1).replace_source_output(end.output(0))
 
 
 def _of(*names: str) -> frozenset[str]:
@@ -418,6 +418,18 @@ TABLE: tuple[Row, ...] = (
         values="overflow",
         action=Action.DOCUMENTED,
         reason="adds in another order, so that sums of numbers near the largest overflow elsewhere",
+    ),
+    Row(
+        onnx=_of("QuantizeLinear"),
+        values="ties",
+        action=Action.DOCUMENTED,
+        reason="rounds after it has added the zero point, so that halves become odd if that is odd",
+    ),
+    Row(
+        onnx=_of("ReduceMax", "ReduceMin"),
+        values="empty",
+        action=Action.DOCUMENTED,
+        reason="takes the largest FP32 for the extreme of nothing, not infinity",
     ),
     Row(
         onnx=_of("Cast", "CastLike"),

@@ -86,6 +86,13 @@ def test_refused(model: onnx.ModelProto, tmp_path: Path) -> None:
     assert raised.value.hint == "set engine: onnxruntime"
 
 
+def test_graphs_that_openvino_cannot_read_name_the_other_engine(tmp_path: Path) -> None:
+    wrapped = graph(("Pad", "x k", "y", {"mode": "wrap"}), x=FLOAT, y=FLOAT, shape=("n", 9), k=np.array([0, 1, 0, 0]))
+    with pytest.raises(LoweringError, match="cannot load") as raised:
+        build(tmp_path, wrapped)
+    assert raised.value.hint == "set engine: onnxruntime"
+
+
 def in_branch() -> onnx.ModelProto:
     """Adds bytes in a branch."""
     branches = {
@@ -149,6 +156,15 @@ SAME = {
         shape=("m",),
         a=np.int32(69990),
         k=np.int32(1),
+    ),
+    "a range in steps below zero": graph(
+        ("ReduceMin", "x", "m", {"keepdims": 0}),
+        ("Range", "a b m", "y"),
+        x=I32,
+        y=I32,
+        shape=("m",),
+        a=np.int32(0),
+        b=np.int32(80000),
     ),
     "equal values": graph(("TopK", "x k", "v y"), x=FLOAT, y=I64, shape=("n", 6), k=np.array([6])),
     "equal values in many columns": graph(
