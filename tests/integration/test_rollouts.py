@@ -335,6 +335,7 @@ def test_a_faulty_candidate_costs_no_answer_and_is_aborted(
     if phase == "traffic":
         rollout.change(phase, 1.0)
         rollout.wait(server)
+    server.wait_until(lambda: len(instances(server, "swap.candidate")) == 1)  # that of the shadow may end slowly
     (candidate,) = instances(server, "swap.candidate")
     with Users(server, least=0.0 if fault.startswith("is") else 200.0) as users:
         users.ask(100 if fault.startswith("is") else 3)
