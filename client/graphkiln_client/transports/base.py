@@ -1,4 +1,4 @@
-"""Interfaces of protocols and transports, their values, and size limits of responses.
+"""Interfaces of protocols and transports, their values, ownership of connections, and size limits of responses.
 
 A protocol has a `Wire`, which builds requests and parses responses without I/O, and two transports, which send them:
 one blocks, one is for event loops. Both are written as coroutines (see `graphkiln_client.client.run`).
@@ -413,7 +413,7 @@ def check_json(body: bytes) -> None:
         raise ProtocolError(f"the response's JSON has more than {_MAX_JSON_CONTAINERS} lists and objects")
 
 
-def decompress(body: bytes, encoding: str, limit_bytes: int = INFER_LIMIT) -> bytes:
+def decompress(body: bytes, encoding: str, limit_bytes: int) -> bytes:
     """Decompress the body of a response.
 
     Args:
