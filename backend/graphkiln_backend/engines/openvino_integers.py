@@ -1,7 +1,7 @@
 """Limits of a graph's inputs within which OpenVINO computes integers exactly, although it uses 32 bits or FP32.
 
 Integers that are only moved may have 32 bits. Integers in arithmetic may have the 24 bits that FP32 represents exactly:
-seen with 2026.4 for quotients, remainders, sums and products of matrices, and for a sum followed by a comparison.
+observed with 2026.4 for quotients, remainders, sums and matrix products, and for a sum followed by a comparison.
 
 Each value gets an upper bound of its magnitude, from inputs to outputs. If a value computed from a request may exceed
 the exact range and is visible (in an output, a comparison, a float), the inputs that it depends on are limited, and
@@ -100,9 +100,9 @@ def find_limits(model: openvino.Model) -> dict[str, int]:
         LoweringError: A limit would be lower than token ids or indices need.
     """
     operations = model.get_ordered_ops()
-    shown = _find_shown(operations)
+    visible = _find_visible(operations)
     limits = {str(each.get_friendly_name()): LIMIT for each in operations if each.get_type_name() == "Parameter"}
-    while found := _find_overflow(operations, shown, limits):
+    while found := _find_overflow(operations, visible, limits):
         operation, sources = found
         for name in sources:
             limits[name] //= 2
@@ -128,25 +128,26 @@ def find_sizes(operations: Iterable[openvino.Node]) -> dict[str, float]:
     return sizes
 
 
-def _find_shown(operations: Sequence[openvino.Node]) -> set[str]:
-    """Return the operations whose exact values are visible, unlike those that only select."""
-    shown: set[str] = set()
+def _find_visible(operations: Sequence[openvino.Node]) -> set[str]:
+    """Return the operations whose values are visible, unlike those that are only used as indices and sizes."""
+    visible: set[str] = set()
     for operation in reversed(operations):
-        if any(_shows(each, shown) for output in operation.outputs() for each in output.get_target_inputs()):
-            shown.add(operation.get_name())
-    return shown
+        if any(_makes_visible(each, visible) for output in operation.outputs() for each in output.get_target_inputs()):
+            visible.add(operation.get_name())
+    return visible
 
 
-def _shows(target: openvino.Input, shown: set[str]) -> bool:
+def _makes_visible(target: openvino.Input, visible: set[str]) -> bool:
+    """Return true if a value that is read here is visible in an output, a comparison, or a float."""
     user = target.get_node()
     if target.get_index() in _CHOOSING.get(user.get_type_name(), ()):
         return False
     stays = user.get_type_name() != "Result" and all(each.get_element_type() in WIDE for each in user.outputs())
-    return user.get_name() in shown if stays else True
+    return user.get_name() in visible if stays else True
 
 
 def _find_overflow(
-    operations: Iterable[openvino.Node], shown: set[str], limits: Mapping[str, int]
+    operations: Iterable[openvino.Node], visible: set[str], limits: Mapping[str, int]
 ) -> tuple[openvino.Node, frozenset[str]] | None:
     """Return the first operation whose inputs or outputs may be too large, and the graph inputs that they depend on."""
     values: dict[tuple[str, int], _Value] = {}
@@ -156,7 +157,7 @@ def _find_overflow(
         outputs = [_evaluate(operation, output, inputs, limits) for output in operation.outputs()]
         if operation.get_type_name() == "Parameter" and operation.get_output_element_type(0) in _WORDS:
             words.add(str(operation.get_friendly_name()))
-        elif operation.get_name() in shown:
+        elif operation.get_name() in visible:
             for value in _too_large(operation, inputs, outputs, words):
                 return operation, value.sources
         for output, value in zip(operation.outputs(), outputs, strict=True):

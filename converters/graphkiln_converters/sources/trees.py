@@ -25,7 +25,7 @@ _Bools = npt.NDArray[np.bool_]
 
 _ENOUGH = 0.9  # share of the leaves that the samples should reach
 _WANTED = 0.99  # share at which the search ends
-_MOST_CHOICES = 64  # a column with as many different values or fewer has categories
+_MOST_CHOICES = 64  # distinct values of a column that is searched value by value
 _MOST_ROWS = 16384
 _ROWS_AT_ONCE = 2048
 _MOST_CELLS = 2**24  # rows x columns of one evaluation
@@ -244,7 +244,7 @@ def _values(given: Mapping[str, Any]) -> npt.NDArray[np.float64]:
 
 
 def _thresholds(state: Any) -> npt.NDArray[np.float64]:
-    return np.asarray(state[_THRESHOLD if _THRESHOLD in (state.dtype.names or ()) else "threshold"], np.float64)
+    return np.asarray(state[_THRESHOLD if _THRESHOLD in state.dtype.names else "threshold"], np.float64)
 
 
 def _key(state: Any) -> tuple[bytes, bytes]:
@@ -376,7 +376,8 @@ class _Walk:
         for number, values in choices.items():
             nodes = np.flatnonzero(column == number)
             if nodes.size:
-                tensors = evaluate(_with(base, number, values))
+                first = [np.repeat(each[:1], values.size) for each in base]
+                tensors = evaluate([*first[:number], values, *first[number + 1 :]])
                 for node in nodes.tolist():
                     compared = tensors[trees.tensor[node]][:, trees.feature[node]]
                     allowed[node] = trees.holds(np.full(values.size, node), compared)
@@ -457,11 +458,6 @@ class _Walk:
             edges = np.isfinite(edge) & (generator.random(count) < 0.3)
             columns.append(np.where(edges, edge, np.where(between, inside, clipped)))
         return columns
-
-
-def _with(base: Columns, number: int, values: AnyArray) -> Columns:
-    """Repeat the first row, with other values in one column."""
-    return [values if i == number else np.repeat(column[:1], len(values)) for i, column in enumerate(base)]
 
 
 def _owners(trees: Trees, evaluate: Callable[[Columns], Sequence[AnyArray]], base: Columns) -> list[dict[int, int]]:
