@@ -23,7 +23,7 @@ from graphkiln_converters.verify import verify
 
 WEIGHTS = {"w": draw(1, 8, 3), "r": draw(1, 8, 2, seed=1), "zero": np.array([0]), "one": np.array([1])}
 WHOLE: dict[str, tuple[str, str]] = {
-    "softmax over the batch": ("(float[1,4] x) => (float[1,4] y) { y = Softmax<axis=0>(x) }", "works along the batch"),
+    "softmax over the batch": ("(float[2,4] x) => (float[2,4] y) { y = Softmax<axis=0>(x) }", "works along the batch"),
     "rows that mix, though the batch varies": (
         "(float[n,4] x) => (float[n,4] y) { m = ReduceMean<keepdims=1>(x, zero) y = Sub(x, m) }",
         "reduces over the rows",

@@ -32,6 +32,7 @@ _PNG = (Path(__file__).parents[2] / "docs" / "digits" / "seven.png").read_bytes(
 _NEEDS = {
     "nv_gpu_": "a GPU",
     "nv_energy_consumption": "a GPU",
+    "graphkiln_version_refused": "a refused version",
 }
 
 

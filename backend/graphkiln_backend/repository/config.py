@@ -228,7 +228,8 @@ def complete(config: ModelConfigProto, signature: Signature, *, labels_file: str
     _check_all_inputs(config, signature)
     if labels_file and not any(output.label_filename for output in config.output):
         named = signature.outputs[class_output(signature)].name
-        next(output for output in config.output if output.name == named).label_filename = labels_file
+        others = config.output[0]  # config.pbtxt may leave that output out
+        next((output for output in config.output if output.name == named), others).label_filename = labels_file
     if config.max_batch_size > 1 and config.WhichOneof("scheduling_choice") is None:
         config.dynamic_batching.SetInParent()
 

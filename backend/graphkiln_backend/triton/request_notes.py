@@ -36,6 +36,7 @@ class DeadlyRequest(GraphkilnError):
     """A request that has ended two instances; it is not computed again."""
 
     triton_code = "INVALID_ARG"
+    exit_code = 2
 
     def __init__(self, digest: bytes) -> None:
         super().__init__(

@@ -144,7 +144,7 @@ GRAPH = {"first": draw(8, 6)}
 @pytest.fixture
 def cpu_with_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both engines compute int8 on any CPU: without VNNI, OpenVINO's is refused."""
-    for module in ("openvino", "onnxruntime.loading", "onnxruntime.engine"):
+    for module in ("openvino_numbers", "onnxruntime.loading", "onnxruntime.engine"):
         monkeypatch.setattr(f"graphkiln_backend.engines.{module}.saturates_products_of_bytes", lambda: False)
 
 
