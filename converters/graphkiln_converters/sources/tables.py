@@ -34,7 +34,13 @@ _MOST_CHILDREN = 50
 
 @dataclass(frozen=True, slots=True)
 class Draw:
-    """Draw a number of rows with a generator; a share of the values are exactly at thresholds."""
+    """Source of random rows.
+
+    Attributes:
+        generator: Source of random numbers.
+        count: Number of rows.
+        exact: Share of the values that are exactly at a threshold, where the column has thresholds.
+    """
 
     generator: np.random.Generator
     count: int
@@ -45,7 +51,7 @@ class Draw:
         return self.generator.standard_normal((self.count, width))
 
     def along(self, values: Any) -> Rows:
-        """Draw one column from between, and a little beyond, sorted values."""
+        """Draw one column from the range of some values, and a little beyond."""
         values = np.unique(np.asarray(values, np.float64)[np.isfinite(values)])
         if values.size < 2:
             center = values[0] if values.size else 0.0
@@ -59,7 +65,7 @@ class Draw:
         return found
 
     def near(self, rows: Any, *, centers: bool) -> Rows:
-        """Draw fitted rows, and points on the way from one to another, or only those near centers."""
+        """Draw fitted rows and points on the lines through pairs of them; near `centers`, with noise added."""
         rows = np.asarray(rows.toarray() if hasattr(rows, "toarray") else rows, np.float64)
         first, second = (rows[self.generator.integers(0, len(rows), self.count)] for _ in range(2))
         way = self.generator.uniform(-0.3, 0.5, (self.count, 1)) * (self.generator.random((self.count, 1)) < 0.75)
@@ -76,7 +82,7 @@ def fitted_rows(estimator: Any, width: int, generator: np.random.Generator, coun
         width: Number of columns.
         generator: Source of random numbers.
         count: Number of rows.
-        exact: Share of the values that are exactly at a threshold, where the column has thresholds.
+        exact: See `Draw`.
     """
     draw = Draw(generator, count, exact)
     rows = _known(estimator, width, draw, _attributes)
@@ -84,11 +90,9 @@ def fitted_rows(estimator: Any, width: int, generator: np.random.Generator, coun
     return _filled(rows, draw.normal(width))
 
 
-def _filled(rows: Rows, others: Rows | None) -> Rows:
-    """Fill unknown columns (NaN) from others of the same width."""
-    if others is None or others.shape != rows.shape:
-        return rows
-    return np.where(np.isnan(rows), others, rows)
+def _filled(rows: Rows, others: Rows) -> Rows:
+    """Fill unknown values (NaN) from others, if these have the same width."""
+    return np.where(np.isnan(rows), others, rows) if others.shape == rows.shape else rows
 
 
 def _unknown(width: int, draw: Draw) -> Rows:
@@ -104,9 +108,9 @@ def _known(step: Any, width: int, draw: Draw, read: _Reader) -> Rows:
         draw: Source of random rows.
         read: Draws rows from the attributes of one step.
     """
-    rows = _unknown(width, draw)
     if hasattr(step, "steps"):
         return _pipeline(step, width, draw, read)
+    rows = _unknown(width, draw)
     if hasattr(step, "_transformer_to_input_indices"):  # a ColumnTransformer
         for name, child, _ in step.transformers_:
             columns = list(step._transformer_to_input_indices.get(name, ()))  # noqa: SLF001

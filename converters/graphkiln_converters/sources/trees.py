@@ -396,7 +396,7 @@ class _Walk:
             open_leaves[nodes] = open_leaves[trees.true[nodes]] + open_leaves[trees.false[nodes]]
         least, most = (np.full((count, len(self.base)), value) for value in (-np.inf, np.inf))
         left = {number: np.ones((count, values.size), np.bool_) for number, values in self.choices.items()}
-        # The first trees choose freely: those with many open leaves come first.
+        # The first tree is free to choose, the others are bound to its box: begin with many open leaves.
         order = np.argsort(-open_leaves[trees.roots] * generator.random(trees.roots.size))
         for root in trees.roots[order]:
             self._descend(int(root), open_leaves, (least, most, left), generator)
@@ -421,10 +421,8 @@ class _Walk:
             for i in np.flatnonzero(choice):
                 kept, holds = left[int(column[i])][rows[i]], self.allowed[int(nodes[i])]
                 can[:, i] = (kept & holds).any(), (kept & ~holds).any()
-            wanted: npt.NDArray[np.float64] = (
-                np.stack([open_leaves[trees.true[nodes]], open_leaves[trees.false[nodes]]]) + 1e-3
-            )
-            wanted = np.where(can, wanted, 0.0)
+            wanted = np.stack([open_leaves[trees.true[nodes]], open_leaves[trees.false[nodes]]])
+            wanted = np.where(can, wanted + 1e-3, 0.0)  # without open leaves below, either side is as good
             drawn: npt.NDArray[np.float64] = generator.random(rows.size) * wanted.sum(axis=0)
             holds_now = drawn < wanted[0]
             up = (holds_now == rising) & (column >= 0) & ~choice
@@ -447,7 +445,7 @@ class _Walk:
                 order = generator.random(left[number].shape) * left[number]
                 columns.append(np.where(left[number].any(axis=1), self.choices[number][order.argmax(axis=1)], near))
                 continue
-            if values.dtype.kind not in "fiu":
+            if values.dtype.kind not in "fiu":  # text with many different values
                 columns.append(near)
                 continue
             low, high = least[:, number], most[:, number]
@@ -461,23 +459,17 @@ class _Walk:
 
 
 def _owners(trees: Trees, evaluate: Callable[[Columns], Sequence[AnyArray]], base: Columns) -> list[dict[int, int]]:
-    """Column of each tensor -> the single column of the inputs on which it depends."""
+    """For each tensor: its column -> the column of the inputs on which it depends, or -1 if there are several."""
     some = [column[:16] for column in base]
     before = evaluate(some)
     owners: list[dict[int, int]] = [{} for _ in trees.tensors]
-    shared: list[set[int]] = [set() for _ in trees.tensors]
     for number, column in enumerate(base):
         different = column[len(column) // 2 :][: len(some[0])]
         after = evaluate([different if i == number else each for i, each in enumerate(some)])
         for tensor, (first, second) in enumerate(zip(before, after, strict=True)):
             for feature in np.flatnonzero((first != second).any(axis=0)).tolist():
-                if feature in owners[tensor]:
-                    shared[tensor].add(feature)
-                owners[tensor][feature] = number
-    return [
-        {feature: number for feature, number in found.items() if feature not in shared[tensor]}
-        for tensor, found in enumerate(owners)
-    ]
+                owners[tensor][feature] = -1 if feature in owners[tensor] else number
+    return owners
 
 
 def _sides(
