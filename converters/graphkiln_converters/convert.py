@@ -8,19 +8,26 @@ outputs: an `Edge` records how the passes changed them.
 from __future__ import annotations
 
 import logging
-import os
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 from pathlib import Path, PurePosixPath
 from tempfile import TemporaryDirectory
 
 import onnx_ir
 
 from graphkiln_backend.graph.decoding import decode
-from graphkiln_backend.graph.errors import ConversionError, ManifestError, UndecidedError, VerificationError
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.errors import (
+    ConversionError,
+    GraphkilnError,
+    ManifestError,
+    UndecidedError,
+    VerificationError,
+)
 from graphkiln_backend.graph.manifest import Conversion, PassRecord
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -31,6 +38,7 @@ from graphkiln_backend.graph.task import (
     Segmentation,
     Task,
     is_classification,
+    labels_text,
     output_names,
     read_labels,
 )
@@ -55,8 +63,16 @@ from graphkiln_converters.prove import (
 )
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
-from graphkiln_converters.samples import MOST_READ, Sampler, read_samples, recorded_samples, with_index_ranges
-from graphkiln_converters.sources.base import InputSpec, SourceModel, open_source
+from graphkiln_converters.samples import (
+    MOST_READ,
+    SEED,
+    Sampler,
+    read_samples,
+    recorded_samples,
+    sizes_to_try,
+    with_index_ranges,
+)
+from graphkiln_converters.sources.base import InputSpec, SourceModel, open_source, synthetic_samples
 from graphkiln_converters.write import (
     NewVersion,
     SourceInfo,
@@ -98,6 +114,7 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     ):
         for note in notes_of(opened):
             _log.warning("%s", note)
+        check_given_labels(opened, recipe)
         _log.info("exporting the graph")
         graph = opened.export()
         model = with_index_ranges(with_fitting_labels(with_task(opened, recipe, graph), recipe, graph), graph)
@@ -255,7 +272,7 @@ def check_given_files(recipe: Recipe) -> None:
         ConversionError: A file is missing, or the store is not a writable folder.
     """
     check_files_exist(recipe)
-    _check_store(recipe.model_store)
+    _check_store(recipe.model_store, recipe.name)
 
 
 def check_files_exist(recipe: Recipe) -> None:
@@ -270,20 +287,27 @@ def check_files_exist(recipe: Recipe) -> None:
             check_file(path, what=option, expected=expected)
 
 
-def _check_store(store: Path) -> None:
+def _check_store(store: Path, name: str) -> None:
     if is_remote(str(store)) or ":/" in str(store):  # a path has lost one of the slashes
         raise ConversionError(
             f"--model-store {store}: versions are written into folders",
             hint="name a folder, then copy the version: aws s3 cp --recursive, gcloud storage cp -r, ...",
         )
+    folder = store / name
     try:
-        existing = next((each for each in (store, *store.absolute().parents) if each.exists()), store)
+        existing = next((each for each in (folder, *folder.absolute().parents) if each.exists()), folder)
     except PermissionError as error:
         raise ConversionError(f"--model-store {store} cannot be accessed", hint="choose another folder") from error
     if not existing.is_dir():
         raise ConversionError(f"--model-store {store}: {existing} is not a folder", hint="name a folder of models")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise ConversionError(f"--model-store {store}: {existing} is not writable", hint="choose another folder")
+    try:  # permissions alone do not tell: of root, and of file systems that cannot be written
+        with TemporaryDirectory(prefix=".graphkiln-", dir=existing):
+            pass
+    except OSError as error:
+        raise ConversionError(
+            f"--model-store {store}: {existing} is not writable: {error.strerror or error}",
+            hint="choose another folder",
+        ) from error
 
 
 # The source: fetched if it is remote, opened, completed by the recipe.
@@ -406,6 +430,7 @@ def read_given_labels(path: Path) -> tuple[str, ...]:
     """
     try:
         labels = read_labels(path)
+        labels_text(labels)
     except ManifestError as error:
         raise ConversionError(error.message, hint=error.hint) from error
     while labels and not labels[-1].strip():
@@ -488,12 +513,47 @@ def _fitting_task(kind: str, outputs: Mapping[str, onnx_ir.Value]) -> Task:
     raise ConversionError(f"--task {kind} needs {wanted}; the graph has {found}", hint="choose with --outputs")
 
 
+def check_given_labels(model: SourceModel, recipe: Recipe) -> None:
+    """Compare the number of a recipe's labels with the source's own outputs, before it is exported.
+
+    Raises:
+        ConversionError: They differ.
+    """
+    own_task = model.task.kind if model.task else "classification"
+    if not recipe.labels or model.whole or recipe.task not in ("auto", own_task):
+        return
+    answers: list[dict[str, AnyArray]] = []
+    # A source that does not run with made-up samples is compared when it is exported.
+    with suppress(GraphkilnError):
+        samples = [
+            synthetic_samples(model.inputs, model.batch_size, sizes, seed=SEED)
+            for sizes in islice(sizes_to_try(model.inputs), 2)
+        ]
+        answers = [model.run(feeds) for feeds in samples]
+    if not answers:
+        return
+    outputs = {}
+    for name, array in answers[0].items():
+        shapes = zip(*(found[name].shape for found in answers), strict=False)
+        fixed = tuple(sizes[0] if len({*sizes}) == 1 else None for sizes in shapes)  # others follow those of the inputs
+        outputs[name] = (array.dtype.kind == "f", fixed)
+    _fit_labels(model, recipe, outputs)
+
+
 def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model) -> SourceModel:
     """Keep the source's labels if their number matches the classes of the output; those of the recipe must match.
 
     Raises:
         ConversionError: The recipe's labels do not match.
     """
+    outputs = {str(value.name): (value.dtype in _FLOATS, tuple(value.shape or ())) for value in graph.graph.outputs}
+    return _fit_labels(model, recipe, outputs)
+
+
+def _fit_labels(
+    model: SourceModel, recipe: Recipe, outputs: Mapping[str, tuple[bool, tuple[object, ...]]]
+) -> SourceModel:
+    """Compare labels with outputs, given as whether they are floats, and their sizes with the batch."""
     if isinstance(model.task, Detection):
         # Classes of detections are numbers: no output has a dimension of classes.
         if recipe.labels and model.classes and len(model.labels) != model.classes:
@@ -502,13 +562,17 @@ def with_fitting_labels(model: SourceModel, recipe: Recipe, graph: onnx_ir.Model
                 hint="one line for each class, in their order; torchvision's first one is the background",
             )
         return model
-    outputs = {str(value.name): value for value in graph.graph.outputs}
     kept = [outputs[name] for name in recipe.outputs if name in outputs] or list(outputs.values())
-    scores = [value for value in kept if value.dtype in _FLOATS and value.shape is not None and len(value.shape) == 2]
-    # A class of each row may come first, as scikit-learn's classifiers answer; see `task.class_output`.
-    output = scores[0] if scores and kept[0].dtype not in _FLOATS else next(iter(kept), None)
-    dims = () if output is None or output.shape is None else tuple(output.shape)
-    classes = dims[-1] if len(dims) == 2 else None
+    scores = [sizes for is_float, sizes in kept if is_float and len(sizes) == 2]
+    classes: object = None
+    if isinstance(model.task, Segmentation):
+        _, sizes = outputs.get(model.task.scores or "", (False, ()))
+        classes = sizes[1] if len(sizes) == 4 else None
+    elif kept:
+        # A class of each row may come first, as scikit-learn's classifiers answer; see `task.class_output`.
+        is_float, sizes = kept[0]
+        sizes = scores[0] if scores and not is_float else sizes
+        classes = sizes[-1] if len(sizes) == 2 else None
     if not model.labels or not isinstance(classes, int) or len(model.labels) == classes:
         return model
     problem = f"{len(model.labels)} labels for the {classes} classes of {recipe.source}"

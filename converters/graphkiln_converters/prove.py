@@ -32,7 +32,7 @@ from graphkiln_backend.proof.comparison import compare, prove
 from graphkiln_backend.proof.policy import EXPORT, REPLAY, Limits, gradient_limits
 from graphkiln_backend.proof.tasks import TaskTargets, judge, why_undecided
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches
+from graphkiln_converters.sources.base import EXPORT_BATCH, run_in_batches, with_progress
 
 # Both differ from `EXPORT_BATCH`, so that a fixed batch cannot pass.
 _PROOF_BATCH_SIZES = (1, 3)
@@ -168,14 +168,15 @@ def prove_session(
     verdicts: list[Verification] = []
     errors: dict[str, float] = {}
     largest = 0.0
-    for group in samples:
-        sizes = () if group.whole else batch_sizes
-        for outputs in (_run(session, group.feeds, size) for size in sizes or (0,)):
-            verdicts += _verdicts(group, outputs, limits, noise, sizes)
-            aligned = judge(group.task, group.outputs, outputs, limits).outputs
-            largest = max([largest, *(_difference(array, aligned[name]) for name, array in group.outputs.items())])
-            for error in compare(group.outputs, aligned):
-                errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
+    rounds = [(group, () if group.whole else batch_sizes) for group in samples]
+    runs = [(group, sizes, size) for group, sizes in rounds for size in sizes or (0,)]
+    for group, sizes, size in with_progress(runs, "proving the outputs, at each size"):
+        outputs = _run(session, group.feeds, size)
+        verdicts += _verdicts(group, outputs, limits, noise, sizes)
+        aligned = judge(group.task, group.outputs, outputs, limits).outputs
+        largest = max([largest, *(_difference(array, aligned[name]) for name, array in group.outputs.items())])
+        for error in compare(group.outputs, aligned):
+            errors[error.name] = max(errors.get(error.name, 0.0), error.relative_l2)
     # Of several verdicts on one step, the last in this order remains: the worst.
     worst = {verdict.step: verdict for verdict in sorted(verdicts, key=lambda verdict: verdict.relative_l2)}
     return Proof(

@@ -30,7 +30,7 @@ from graphkiln_backend.proof.tasks import UNKNOWN, Objects, TaskTargets, is_judg
 from graphkiln_backend.repository.records import Record, is_record
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.recipe import Recipe
-from graphkiln_converters.sources.base import InputSpec, SourceModel, run_in_batches, synthetic_samples
+from graphkiln_converters.sources.base import InputSpec, SourceModel, run_in_batches, synthetic_samples, with_progress
 
 SEED = 20260101
 _log = logging.getLogger("graphkiln.converters")
@@ -88,7 +88,7 @@ class Sampler:
             made = synthetic_samples(self.model.inputs, count, sizes, seed=SEED + number)
             whole = each_sample(made) or [{} for _ in range(count)]  # a graph without inputs has empty samples
             feeds += [self.edge.to_graph_feeds(sample) for sample in whole]
-        return [self._referenced(each) for each in feeds]
+        return [self._referenced(each) for each in with_progress(feeds, "samples")]
 
     def calibration(self, recipe: Recipe) -> Arrays:
         """Calibration samples of an int8 graph; empty without any.

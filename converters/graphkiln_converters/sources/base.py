@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import logging
 import re
+import time
 from abc import abstractmethod
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 import numpy as np
 import onnx_ir
@@ -375,6 +377,22 @@ def sizes_of(name: str, dims: Sequence[object], shapes: Mapping[str, tuple[int, 
     return (*usual[:1], *given)
 
 
+# Seconds between two lines of progress.
+PROGRESS_S = 5.0
+_Step = TypeVar("_Step")
+_log = logging.getLogger("graphkiln.converters")
+
+
+def with_progress(steps: Sequence[_Step], what: str) -> Iterator[_Step]:
+    """Yield steps, and log how many are done if they take long."""
+    logged_s = time.monotonic()
+    for number, step in enumerate(steps):
+        if (now_s := time.monotonic()) - logged_s >= PROGRESS_S:
+            logged_s = now_s
+            _log.info("%s: %d of %d", what, number, len(steps))
+        yield step
+
+
 def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) -> dict[str, AnyArray]:
     """Run samples in batches and concatenate the outputs; the last batch may be smaller.
 
@@ -383,7 +401,7 @@ def run_in_batches(run: Callable[[Arrays], Arrays], feeds: Arrays, size: int) ->
     """
     samples = len(next(iter(feeds.values())))
     batches = []
-    for start in range(0, samples, size):
+    for start in with_progress(range(0, samples, size), f"{samples} samples in batches of {size}"):
         batch = {name: array[start : start + size] for name, array in feeds.items()}
         rows, outputs = min(size, samples - start), run(batch)
         for name, array in outputs.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -26,9 +27,11 @@ from graphkiln_backend.repository.image_config import image_config
 from graphkiln_backend.storage.address import RemoteAddress
 from graphkiln_converters.convert import (
     check_given_files,
+    check_given_labels,
     convert,
     local_source,
     open_model,
+    read_given_labels,
     remote_part,
     rewrite,
     warn_without_preprocess,
@@ -327,6 +330,36 @@ class TestFittingLabels:
         with pytest.raises(ConversionError, match=r"l\.txt has 3 labels for the 4 classes"):
             self.fitted("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }", tmp_path / "l.txt")
 
+    @pytest.mark.parametrize(
+        ("text", "classes", "task"),
+        [
+            ("(float[batch,4] x) => (float[batch,4] y) { y = Relu(x) }", 4, None),
+            ("(float[batch,5,8,8] x) => (float[batch,5,8,8] y) { y = Relu(x) }", 5, Segmentation(scores="y")),
+        ],
+    )
+    def test_labels_of_the_user_are_counted_before_the_export(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, classes: int, task: Task | None
+    ) -> None:
+        """An export takes minutes, and a proof as well."""
+        labels = tmp_path / "l.txt"
+        labels.write_text("a\nb\nc\n")
+        shape = tuple(graph(text).graph.inputs[0].shape)[1:]
+        source = TextSource.of(text, (InputSpec(name="x", shape=shape),), task=task)
+        monkeypatch.setattr("graphkiln_converters.convert.open_source", lambda _: source)
+        monkeypatch.setattr(TextSource, "export", lambda _: pytest.fail("exported"))
+        with pytest.raises(ConversionError, match=rf"l\.txt has 3 labels for the {classes} classes"):
+            convert(recipe(labels=labels, model_store=tmp_path / "store"))
+
+    def test_a_label_that_cannot_be_written_is_refused_at_once(self, tmp_path: Path) -> None:
+        (tmp_path / "l.txt").write_text("a\nb\x07\n")
+        with pytest.raises(ConversionError, match="the label of class 1 holds a control character"):
+            read_given_labels(tmp_path / "l.txt")
+
+    def test_sizes_that_follow_the_input_are_no_classes(self, tmp_path: Path) -> None:
+        text = "(float[batch,n] x) => (float[batch,n] y) { y = Relu(x) }"
+        source = TextSource.of(text, (InputSpec(name="x", shape=(8,), dynamic={0: (1, 16)}),), labels=self.LABELS)
+        check_given_labels(source, recipe(labels=tmp_path / "l.txt"))
+
     def test_labels_of_a_detector_are_kept(self) -> None:
         task = Detection(boxes="b", scores="y", classes="c", counts="n")
         model = TextSource.of("", (), labels=self.LABELS, task=task)
@@ -529,9 +562,25 @@ class TestStores:
         with pytest.raises(ConversionError, match="file is not a folder"):
             check_given_files(recipe_of_given_files(tmp_path, model_store=tmp_path / "file" / "store"))
 
-    def test_a_store_that_is_not_writable_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(os, "access", lambda path, _: Path(path) != tmp_path)
-        with pytest.raises(ConversionError, match="is not writable"):
+    @pytest.mark.parametrize("existing", ["", "store", "store/m"])
+    def test_a_store_that_is_not_writable_is_refused(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, existing: str
+    ) -> None:
+        """Permissions tell nothing about root and about file systems that are mounted to be read."""
+        (tmp_path / existing).mkdir(parents=True, exist_ok=True)
+
+        def refuse(path: str, *_: int) -> None:
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+        monkeypatch.setattr(os, "mkdir", refuse)
+        with pytest.raises(ConversionError, match="is not writable: Read-only file system") as caught:
+            check_given_files(recipe_of_given_files(tmp_path))
+        assert str(tmp_path / existing) in caught.value.message
+
+    def test_a_file_with_the_name_of_the_model_is_refused(self, tmp_path: Path) -> None:
+        (tmp_path / "store").mkdir()
+        (tmp_path / "store" / "m").touch()
+        with pytest.raises(ConversionError, match="store/m is not a folder"):
             check_given_files(recipe_of_given_files(tmp_path))
 
     def test_a_store_that_cannot_be_accessed_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -20,6 +20,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.task import Detection
 from graphkiln_backend.proof.policy import BY_PRECISION, EXPORT
 from graphkiln_converters.prove import ReferenceSamples, other_batch_sizes, prove_graph, prove_served
+from graphkiln_converters.sources import base
 from graphkiln_converters.sources.base import run_in_batches
 
 TEXT = "(float[batch,4] x) => (float[batch,3] y, float[batch,4] slope) { y = MatMul(x, w) slope = Mul(x, two) }"
@@ -35,6 +36,13 @@ def path(tmp_path: Path) -> Path:
 def samples(rows: int = 6, seed: int = 0) -> ReferenceSamples:
     x = draw(rows, 4, seed=seed)
     return ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W, "slope": 2 * x})
+
+
+def test_long_proofs_report_their_progress(path: Path, logged: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(base, "PROGRESS_S", 0.0)
+    prove_graph(path, [samples(), samples(seed=1)], EXPORT, batch_sizes=(1, 3))
+    assert "proving the outputs, at each size: 3 of 4" in logged
+    assert "6 samples in batches of 3: 1 of 2" in logged
 
 
 class TestBatchSizes:
