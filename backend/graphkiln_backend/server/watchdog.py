@@ -188,8 +188,8 @@ class Watchdog(Closeable):
         found: dict[str, Fault] = {}
         for key, status in instances.statuses.items():
             if tried_model(status.model):
-                one = replace(instances, statuses={key: status})
-                states, starved_at = {status.pid: _state(status.pid)}, self._starvation.starved_at(status.pid)
+                one, states = replace(instances, statuses={key: status}), {status.pid: _state(status.pid)}
+                starved_at = self._starvation.starved_at(status.pid)
                 if fault := self._find_instance_fault(one, states, time.monotonic(), starved_at):
                     found[key] = fault
         return found
