@@ -157,8 +157,8 @@ class Row:
     """A difference.
 
     Attributes:
-        onnx: Operators of ONNX; empty for all.
-        operations: Operations of OpenVINO that they become; empty for all.
+        onnx: Operators of ONNX, for readers and for `scripts/conformance --sweep`; empty for all.
+        operations: Operations of OpenVINO that they become, to which the row applies; empty for all.
         types: Element types of their outputs; empty for all.
         when: Further condition on an operation and the largest magnitude of its result, or None.
         mark: Bytes that the ONNX file must contain, for differences that are not visible in OpenVINO's graph.
