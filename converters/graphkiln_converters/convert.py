@@ -141,6 +141,9 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
     rewrite_without = partial(rewrite_or_leave_out, graph, recipe, model.preprocess)
     candidate = rewrite_without({})
     edge, preprocess = candidate.rewritten.edge, remaining_preprocess(model, candidate.rewritten.edge)
+    for kind, names in (("inputs", edge.inputs), ("outputs", edge.outputs)):  # of one type, they are easily swapped
+        if renamed := ", ".join(f"{old} -> {new}" for old, new in names.items() if old != new):
+            _log.info("%s: %s (--keep-names keeps those of the source)", kind, renamed)
     rounding = candidate.rounding
     precision = Precision.INT8 if has_quantized_activations(candidate.graph) else rounding.precision
     check_lowers(recipe, precision, preprocess)

@@ -251,7 +251,7 @@ class TestExplain:
     @pytest.mark.parametrize(
         ("arguments", "words"),
         [
-            (["nowhere"], "there is no folder nowhere"),
+            (["nowhere"], "there is no file or folder nowhere"),
             (["{digits}", "--set", "precision"], "a value is missing"),
             (["{digits}", "--set", "precison=bf16"], "did you mean 'precision'?"),
             (["{digits}", "--set", "precision=int8"], "int8 needs samples to calibrate on"),

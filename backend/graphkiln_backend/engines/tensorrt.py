@@ -24,7 +24,7 @@ from graphkiln_backend.engines.onnxruntime.loading import probe_gpu, select_prov
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
-from graphkiln_backend.graph.signature import Signature, TensorSpec
+from graphkiln_backend.graph.signature import Signature, TensorSpec, readable_dim
 from graphkiln_backend.repository.onnx_file import count_products, read_precision, read_signature
 
 PROVIDER = "TensorrtExecutionProvider"
@@ -135,7 +135,7 @@ def _shapes(specs: list[TensorSpec], batch: int) -> str:
 
 
 def _shape(spec: TensorSpec, batch: int) -> list[int]:
-    free = [dim for dim in spec.shape[1:] if isinstance(dim, str)]
+    free = [readable_dim(dim) for dim in spec.shape[1:] if isinstance(dim, str)]
     if free:
         raise LoweringError(
             f"TensorRT needs bounds for every size, and input {spec} has none for {', '.join(free)}",

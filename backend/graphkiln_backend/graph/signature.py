@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -25,6 +26,20 @@ def free_dim(tensor: str, axis: int) -> str:
 def counted_dim(tensor: str, axis: int) -> str:
     """Symbol of a dimension whose size depends on values, such as the number of detected boxes."""
     return f"?{tensor}.{axis}"
+
+
+# Symbols without a meaning to users: `free_dim`, `counted_dim`; those that exporters number, in sums and products, too.
+_UNNAMED = re.compile(r".+\.\d+", re.DOTALL)
+_NUMBERED = re.compile(r"\b(?:[su]|unk__|DynamicDimension\.)(\d+)\b")
+
+
+def readable_dim(dim: Dim) -> str:
+    """Return a dimension as users see it: its size, its name, -1 (as in config.pbtxt) without one, or `dim_<i>`.
+
+    Equal numbers are equal sizes: torch's `s53` is `dim_53`.
+    """
+    named = _NUMBERED.sub(r"dim_\1", str(dim))
+    return "-1" if _UNNAMED.fullmatch(named) else named
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,7 +84,7 @@ class TensorSpec:
         return (self.name, self.dtype) == (other.name, other.dtype) and same_rank
 
     def __str__(self) -> str:
-        return f"{self.name} {self.dtype}[{','.join(map(str, self.shape))}]"
+        return f"{self.name} {self.dtype}[{','.join(map(readable_dim, self.shape))}]"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -146,7 +161,7 @@ def _mismatch(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> str:
         return "rank"
     for axis, (dim, size) in enumerate(zip(spec.shape, array.shape, strict=True)):
         if dim != size and (isinstance(dim, int) or sizes.setdefault(dim, size) != size):
-            known = f" ('{dim}' is {sizes[dim]} elsewhere)" if isinstance(dim, str) else ""
+            known = f" ('{readable_dim(dim)}' is {sizes[dim]} elsewhere)" if isinstance(dim, str) else ""
             return f"size in dimension {axis}{known}"
     return ""
 

@@ -234,7 +234,7 @@ def newest_version(model: Path) -> Path:
         hint = did_you_mean(
             model.name, near, prefix=f"{model.parent}/", otherwise="name a model: model_repository/NAME"
         )
-        raise RepositoryError(f"there is no folder {model}", hint=hint)
+        raise RepositoryError(f"there is no file or folder {model}", hint=hint)
     versions = version_folders(model.iterdir())
     if not versions:
         # Hidden folders belong to conversions in progress and may disappear.

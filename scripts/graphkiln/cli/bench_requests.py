@@ -163,7 +163,8 @@ def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:
             _refuse_rows(model, batch_size)
         samples = list(_batches(path, arrays, 0 if is_whole else batch_size))
     else:
-        raise InvalidInput(f"--samples {path}: no samples found", hint=_HINT)
+        problem = "no samples found" if path.exists() else "there is no such file or folder"
+        raise InvalidInput(f"--samples {path}: {problem}", hint=_HINT)
     if not samples:
         raise InvalidInput(f"--samples {path} is empty", hint=_HINT)
     return samples

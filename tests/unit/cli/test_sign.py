@@ -53,7 +53,7 @@ def test_a_key_with_a_passphrase(run: RunVerb, signed: SignedStore, tmp_path: Pa
     ("path", "message"),
     [
         ("m:3", "m has no version 3 (it has 1, 2)"),
-        ("n", "there is no folder"),
+        ("n", "there is no file or folder"),
         ("s3://bucket/m", "sign the files here, then upload them"),
     ],
 )

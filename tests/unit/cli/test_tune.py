@@ -217,7 +217,7 @@ def test_model_of_tritons_cpp_backend(run: RunVerb, ran: Ran, digits: Path, tmp_
         ("{digits} --p99 50ms --accuracy-floor 1", "a share such as 0.5%"),
         ("{digits} --p99 50ms --burst 2 --trace none.txt", "mutually exclusive"),
         ("{digits} --p99 50ms --trace none.txt", "none.txt cannot be read"),
-        ("{digits}s --p99 50ms", "there is no folder"),
+        ("{digits}s --p99 50ms", "there is no file or folder"),
         ("s3://bucket/models/digits --p99 50ms", "is not on this machine"),
     ],
 )

@@ -95,6 +95,16 @@ class TestFp32:
         assert manifest.verification[0].batch_sizes == (1, 3)
 
     @pytest.mark.usefixtures("source")
+    def test_new_names_are_told_beside_the_old_ones(self, store: Path, logged: list[str]) -> None:
+        """Two inputs of one type are swapped without an error."""
+        run(store)
+        told = [line.partition(" (--keep-names")[0] for line in logged if " -> " in line]
+        assert told == ["inputs: image -> INPUT_0", "outputs: scores -> OUTPUT_0"]
+        logged.clear()
+        run(store, keep_names=True)
+        assert not any(" -> " in line for line in logged)
+
+    @pytest.mark.usefixtures("source")
     def test_the_manifest_has_the_remaining_preprocessing_labels_and_ranking(self, store: Path) -> None:
         plain = Manifest.read(run(store) / "manifest.json")
         assert (plain.preprocess, plain.labels_file, plain.ranking) == (SPEC, "labels.txt", None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.graph.dtypes import DType
 from graphkiln_backend.graph.errors import ManifestError, SignatureError
-from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, counted_dim
+from graphkiln_backend.graph.signature import ANY_RANK, Signature, TensorSpec, counted_dim, free_dim
 
 SIGNATURE = Signature(
     inputs=(
@@ -24,6 +24,25 @@ SIGNATURE = Signature(
 
 def feeds(batch: int = 2, side: int = 4) -> dict[str, Any]:
     return {"image": np.zeros((batch, 3, side, side), np.float32), "words": np.array([b"a"] * batch, np.object_)}
+
+
+@pytest.mark.parametrize(
+    ("shape", "shown"),
+    [
+        (("batch", 3, "side", ANY_RANK), "batch,3,side,..."),
+        (("s53", "s85", "2*s53 + 1", "u0"), "dim_53,dim_85,2*dim_53 + 1,dim_0"),
+        (("unk__12", "DynamicDimension.1", "s", "sos1"), "dim_12,dim_1,s,sos1"),
+        ((free_dim("x", 0), free_dim("a.b", 1), counted_dim("y", 0)), "-1,-1,-1"),
+    ],
+)
+def test_dimensions_are_shown_by_names_that_tell_something(shape: tuple[int | str, ...], shown: str) -> None:
+    assert str(TensorSpec(name="x", dtype=DType.FP32, shape=shape)) == f"x FP32[{shown}]"
+
+
+def test_equal_sizes_are_named_readably_in_errors() -> None:
+    spec = TensorSpec(name="ids", dtype=DType.INT64, shape=("batch", "s53", "s53"))
+    with pytest.raises(SignatureError, match=r"'dim_53' is 3 elsewhere.*ids INT64\[batch,dim_53,dim_53\]"):
+        Signature(inputs=(spec,), outputs=()).check({"ids": np.zeros((1, 3, 4), np.int64)})
 
 
 @given(batch=st.integers(0, 5), side=st.integers(0, 9))
