@@ -101,7 +101,7 @@ class TestFp32:
         told = [line.partition(" (--keep-names")[0] for line in logged if " -> " in line]
         assert told == ["inputs: image -> INPUT_0", "outputs: scores -> OUTPUT_0"]
         logged.clear()
-        run(store, keep_names=True)
+        run(store, name="kept", keep_names=True)
         assert not any(" -> " in line for line in logged)
 
     @pytest.mark.usefixtures("source")
