@@ -264,6 +264,8 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
     expected, found = _results(estimator, inputs, feeds), _outputs(graph, feeds, description)
     nearest: dict[str, tuple[str, float]] = {}  # output -> the method with the nearest result, and its distance
     for value in graph.graph.output:
+        for dim, size in zip(value.type.tensor_type.shape.dim[1:], found[value.name].shape[1:], strict=False):
+            dim.dim_value = size  # skl2onnx declares one column for trees of several targets
         distances = {name: _apart(_as_output(each, value), found[value.name]) for name, each in expected.items()}
         nearest[value.name] = min(distances.items(), key=lambda item: item[1])
     methods = {name: method for name, (method, distance) in nearest.items() if distance <= _LOOSE}
@@ -353,6 +355,8 @@ def _call(estimator: Any, method: str, table: Any) -> Any:
         try:
             found = function(table)
         except Exception as error:
+            if getattr(table, "dtype", None) == np.float64:  # KMeans takes only the type that it was fitted to
+                return _call(estimator, method, table.astype(np.float32))
             raise ConversionError(
                 f"{type(estimator).__name__}.{method} rejects the samples: {first_line(error)}",
                 hint="provide real samples: --samples FILE.npz",

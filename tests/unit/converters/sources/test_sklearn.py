@@ -11,6 +11,7 @@ import skops.io as skops_io
 from recipes import recipe
 from sklearn.cluster import KMeans
 from sklearn.compose import ColumnTransformer
+from sklearn.ensemble import RandomForestRegressor
 from sklearn.feature_extraction.text import CountVectorizer
 from sklearn.linear_model import LogisticRegression, Ridge
 from sklearn.pipeline import make_pipeline
@@ -43,6 +44,7 @@ def save(estimator: Any, folder: Path) -> str:
         (LogisticRegression().fit(X, WORDS), ["predict", "predict_proba"]),
         (Ridge().fit(X, X[:, 0]), ["predict"]),
         (KMeans(2).fit(X), ["predict", "transform"]),
+        pytest.param(KMeans(2).fit(X.astype(np.float32)), ["predict", "transform"], id="takes float32 alone"),
         (DecisionTreeClassifier(max_depth=3).fit(X, WORDS), ["predict", "predict_proba"]),
     ],
 )
@@ -51,10 +53,16 @@ def test_outputs_are_those_of_the_methods_of_the_estimator(tmp_path: Path, estim
     assert list(model.methods.values()) == methods
     feeds = synthetic_samples(model.inputs, 5, {}, seed=3)
     (first, *_) = model.run(feeds).values()
-    expected = estimator.predict(feeds["X"].astype(np.float64))
+    expected = estimator.predict(feeds["X"].astype(getattr(estimator, "cluster_centers_", X).dtype))
     assert np.allclose(first.ravel(), expected) if first.dtype != np.object_ else first.tolist() == expected.tolist()
     assert [value.name for value in model.export().graph.outputs] == list(model.methods)
     assert not model.notes
+
+
+def test_outputs_declare_their_targets(tmp_path: Path) -> None:
+    forest = RandomForestRegressor(3).fit(X, X[:, :2])
+    (output,) = open_source(save(forest, tmp_path), recipe()).graph.graph.output
+    assert output.type.tensor_type.shape.dim[1].dim_value == 2
 
 
 def test_thresholds_that_fp32_crosses_need_fp64_inputs(tmp_path: Path) -> None:
