@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -138,7 +138,7 @@ def tune(
         if html:
             write_html(html, render_page(document))
         if apply:
-            apply_choice(result.candidate, tuning)
+            apply_choice(result.candidate, tuning, result.notes)
         raise typer.Exit(0 if result.chosen else 1)
 
 
@@ -209,8 +209,13 @@ def progress_report(tuning: Tuning) -> Iterator[Report]:
         yield lambda progress: update(completed=progress.spent_s, description=line_of(progress, today, tuning.budget_s))
 
 
-def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
+def apply_choice(candidate: Candidate | None, tuning: Tuning, notes: Sequence[str]) -> None:
     """Prove the choice once more, write it to config.pbtxt, and print the commands to undo it.
+
+    Args:
+        candidate: The choice; None if no configuration was confirmed.
+        tuning: The search.
+        notes: Its remarks, which say why without a choice.
 
     Raises:
         VerificationError: The proof failed.
@@ -220,7 +225,7 @@ def apply_choice(candidate: Candidate | None, tuning: Tuning) -> None:
 
     name = tuning.subject.name
     if candidate is None:
-        say(f"nothing is written: no configuration was confirmed to meet the target of '{name}'")
+        say("; ".join((f"nothing is written: no configuration was confirmed to meet the target of '{name}'", *notes)))
         return
     if candidate == tuning.space.today:
         say(f"nothing is written: today's configuration of '{name}' is the best")

@@ -6,7 +6,8 @@
    if it ranks below the best third (a heuristic: the search later looks around the best).
 3. The finalists are measured until their scores are exact, then the neighbors of the best while they improve it.
 4. Near-ties race under the same load. The simplest of those without a significant difference is chosen.
-5. The choice is measured once more: its bound on p99 is the promise (`confirm`).
+5. The choice is measured once more: its bound on p99 is the promise (`confirm`). If the budget ends the search before a
+   candidate met the target, the likeliest one is measured in the rest.
 
 There is no surrogate model: bounds and dominance decide most candidates with one measurement, and every rejection has a
 readable reason. The search is a deterministic function of the outcomes, so that it continues from a journal.
@@ -526,17 +527,33 @@ class Search:
     def _confirm(self) -> tuple[CandidateScore | None, Point | None]:
         """Return the best candidate that is confirmed by another measurement, with that measurement."""
         for number in range(_CONFIRMED):
-            best = self._best()
+            best = self._best() or self._likeliest()
             if best is None or (number and self._budget.left_s < self._budget.start_s + self._reading_s):
                 break
             promise, reason = confirm(self._trials, best, self._target, self._reference.level)
             if promise:
+                if not has_reached(self._scores[best.candidate], self._target):
+                    best = replace(best, score=self._contest.race_score(best, promise.load))
+                    self._store(best)
                 self._notes += (
                     [f"the promise was confirmed at the second attempt; at the first, {reason}"] if reason else []
                 )
                 return best, promise
-            self._store(best.out(reason))
+            self._store(self._scores[best.candidate].out(reason))
         return None, None
+
+    def _likeliest(self) -> CandidateScore | None:
+        """Return the best candidate that may meet the target, where the budget ended the search before one did.
+
+        Its score is what its measurements suggest. None if the rest of the budget is too short to confirm it.
+        """
+        if self._budget.left_s < self._budget.start_s + _SHORTEST_S:
+            return None
+        running = [each for each in self._scores.values() if each.points and not each.lost]
+        best = max(running, key=lambda each: each.score.value, default=None)
+        if best is None or not math.isfinite(best.score.value):
+            return None
+        return replace(best, score=replace(best.score, lower=best.score.value))
 
     def _result(self, chosen: CandidateScore | None, promise: Point | None, curve: tuple[Point, ...]) -> Result:
         rows = {each.candidate: self._row(each, chosen) for each in self._by_score() if each.points}
@@ -616,7 +633,11 @@ class Search:
             notes.append(f"the budget of {budget.total_s:.0f} s was overrun by {-budget.left_s:.0f} s")
         is_over = not self._has_time(_SEARCHING) or budget.searching_s < budget.start_s + self._reading_s
         if chosen is None and self._probes.viable and is_over:
+            each_s = budget.start_s + self._reading_s
+            needed_s = max(2 * budget.total_s, min(_FEWEST, len(self._probes.viable)) * each_s / _HALVING)
             notes.append(
-                "the budget was spent before a configuration was confirmed: a larger --budget continues the search"
+                f"{budget.spent_s:.0f} of {budget.total_s:.0f} s were spent, and no configuration was confirmed; each "
+                f"start of one takes {budget.start_s:.0f} s: a larger --budget continues the search, at least "
+                f"{math.ceil(needed_s / 60)}m"
             )
         return notes

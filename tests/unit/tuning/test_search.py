@@ -110,6 +110,23 @@ def test_unreachable_p99_reports_the_closest(tune) -> None:
     assert result.closest.limit.startswith(("the model: one sample takes", "the model under load"))
 
 
+def test_the_rest_of_a_short_budget_confirms_the_likeliest(tune, tiny: Space) -> None:
+    """The search ended after 33 of 45 s, with a candidate that met the target in its only measurement."""
+    result = tune(SimulatedServer(cores=CORES, noise=0.05), within=tiny, budget_s=45)
+    assert result.candidate is not None
+    assert result.promise.measured.latency.p99_at_most_s <= P99_S
+    assert result.chosen.score.startswith(f"{result.promise.load.rate:.3g} requests per second")
+    assert "no load met" not in result.chosen.score
+    assert result.spent_s <= 45
+
+
+def test_a_budget_that_is_too_short_names_the_reason_and_a_longer_one(tune, space: Space) -> None:
+    result = tune(SimulatedServer(cores=CORES, noise=0.05), within=space, budget_s=30)
+    assert (result.candidate, result.is_unproven) == (None, False)
+    assert "too few to confirm the target" in result.closest.scored.lost
+    assert any("of 30 s were spent" in note and note.endswith("at least 1m") for note in result.notes)
+
+
 def test_p99_below_all_session_times_needs_no_server(tune) -> None:
     server = SimulatedServer(cores=CORES)
     result = tune(server, target=Target(p99_s=0.001))
