@@ -135,7 +135,8 @@ def test_settings_and_proofs(server: Server) -> None:
 @pytest.mark.parametrize("name", FAULTS)
 def test_damaged_graphs_do_not_serve(server: Server, name: str) -> None:
     assert server.status(f"/v2/models/{name}/ready") == 400
-    assert any(FAULTS[name] in line for line in server.log.splitlines() if name in line), server.log
+    # A version that fails while it is loaded is reported once the server is ready.
+    server.wait_until(lambda: any(FAULTS[name] in line for line in server.log.splitlines() if name in line), 60)
 
 
 def test_new_versions_of_a_listed_model(tmp_path: Path) -> None:
