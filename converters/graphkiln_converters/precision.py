@@ -288,7 +288,7 @@ _NEWEST_QUANTIZER = 25
 
 
 def _with_quantizers(model: onnx_ir.Model) -> onnx_ir.Model:
-    """Lower the operator set of a graph if ONNX Runtime cannot run the quantizers of its own.
+    """Lower the operator set of a graph if ONNX Runtime cannot run the quantizers of that set.
 
     Raises:
         LoweringError: ONNX cannot convert the graph.

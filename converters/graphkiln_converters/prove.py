@@ -284,7 +284,7 @@ def _why_alike(samples: Sequence[ReferenceSamples]) -> str:
     """Explain why samples are undecided if a graph that ignores its inputs would pass; "" if it would not."""
     first = samples[0]
     for group in samples:
-        if group.task is not None:  # judged by controls of its own
+        if group.task is not None:  # its task has controls
             return ""
         fixed = {}
         for name, array in group.outputs.items():

@@ -146,7 +146,7 @@ class Rollout:
         return bool(wanted) and (progress.applied_serial, progress.phase) == (wanted.serial, wanted.phase)
 
     def wait(self, server: Server, phase: Phase | None = None) -> Progress:
-        """Wait until the server has applied the last change, also one of its own, and has told its instances."""
+        """Wait until the server has applied the last change, by the user or by a gate, and its instances know it."""
         server.wait_until(lambda: self.is_applied() and phase in {None, self.progress.phase}, timeout_s=60)
         time.sleep(1.5)
         return self.progress

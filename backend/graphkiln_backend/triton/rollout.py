@@ -5,8 +5,8 @@ Imported while a rollout of the instance's model is active only. Which requests 
 by a thread, one at a time; a copy that finds the queue full is dropped. A request that the candidate does not answer in
 time is computed here.
 
-The candidate is asked over Triton's HTTP, not by `InferenceRequest.exec` (BLS): stubs of Triton 24.10 die of
-segmentation faults under concurrent calls, and with them the requests of users. BLS also goes through the locks of the
+The candidate is asked over Triton's HTTP, not by `InferenceRequest.exec` (BLS): stubs of Triton 24.10
+can be killed by segmentation faults in it, and with them the requests of users. BLS also goes through the locks of the
 shared-memory region of this instance. Over HTTP the two processes share none: the locks of the candidate's own region
 are taken by its stub and by the thread of tritonserver that drives it, so that a candidate that gets no processor time
 while it holds one delays nothing but its own answers.

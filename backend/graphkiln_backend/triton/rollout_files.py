@@ -40,7 +40,7 @@ def tried_model(name: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assignment:
-    """What the instances of a model have to do in a rollout.
+    """Task of a model's instances in a rollout.
 
     Attributes:
         serial: Serial of the change; counts begin anew with each.

@@ -84,7 +84,7 @@ class SourceModel(Closeable):
     """
 
     takes_fixed_batch: ClassVar[bool] = False  # supports `--batch fixed`
-    fits_samples: ClassVar[bool] = False  # has a `fitting` of its own
+    fits_samples: ClassVar[bool] = False  # overrides `fitting`
     reference_batch: ClassVar[int] = 4  # rows that `run` computes at once
 
     description: str

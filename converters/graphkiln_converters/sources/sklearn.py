@@ -332,7 +332,7 @@ def _outputs(graph: onnx.ModelProto, feeds: Mapping[str, AnyArray], description:
 
 
 def advice_for(estimator: Any) -> str:
-    """What to do if the graph answers otherwise than the estimator."""
+    """Hint for a graph whose answers differ from the estimator's."""
     return _TEXT_ADVICE if any(True for _ in vectorizers(estimator)) else _ADVICE
 
 

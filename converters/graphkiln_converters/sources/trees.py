@@ -113,7 +113,7 @@ class Trees:
         return np.flatnonzero(self.mode == 0)
 
     def holds(self, nodes: _Ints, values: AnyArray) -> _Bools:
-        """Whether the comparisons of nodes hold for values, one each."""
+        """Evaluate the comparison of each node for one value."""
         found = np.zeros(values.shape, np.bool_)
         mode = self.mode[nodes]
         for number, compare in enumerate(_COMPARISONS.values(), 1):
