@@ -29,7 +29,7 @@ from graphkiln.story.server import start_server
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ClientError
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND
-from graphkiln_backend.server.watchdog import process_age_s
+from graphkiln_backend.system.processes import process_age_s
 from graphkiln_backend.triton.environment import RUN_FOLDER_VARIABLE
 from graphkiln_backend.triton.snapshot import read_snapshot
 from graphkiln_client import Client

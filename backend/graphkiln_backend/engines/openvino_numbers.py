@@ -11,6 +11,7 @@ depends on the whole graph.
 from __future__ import annotations
 
 import enum
+import functools
 import hashlib
 import json
 import math
@@ -137,6 +138,7 @@ def has_nan(array: AnyArray) -> bool:
     return math.isnan(array.max())
 
 
+@functools.cache  # part of every key of the cache
 def table_digest() -> str:
     """Return a digest of the source of the table and of the analysis of integers."""
     sources = (Path(__file__), Path(openvino_integers.__file__))

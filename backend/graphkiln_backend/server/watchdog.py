@@ -24,6 +24,7 @@ from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.processes import process_age_s
 from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus, note_end
 from graphkiln_backend.triton.rollout_files import tried_model
@@ -387,16 +388,6 @@ def _read(process: psutil.Process, server: int) -> Stub | None:
         return None
     folder = Path(words[names.index(_STUB_PROGRAM) + 1]).parent
     return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
-
-
-def process_age_s(pid: int) -> float:
-    """Seconds since the start of a process, independent of the system clock. Source: proc(5), `starttime`.
-
-    Raises:
-        OSError: There is no such process.
-    """
-    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
 
 
 # Liveness of the server.

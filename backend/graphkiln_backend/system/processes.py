@@ -93,6 +93,16 @@ def is_gone(pid: int) -> bool:
         return True
 
 
+def process_age_s(pid: int) -> float:
+    """Seconds since the start of a process, independent of the system clock. Source: proc(5), `starttime`.
+
+    Raises:
+        OSError: There is no such process.
+    """
+    ticks = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def end_with_parent() -> None:
     """Have the kernel kill this process when the thread that started it ends."""
     if sys.platform == "linux":

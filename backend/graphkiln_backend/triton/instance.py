@@ -46,6 +46,7 @@ from graphkiln_backend.repository.config import (
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.publication import check_published, labels_file_of
 from graphkiln_backend.repository.version import ModelVersion, check_label_files, read_version_signature
+from graphkiln_backend.system.processes import process_age_s
 from graphkiln_backend.system.resources import stay_on, trim_memory, usable_cores
 from graphkiln_backend.triton.environment import (
     be_ended_first,
@@ -137,7 +138,7 @@ class TritonPythonModel:
     def _load(self, args: dict[str, str]) -> None:
         begun = time.monotonic()
         phases = Phases()
-        phases.seconds["stub start"] = _process_age_s()
+        phases.seconds["stub start"] = process_age_s(os.getpid())
         log_to_triton(args["model_name"])
         instance = args["model_instance_name"]
 
@@ -411,12 +412,6 @@ def _status(
         fallbacks=len(proven.failures),
         phases_ms={name: seconds * 1e3 for name, seconds in phases_s.items()},
     )
-
-
-def _process_age_s() -> float:
-    """Seconds since this process started. Source: proc(5), `starttime` of /proc/self/stat."""
-    fields = Path("/proc/self/stat").read_text().rpartition(")")[2].split()
-    return time.clock_gettime(time.CLOCK_BOOTTIME) - int(fields[19]) / os.sysconf("SC_CLK_TCK")
 
 
 def _shared_memory_bytes() -> int:

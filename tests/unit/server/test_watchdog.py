@@ -30,9 +30,9 @@ from graphkiln_backend.server.watchdog import (
     TimeLimits,
     Watchdog,
     describe_exit,
-    process_age_s,
     read_stubs,
 )
+from graphkiln_backend.system.processes import process_age_s
 from graphkiln_backend.triton.features import TritonFeatures
 from graphkiln_backend.triton.instance_status import Loading, Progress, StatusFile
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
