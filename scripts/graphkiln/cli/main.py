@@ -1,6 +1,6 @@
 """The `graphkiln` command: its verbs, which are implemented in separate modules, and its errors.
 
-A command imports only its own verb; importing all of them would take another 0.1 s.
+A command imports only its own verb, and the help none; importing all of them would take another 0.1 s.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ import logging
 import os
 import sys
 import warnings
-from collections.abc import Iterable
+from collections.abc import Collection
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -20,37 +20,39 @@ from graphkiln.cli.console import escape_undecodable, flush_at_end, log_to_stder
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.modules import version_of
 
-# Verb -> module of `graphkiln.cli` with a function of that name, in the order of the help.
+# Verb -> module of `graphkiln.cli` with a function of that name, and the first line of that function's docstring: the
+# list of verbs is shown without their imports, which take as long as everything else together.
 VERBS = {
-    "serve": "serve",
-    "convert": "convert",
-    "adopt": "adopt",
-    "verify": "verify",
-    "inspect": "inspect",
-    "sign": "sign",
-    "keygen": "sign",
-    "push": "push",
-    "pull": "push",
-    "explain": "lower",
-    "lower": "lower",
-    "classify": "images",
-    "detect": "images",
-    "segment": "images",
-    "embed": "embed",
-    "infer": "infer",
-    "models": "models",
-    "load": "models",
-    "unload": "models",
-    "health": "models",
-    "doctor": "doctor",
-    "bench": "bench",
-    "score": "score",
-    "replay": "replay",
-    "story": "story",
-    "tune": "tune",
-    "rollout": "rollout",
-    "cache": "cache",
+    "serve": ("serve", "Serve model stores on NVIDIA Triton until SIGTERM or Ctrl-C."),
+    "convert": ("convert", "Convert a trained model into a proven version."),
+    "adopt": ("adopt", "Add golden samples to a version that another tool wrote."),
+    "verify": ("verify", "Prove a version again on an engine of this machine."),
+    "inspect": ("inspect", "Describe a version."),
+    "sign": ("sign", "Sign the files of versions."),
+    "keygen": ("sign", "Create a pair of Ed25519 keys for signing versions."),
+    "push": ("push", "Push a model store to a container registry as an OCI artifact."),
+    "pull": ("push", "Pull models from a registry or object store into a folder."),
+    "explain": ("lower", "Explain how a model is lowered on this machine."),
+    "lower": ("lower", "Lower a model as the server will, into the artifact cache."),
+    "classify": ("images", "Classify images with a served model: labeled top-k, best first."),
+    "detect": ("images", "Detect objects in images: boxes in pixels, labels, scores."),
+    "segment": ("images", "Segment images: the class of every pixel."),
+    "embed": ("embed", "Compute embeddings of images."),
+    "infer": ("infer", "Send tensors to a model, and print or write its outputs."),
+    "models": ("models", "List the model versions of a server and their states."),
+    "load": ("models", "Load or reload a model of a server."),
+    "unload": ("models", "Unload a model of a server after its requests in flight."),
+    "health": ("models", "Check that a server and all its models are ready."),
+    "doctor": ("doctor", "Examine this machine for problems with serving."),
+    "bench": ("bench", "Measure a served model under load."),
+    "score": ("score", "Score a whole data set, each row exactly once."),
+    "replay": ("replay", "Answer recorded requests again with a version."),
+    "story": ("story", "Measure the steps from eager PyTorch to a served graph."),
+    "tune": ("tune", "Find the configuration that meets a target on this machine."),
+    "rollout": ("rollout", "Try a new version on live requests, then promote or abort it."),
+    "cache": ("cache", "List, prune and verify the cache of lowered graphs."),
 }
+_COMPLETION = "_GRAPHKILN_COMPLETE"  # set by the shell's completion, which names options of all verbs
 _GROUPS = {"cache", "rollout"}  # verbs with verbs of their own
 # Unknown options are flags of tritonserver, which are checked against its list.
 _PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
@@ -83,8 +85,8 @@ def _graphkiln(
     """Handle options without a verb."""
 
 
-def application(verbs: Iterable[str]) -> typer.Typer:
-    """Create the command with some of the `VERBS`."""
+def application(verbs: Collection[str]) -> typer.Typer:
+    """Create the command with some of the `VERBS`; with none, a list of all of them, which cannot be run."""
     made = typer.Typer(
         name="graphkiln",
         cls=_VerbGroup,
@@ -94,7 +96,10 @@ def application(verbs: Iterable[str]) -> typer.Typer:
     )
     made.callback()(_graphkiln)
     for verb in verbs:
-        _add(made, verb, import_module(f"graphkiln.cli.{VERBS[verb]}"))
+        _add(made, verb, import_module(f"graphkiln.cli.{VERBS[verb][0]}"))
+    if not verbs:
+        for verb, (_, summary) in VERBS.items():
+            made.command(verb, help=summary)(_graphkiln)
     return made
 
 
@@ -121,7 +126,7 @@ def main() -> None:
     """
     log_to_stderr()
     escape_undecodable()
-    verbs = VERBS.keys() & sys.argv[1:2] or VERBS  # all verbs for the help and for suggestions
+    verbs = VERBS if _COMPLETION in os.environ else VERBS.keys() & sys.argv[1:2]
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")  # gRPC logs errors that it also raises
     warnings.filterwarnings("ignore", module=r"PIL\.")  # about large images and invalid EXIF
     try:
