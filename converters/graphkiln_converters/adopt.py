@@ -9,9 +9,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -48,13 +49,14 @@ from graphkiln_backend.repository.version import (
     CONFIG_FILE,
     GOLDEN_FILE,
     LABELS_FILE,
+    ModelVersion,
     find_served_graph,
     read_graph_signature,
     read_manifest,
 )
 from graphkiln_backend.repository.version_folders import visible
 from graphkiln_converters.convert import check_files_exist, local_source, open_model, read_given_labels, remote_part
-from graphkiln_converters.prove import GOLDEN_SAMPLES, ReferenceSamples, other_batch_sizes, prove_session
+from graphkiln_converters.prove import GOLDEN_SAMPLES, NOT_SERVED, ReferenceSamples, other_batch_sizes, prove_session
 from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.samples import (
     MOST_READ,
@@ -81,7 +83,9 @@ from graphkiln_converters.write import NewVersion, SourceInfo, write_beside_grap
 _log = logging.getLogger("graphkiln.converters")
 
 
-def adopt(version: Path, recipe: Recipe, *, command: str = "") -> Manifest:
+def adopt(
+    version: Path, recipe: Recipe, *, command: str = "", replay: Callable[[ModelVersion], None] | None = None
+) -> Manifest:
     """Write golden samples and a manifest beside the graph of a version.
 
     Args:
@@ -89,6 +93,8 @@ def adopt(version: Path, recipe: Recipe, *, command: str = "") -> Manifest:
         recipe: The reference as its source, or an .npz of recorded inputs and outputs; empty to record the outputs of
             the graph itself (OpenVINO IR). Its precision is that in which the graph is meant to compute.
         command: Command line, for the manifest.
+        replay: Replays the golden samples on the session that a server would build with the model's configuration; it
+            is called if an engine here runs the graph.
 
     Returns:
         The manifest.
@@ -98,7 +104,8 @@ def adopt(version: Path, recipe: Recipe, *, command: str = "") -> Manifest:
         RepositoryError: There is no graph, or it contradicts config.pbtxt.
         SignatureError: The reference has other tensors than the graph.
         UndecidedError: The samples cannot tell a right graph from a wrong one.
-        VerificationError: The graph was run here, and differs from the reference. Nothing is written.
+        VerificationError: The graph was run here, alone or as it would be served, and differs from the reference.
+            Nothing is written.
     """
     version = version.absolute()
     check_files_exist(recipe)
@@ -134,7 +141,22 @@ def adopt(version: Path, recipe: Recipe, *, command: str = "") -> Manifest:
         verification=() if adoption.recorded else verification,  # of the graph with itself
         golden=golden,
     )
-    return write_beside_graph(version, new, hashes, adoption)
+    if replay is None or not verification:
+        return write_beside_graph(version, new, hashes, adoption)
+    return write_beside_graph(version, new, hashes, adoption, check=partial(_replay, replay))
+
+
+def _replay(replay: Callable[[ModelVersion], None], version: ModelVersion) -> None:
+    """Replay the golden samples of a version as it would be served.
+
+    Raises:
+        VerificationError: The session cannot be built, or its outputs differ.
+    """
+    _log.info("replaying the samples as a server does")
+    try:
+        replay(version)
+    except LoweringError as error:
+        raise VerificationError(NOT_SERVED, report=str(error)) from error
 
 
 def _check_free(version: Path) -> None:

@@ -191,7 +191,7 @@ def prove_session(
 # What serves: the proof above runs the saved graph as it is; a server lets the engine rewrite it first.
 
 REPLAYED_SIZES = (1, 2, 5)
-_NOT_SERVED = "the graph is proven, but not as it would be served"
+NOT_SERVED = "the graph is proven, but not as it would be served"
 
 
 def prove_served(
@@ -234,10 +234,10 @@ def prove_served(
             for trusted, limits in ((golden.graph_outputs, REPLAY[precision]), (golden.source_outputs, source)):
                 replay_golden(session, golden, trusted, limits, reading=reading, sizes=sizes)
     except (LoweringError, ExecutionError, SignatureError) as error:
-        raise VerificationError(_NOT_SERVED, report=str(error)) from error
+        raise VerificationError(NOT_SERVED, report=str(error)) from error
     except VerificationError as error:
         raise VerificationError(
-            _NOT_SERVED, report=error.report, hint=way_out or error.hint, relative_l2=error.relative_l2
+            NOT_SERVED, report=error.report, hint=way_out or error.hint, relative_l2=error.relative_l2
         ) from error
 
 

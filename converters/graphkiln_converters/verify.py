@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
-from graphkiln_backend.engines.base import Placement, Session, SessionConfig, SessionTuning
-from graphkiln_backend.engines.registry import load_engine, open_reference, reference_engine
+from graphkiln_backend.engines.base import REWRITES_OFF, Placement, Session, SessionConfig, SessionTuning
+from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine, open_reference, reference_engine
 from graphkiln_backend.graph.device import CPU
-from graphkiln_backend.graph.errors import EngineUnavailable, VerificationError
+from graphkiln_backend.graph.errors import (
+    EngineUnavailable,
+    ExecutionError,
+    GraphkilnError,
+    LoweringError,
+    VerificationError,
+)
 from graphkiln_backend.graph.manifest import Verification
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.comparison import prove
@@ -26,6 +33,8 @@ from graphkiln_converters.sources.base import USUAL_SIZE, InputSpec, run_in_batc
 # Suffixes of graphs that an engine here can run.
 READABLE = (".onnx", ".xml")
 _MOST_READ = 256
+
+_log = logging.getLogger("graphkiln.converters")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,6 +78,8 @@ def verify(
 ) -> Verified:
     """Run a version's graph on an engine and compare it with its references.
 
+    If it fails on ONNX Runtime, it is run once more without ONNX Runtime's own rewrites, as a server does.
+
     Args:
         version: The version to prove.
         engine: Name in the registry; empty for the one whose outputs are the reference for graphs of this format.
@@ -107,10 +118,24 @@ def verify(
     support = loaded.probe(CPU)
     if not support.ok:
         raise EngineUnavailable(support.reason)
-    with loaded.build(version.graph_path, config) as session:
-        placement = session.placement(version.golden.inputs) if version.golden else None
-        verdicts = verify_session(version, session, engine, precision=precision, samples=samples)
-    return Verified(verdicts=verdicts, placement=placement)
+
+    def verify_built(config: SessionConfig) -> Verified:
+        with loaded.build(version.graph_path, config) as session:
+            placement = session.placement(version.golden.inputs) if version.golden else None
+            verdicts = verify_session(version, session, engine, precision=precision, samples=samples)
+        return Verified(verdicts=verdicts, placement=placement)
+
+    try:
+        return verify_built(config)
+    except (ExecutionError, LoweringError, VerificationError) as error:  # a server tries it once more, too
+        if engine != REFERENCE_ENGINE or config.tuning.graph_level == "off":
+            raise
+        try:
+            verified = verify_built(config.without_rewrites())
+        except GraphkilnError:
+            raise error from None
+        _log.warning("%s: %s", REWRITES_OFF, error)
+        return verified
 
 
 def verify_session(

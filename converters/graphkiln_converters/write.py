@@ -6,7 +6,7 @@ import errno
 import shutil
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -40,6 +40,7 @@ from graphkiln_backend.repository.version import (
     GOLDEN_FILE,
     GRAPH_FILE,
     LABELS_FILE,
+    ModelVersion,
     newest_version,
     read_version_signature,
 )
@@ -217,7 +218,13 @@ def _fill(folder: Path, version: NewVersion) -> Manifest:
     return manifest
 
 
-def write_beside_graph(folder: Path, version: NewVersion, hashes: Mapping[str, str], adoption: Adoption) -> Manifest:
+def write_beside_graph(
+    folder: Path,
+    version: NewVersion,
+    hashes: Mapping[str, str],
+    adoption: Adoption,
+    check: Callable[[ModelVersion], None] = lambda _: None,
+) -> Manifest:
     """Write golden samples, labels and a manifest into the folder of an existing graph.
 
     The files are complete when they get their names, the manifest last: a server may look at any time.
@@ -227,6 +234,7 @@ def write_beside_graph(folder: Path, version: NewVersion, hashes: Mapping[str, s
         version: The new content.
         hashes: SHA-256 of the graph and the files that belong to it, by name.
         adoption: Origin of the golden samples.
+        check: Raises an error if the version must not be written.
 
     Raises:
         ConversionError: The labels do not fit, there are others, or the files cannot be written.
@@ -240,6 +248,7 @@ def write_beside_graph(folder: Path, version: NewVersion, hashes: Mapping[str, s
             labels = _write_labels(scratch / LABELS_FILE, version)
             manifest = _manifest(scratch, version, labels, hashes, adoption)
             manifest.write(scratch / MANIFEST_FILE)
+            check(ModelVersion(graph_path=version.graph, manifest=manifest, golden=version.golden))
             for name in (LABELS_FILE, GOLDEN_FILE, MANIFEST_FILE):
                 if (scratch / name).exists():
                     (scratch / name).rename(folder / name)

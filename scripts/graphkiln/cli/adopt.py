@@ -46,9 +46,11 @@ def adopt(
 ) -> None:
     """Add golden samples to a version that another tool wrote.
 
-    The graph is not changed: TensorRT plans, TorchScript, OpenVINO IR, ONNX, Python models. `serve` sends the samples
-    to the backend of the version before it answers users. --precision is the one that the graph is meant to compute in.
+    The graph is not changed: TensorRT plans, TorchScript, OpenVINO IR, ONNX, Python models. A graph that graphkiln
+    serves is replayed here as `serve` would run it; any other backend gets the samples before it answers users.
+    --precision is the one that the graph is meant to compute in.
     """
+    from graphkiln.cli.lower import replay_as_served
     from graphkiln_backend.storage.address import parse_store
     from graphkiln_converters.adopt import adopt as run
     from graphkiln_converters.recipe_file import read_recipe
@@ -58,7 +60,7 @@ def adopt(
     version = version_folder(Path(path)).absolute()
     options = {**parse_options(ctx.obj), "source": reference, "name": "adopted"}  # a recipe has a name
     with limit_computing(compute_limit):
-        manifest = run(version, read_recipe(None, options, []), command=command_line())
+        manifest = run(version, read_recipe(None, options, []), command=command_line(), replay=replay_as_served)
     if as_json:
         print_json(encode(manifest))
     else:

@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from graphkiln_backend.lowering.seat import Seat
     from graphkiln_backend.lowering.settings import Settings
     from graphkiln_backend.repository.config import ModelConfigProto
+    from graphkiln_backend.repository.version import ModelVersion
 
 
 def explain(
@@ -201,6 +203,35 @@ def read_deployment(
     folder = version_folder(path).absolute()
     config = ModelConfig.from_protobuf(_complete_config(folder, artifacts, backends), has_gpu=bool(gpus()))
     return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])
+
+
+def replay_as_served(version: ModelVersion) -> None:
+    """Replay the golden samples of a version on the session that a server of this machine would build.
+
+    Its files need not be complete. A version of another backend is left to that backend, and one that no engine of this
+    machine serves as configured to the server's own proof, with a warning.
+
+    Raises:
+        LoweringError: No session of the plan works.
+        RepositoryError: The configuration is not valid.
+    """
+    from graphkiln_backend.engines.registry import probe
+    from graphkiln_backend.repository.overlay import OtherBackend
+
+    with open_artifact_cache("off") as artifacts:
+        try:
+            deployment = read_deployment(version.graph_path.parent, None, artifacts)
+        except OtherBackend:
+            return
+        found = [probe(config.engine, config.device) for config in deployment.plan.configs]
+        if not any(support.ok for support in found):
+            reasons = "; ".join(dict.fromkeys(support.reason for support in found))
+            say(f"the samples are not replayed as they would be served, the server proves them: {reasons}")
+            return
+        proven = replace(deployment, version=version).build(artifacts)
+        proven.session.close()
+    for line in (*proven.failures, *proven.notes):
+        say(line)
 
 
 def find_seat(path: Path, settings: list[str] | None, artifacts: ArtifactCache, backends: Path | None) -> Seat:
