@@ -15,6 +15,7 @@ import numpy as np
 import psutil
 import pytest
 import tritonclient.grpc
+from examples import CPU, tensors
 from running import Server, StartServer, run_command
 
 from graphkiln_client import Client
@@ -86,6 +87,33 @@ def test_sigterm_with_idle_clients_leaves_nothing_behind(
     assert not alive
     assert not run_folder.exists()
     assert not [region for region in regions if region.exists()]
+
+
+def test_python_models_of_others_are_finalized(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
+    """Triton promises `finalize` at the end of the server; a user's model may write what it has collected."""
+    store = tmp_path / "store"
+    shutil.copytree(digits, store / "digits")
+    (store / "collecting" / "1").mkdir(parents=True)
+    both = tensors("input", "IN", "TYPE_FP32", "1") + tensors("output", "OUT", "TYPE_FP32", "1")
+    (store / "collecting" / "config.pbtxt").write_text(f'backend: "python" {both} {CPU}')
+    (store / "collecting" / "1" / "model.py").write_text(
+        f"""
+import pathlib, time
+
+class TritonPythonModel:
+    def execute(self, requests):
+        return [None for _ in requests]
+
+    def finalize(self):
+        time.sleep(1)
+        pathlib.Path({str(tmp_path / "collected")!r}).write_text("all")
+"""
+    )
+    server = start_server("--model-store", store)
+    server.wait_ready()
+    code, _ = server.stop()
+    assert code == 0, server.log
+    assert (tmp_path / "collected").read_text() == "all"
 
 
 def test_requests_in_flight_are_answered_before_the_end(start_server: StartServer, slow_store: Path) -> None:

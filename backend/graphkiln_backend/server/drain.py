@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.edge import Edge
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.watchdog import exit_code
+from graphkiln_backend.server.watchdog import exit_code, is_stub, read_stubs
 from graphkiln_backend.system.processes import kill_group
 from graphkiln_backend.system.signals import StopSignals
 from graphkiln_backend.triton.snapshot import SnapshotReader
@@ -37,10 +37,12 @@ _log = logging.getLogger("graphkiln.server")
 
 _POLL_S = 0.02
 _SETTLE_S = 0.5  # longer than the time between a request's last byte and its batch
-# For tritonserver to exit by itself: its models end first, then it writes its traces. It would wait 30 s for HTTP
-# clients (24.10) and exit with code 1.
+# For tritonserver to exit by itself, which then writes its traces. It would wait 30 s for HTTP clients (24.10) and
+# exit with code 1.
 _EXIT_S = 1.0
-_RECORD_EXIT_S = 10.0  # as above, if its models complete a file of `serve --record`
+# For models with something to complete: a file of `serve --record`, or `finalize` of somebody else's Python model.
+# Triton calls `finalize` a second after the signal (24.10).
+_FINALIZE_S = 10.0
 
 
 class Drain:
@@ -59,7 +61,7 @@ class Drain:
     ) -> None:
         self._server, self._signals, self._edge = server, signals, edge
         self._writes_traces = writes_traces
-        self._exit_s = _RECORD_EXIT_S if records else _EXIT_S
+        self._records = records
         self._instances = SnapshotReader(folder.instances)
         self._limit_s = limit_s
         self._counted_at = time.monotonic()
@@ -124,18 +126,29 @@ class Drain:
         progress = self._instances.read().progress
         return {key: (value.begun, value.ended) for key, value in progress.items()}
 
-    def _count_models(self) -> int:
-        """Number of processes of models."""
+    def _processes(self) -> list[psutil.Process]:
         with suppress(psutil.NoSuchProcess):
-            return len(psutil.Process(self._server.pid).children())
-        return 0
+            return psutil.Process(self._server.pid).children(recursive=True)
+        return []
+
+    def _exit_s(self) -> float:
+        """Seconds for tritonserver and its models to end by themselves.
+
+        None for models of graphkiln's backend alone: they have nothing to complete, and the second that Triton waits
+        before it calls `finalize` would make each stop and restart longer.
+        """
+        own = {stub.pid for stub in read_stubs(self._server.pid)}
+        has_others = any(is_stub(process) and process.pid not in own for process in self._processes())
+        if has_others or self._records:
+            return _FINALIZE_S
+        return 0.0 if own and not self._writes_traces else _EXIT_S
 
     def _end(self) -> int:
         """End the server: by SIGTERM, then by SIGKILL."""
         if self._server.poll() is None:
-            waits_for_models = self._count_models() > 0 and not self._writes_traces
+            exit_s, waits_for_models = self._exit_s(), bool(self._processes()) and not self._writes_traces
             self._server.send_signal(signal.SIGTERM)
-            self._wait(lambda: waits_for_models and not self._count_models(), time.monotonic() + self._exit_s)
+            self._wait(lambda: waits_for_models and not self._processes(), time.monotonic() + exit_s)
             if self._signals.count > 1 and self._server.poll() is None:
                 return self._kill()
         code = self._server.poll() or 0

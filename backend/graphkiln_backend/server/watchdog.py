@@ -363,6 +363,13 @@ class Stub:
     ended: bool = False
 
 
+def is_stub(process: psutil.Process) -> bool:
+    """True for a process in which Triton runs a Python model of any backend; false if it has just exited."""
+    with suppress(psutil.Error):
+        return any(Path(word).name == _STUB_PROGRAM for word in process.cmdline())
+    return False
+
+
 def read_stubs(server: int) -> list[Stub]:
     """List the stubs of graphkiln's backend below a tritonserver, and its zombie children of any kind."""
     try:
