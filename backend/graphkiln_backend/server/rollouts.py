@@ -17,7 +17,6 @@ import json
 import logging
 import os
 import re
-import secrets
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -28,6 +27,7 @@ from typing import Literal, TypeVar
 from graphkiln_backend.graph.decoding import decode, encode_json
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.repository.stores import walk
+from graphkiln_backend.system.files import replace_file
 from graphkiln_backend.system.locks import lock, try_lock
 from graphkiln_backend.triton.rollout_files import Example, Latencies, Tally
 
@@ -323,36 +323,6 @@ def first_change(
         serial=before.serial + 1 if before else 1,
         changed_at=time.time(),
     )
-
-
-def replace_file(path: Path, text: str, *, durably: bool = False) -> None:
-    """Replace a file atomically.
-
-    Args:
-        path: The file.
-        text: Its content.
-        durably: It is the old or the new one also after a crash of the machine.
-
-    Raises:
-        OSError: It cannot be written.
-    """
-    temporary = path.with_name(f".{path.name}.{secrets.token_hex(4)}")
-    try:
-        with temporary.open("wb") as file:
-            file.write(text.encode())
-            file.flush()
-            if durably:
-                os.fsync(file.fileno())
-        temporary.rename(path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    if not durably:
-        return
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
 
 
 def digest_files(folder: Path) -> str:

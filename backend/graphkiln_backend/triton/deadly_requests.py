@@ -20,8 +20,8 @@ import logging
 import struct
 from pathlib import Path
 
+from graphkiln_backend.system.files import write_whole
 from graphkiln_backend.system.processes import is_gone
-from graphkiln_backend.triton.instance_status import write_whole
 
 _FILE = "deadly_requests.json"
 _MOST_KNOWN = 1024  # suspects, and refused requests: the oldest is dropped

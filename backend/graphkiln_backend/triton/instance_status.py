@@ -32,6 +32,7 @@ from typing import Self
 
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.files import write_whole
 from graphkiln_backend.triton.environment import instances_folder
 
 # When the last batch began, batches begun, batches ended. Written in this order, so that a reader that sees a batch as
@@ -334,15 +335,3 @@ class BatchCounters:
 def status_path(folder: Path, instance: str, pid: int, kind: str) -> Path:
     """Path of an instance's file; with the pid, because an instance may end after its successor has begun."""
     return folder / f"{instance}.{pid}.{kind}"
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file that only its owner can read, atomically by renaming it into place.
-
-    Raises:
-        OSError: The file cannot be written.
-    """
-    temporary = path.with_name(f"{path.name}.tmp")
-    with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as file:
-        file.write(content)
-    temporary.rename(path)

@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.files import write_whole
 from graphkiln_backend.triton.environment import instances_folder
-from graphkiln_backend.triton.instance_status import InstanceStatus, status_path, write_whole
+from graphkiln_backend.triton.instance_status import InstanceStatus, status_path
 from graphkiln_backend.triton.metric_catalog import sample_line
 
 if TYPE_CHECKING:

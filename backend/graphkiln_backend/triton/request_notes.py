@@ -17,6 +17,7 @@ from graphkiln_backend.graph.arrays import is_text
 from graphkiln_backend.graph.dtypes import AnyArray, join_text
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.files import write_whole
 from graphkiln_backend.triton.deadly_requests import (
     DIGEST_BYTES,
     FINGERPRINT,
@@ -24,7 +25,6 @@ from graphkiln_backend.triton.deadly_requests import (
     NO_DIGEST,
     read_deadly_requests,
 )
-from graphkiln_backend.triton.instance_status import write_whole
 
 Feeds = dict[str, AnyArray]
 

@@ -39,9 +39,9 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.answers import AnswerComparison, limits_between
 from graphkiln_backend.repository.config import ModelConfigProto
 from graphkiln_backend.system.closing import Closeable
+from graphkiln_backend.system.files import write_whole
 from graphkiln_backend.triton.executor import InferenceRequest, Outputs, Result
 from graphkiln_backend.triton.features import Feature, TritonFeatures
-from graphkiln_backend.triton.instance_status import write_whole
 from graphkiln_backend.triton.request_position import position_of
 from graphkiln_backend.triton.responses import to_response, to_tensor
 from graphkiln_backend.triton.rollout_files import (

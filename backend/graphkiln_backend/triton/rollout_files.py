@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from graphkiln_backend.graph.decoding import decode, encode_json
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.triton.instance_status import write_whole
+from graphkiln_backend.system.files import write_whole
 
 # Latencies are counted in buckets whose limits grow by 2^(1/8), 9%.
 _STEPS = 8
