@@ -25,6 +25,7 @@ class Finished:
 
 
 RunVerb = Callable[..., Finished]
+BreakOutputs = Callable[[Callable[[int, bool], bool]], None]
 
 
 def table_rows(out: str) -> list[list[str]]:

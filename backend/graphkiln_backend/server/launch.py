@@ -388,10 +388,11 @@ class Launch:
                 ) from error
             for model, version in todo:
                 name = model.stored.name
-                proven.add((name, version))
                 if reason := verdicts[name, version].reason:
                     self.managed.refuse(model, version, reason)
                     self.managed.present(mirror, self.managed.plan(model.stored, model.stored.versions))
+                else:
+                    proven.add((name, version))
 
     def _served_proofs(self, folder: RunFolder) -> ServedProofs:
         from graphkiln_backend.server.proving_server import ProvingServer  # few servers need it

@@ -38,6 +38,7 @@ from graphkiln_backend.triton.rollout_files import candidate_name
 
 _log = logging.getLogger("graphkiln.server")
 
+REWRITES_OFF_LEVEL = 2  # of `optimization.graph.level`
 _PUBLIC_CHARACTERS = 400  # of a reason
 _NVIDIA_DRIVER = Path("/dev/nvidiactl")
 
@@ -146,7 +147,9 @@ class ManagedStores:
     _graph_folder: GraphFolder | None = None
     _opened: bool = False
     _disagreeing: dict[str, dict[int, str]] = field(default_factory=dict)
-    _not_native: set[tuple[str, str]] = field(default_factory=set)  # model and files that the C++ backend gets wrong
+    # Model and files that the C++ backend gets wrong, and those that it gets without ONNX Runtime's own rewrites.
+    _not_native: set[tuple[str, str]] = field(default_factory=set)
+    _without_rewrites: set[tuple[str, str]] = field(default_factory=set)
     _contracts: dict[str, dict[str, str]] = field(default_factory=dict)  # model -> version -> first digest
 
     def scan(self) -> dict[str, StoredModel]:
@@ -250,9 +253,11 @@ class ManagedStores:
             return ShownModel(stored=stored, versions=versions, other=True)
         complete_pair(config)
         native = None
-        is_wrong = any((stored.name, _files(stored, version)) in self._not_native for version in versions)
-        if self._keeps_contracts(config) and not is_wrong:
+        files = {(stored.name, _files(stored, version)) for version in versions}
+        if self._keeps_contracts(config) and not files & self._not_native:
             native = self.seat(config, [stored.folder / str(version) for version in versions])
+        if native is not None and files & self._without_rewrites:
+            native.optimization.graph.level = REWRITES_OFF_LEVEL
         guard_batch(config)
         withhold_text_id(config)
         return ShownModel(stored=stored, versions=versions, config=config, native=native)
@@ -370,13 +375,31 @@ class ManagedStores:
             mirror.show(stored.folder, model.versions, model.served_config)
         self.shown[stored.name] = model
 
-    def refuse(self, model: ShownModel, version: int, reason: str) -> None:
-        """Quarantine a version that is not right; or have graphkiln compute it, if only its seat was chosen for it."""
-        name = model.stored.name
+    def refuse(self, model: ShownModel, version: int, reason: str, *, was_proven: bool = False) -> None:
+        """Quarantine a version that is not right; or have graphkiln compute it, if only its seat was chosen for it.
+
+        If its settings ask for the native seat, it is tried once more without ONNX Runtime's own rewrites, which may
+        break a graph.
+
+        Args:
+            model: The model.
+            version: The version.
+            reason: Result of its proof.
+            was_proven: It passed a proof with this configuration before.
+        """
+        name, files = model.stored.name, (model.stored.name, _files(model.stored, version))
         if model.native is None or name in self.must_be_native:
-            self.quarantine.add(model.stored, version, reason)
+            are_off = model.native is None or model.native.optimization.graph.level == REWRITES_OFF_LEVEL
+            if are_off or was_proven or files in self._without_rewrites:
+                self.quarantine.add(model.stored, version, reason)
+                return
+            self._without_rewrites.add(files)
+            _log.warning(
+                "%s version %d failed in the C++ backend, so ONNX Runtime's own rewrites are off "
+                "(optimization.graph.level: %d): %s", name, version, REWRITES_OFF_LEVEL, reason
+            )  # fmt: skip
             return
-        self._not_native.add((name, _files(model.stored, version)))
+        self._not_native.add(files)
         _log.warning(
             "%s version %d is computed by graphkiln, because the C++ backend failed: %s", name, version, reason
         )

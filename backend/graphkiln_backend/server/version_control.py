@@ -321,7 +321,7 @@ class VersionController:
         wrong = self._proofs.replay([self._stores.shown[name] for name in names], self._stop.is_set, asking=first)
         self._unasked -= names
         for (name, version), reason in wrong.items():
-            self._stores.refuse(self._stores.shown[name], version, reason)
+            self._stores.refuse(self._stores.shown[name], version, reason, was_proven=True)
         return {name for name, _ in wrong}
 
     # The user's explicit mode.

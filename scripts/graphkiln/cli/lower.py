@@ -86,6 +86,9 @@ def explain(
             proven = deployment.build(artifacts)
             with proven.session:
                 _show_result(proven)
+            if seat.native and proven.config.tuning != deployment.settings.tuning:  # the rewrites are off
+                instead = "they are off there, too" if seat.requested else "graphkiln computes the version"
+                typer.echo(f"note: if ONNX Runtime's rewrites fail the proof in the native seat, {instead}")
 
 
 def _show_result(proven: ProvenSession) -> None:

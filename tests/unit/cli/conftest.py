@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
-from commands import FakeClient, Finished, RunVerb
+from commands import BreakOutputs, FakeClient, Finished, RunVerb
 
 from graphkiln.cli.connection import ConnectionOptions
 from graphkiln.cli.main import main
+from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 
 
 @pytest.fixture
@@ -48,3 +51,21 @@ def client(monkeypatch: pytest.MonkeyPatch) -> FakeClient:
 
     monkeypatch.setattr(ConnectionOptions, "connect", connect)
     return fake
+
+
+@pytest.fixture
+def break_outputs(monkeypatch: pytest.MonkeyPatch) -> BreakOutputs:
+    """Make outputs of ONNX Runtime wrong by a condition on the number of rows, and on its own rewrites of the graph."""
+
+    def break_where(is_wrong: Callable[[int, bool], bool]) -> None:
+        run = OnnxRuntimeSession.run
+
+        def wrong(self: OnnxRuntimeSession, feeds: Any, outputs: Any = None) -> Any:
+            off = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+            rewrites = self._options.graph_optimization_level != off
+            factor = 1.01 if is_wrong(len(next(iter(feeds.values()))), rewrites) else 1
+            return {name: array * np.float32(factor) for name, array in run(self, feeds, outputs).items()}
+
+        monkeypatch.setattr(OnnxRuntimeSession, "run", wrong)
+
+    return break_where

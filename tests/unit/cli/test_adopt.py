@@ -4,19 +4,12 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import onnxruntime
 import pytest
 import tiny
-from commands import RunVerb, words
+from commands import BreakOutputs, RunVerb, words
 from ir_files import product, save_ir
-
-from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
-from graphkiln_backend.lowering.acceptance import Arrays
 
 TENSORS = (
     'input { name: "x" data_type: TYPE_FP32 dims: [ 4 ] } output { name: "y" data_type: TYPE_FP32 dims: [ 3 ] } '
@@ -82,40 +75,27 @@ class TestAsServed:
         (model / "config.pbtxt").write_text('platform: "onnxruntime_onnx" max_batch_size: 8')
         return model
 
-    @pytest.fixture
-    def plant(self, monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[int, bool], bool]], None]:
-        """Make outputs wrong where a condition on the number of rows and ONNX Runtime's rewrites is true."""
-
-        def plant(is_wrong: Callable[[int, bool], bool]) -> None:
-            run = OnnxRuntimeSession.run
-
-            def wrong(self: OnnxRuntimeSession, feeds: Arrays, outputs: Any = None) -> Any:
-                off = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-                rewrites = self._options.graph_optimization_level != off
-                factor = 1.01 if is_wrong(len(feeds["x"]), rewrites) else 1
-                return {name: array * np.float32(factor) for name, array in run(self, feeds, outputs).items()}
-
-            monkeypatch.setattr(OnnxRuntimeSession, "run", wrong)
-
-        return plant
-
-    def test_the_largest_batch_is_replayed(self, run: RunVerb, model: Path, reference: Path, plant: Any) -> None:
-        plant(lambda rows, _: rows == 8)
+    def test_the_largest_batch_is_replayed(
+        self, run: RunVerb, model: Path, reference: Path, break_outputs: BreakOutputs
+    ) -> None:
+        break_outputs(lambda rows, _: rows == 8)
         finished = run("adopt", model, "--reference", reference)
         assert (finished.code, "proven, but not as it would be served" in words(finished.err)) == (1, True)
         assert [path.name for path in (model / "1").iterdir()] == ["model.onnx"]
 
     def test_rewrites_that_break_it_are_off_in_each_command(
-        self, run: RunVerb, model: Path, reference: Path, plant: Any
+        self, run: RunVerb, model: Path, reference: Path, break_outputs: BreakOutputs
     ) -> None:
-        plant(lambda _, rewrites: rewrites)
+        break_outputs(lambda _, rewrites: rewrites)
         for verb in (["adopt", model, "--reference", reference], ["verify", model], ["explain", model]):
             finished = run(*verb)
             assert finished.code == 0, finished.err
             assert "so they are off (optimization.graph.level: 2)" in words(finished.out + finished.err)
 
-    def test_settings_of_the_model_are_used(self, run: RunVerb, model: Path, reference: Path, plant: Any) -> None:
-        plant(lambda _, rewrites: rewrites)
+    def test_settings_of_the_model_are_used(
+        self, run: RunVerb, model: Path, reference: Path, break_outputs: BreakOutputs
+    ) -> None:
+        break_outputs(lambda _, rewrites: rewrites)
         with (model / "config.pbtxt").open("a") as config:
             config.write(" optimization { graph { level: 2 } }")
         finished = run("adopt", model, "--reference", reference)

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 import zoo
-from commands import RunVerb, table_rows, words
+from commands import BreakOutputs, RunVerb, table_rows, words
 from lowered import add_unrunnable
 
 from graphkiln.cli.lower import measure_model, open_artifact_cache, read_deployment
@@ -226,6 +226,17 @@ class TestSeat:
             "reason": "Triton's C++ onnxruntime backend, ONNX Runtime 1.23.0",
             "requested": True,
         }
+
+    @pytest.mark.parametrize("seat", ["auto", "native"])
+    def test_rewrites_that_break_the_graph(
+        self, run: RunVerb, model: Path, backends: Path, break_outputs: BreakOutputs, seat: str
+    ) -> None:
+        options = ("--cache=off", "--backend-directory", backends, "--set", f"seat={seat}")
+        assert "fail the proof" not in run("explain", model, *options).out
+        break_outputs(lambda _, rewrites: rewrites)
+        lines = run("explain", model, *options).out.splitlines()
+        instead = "they are off there, too" if seat == "native" else "graphkiln computes the version"
+        assert f"note: if ONNX Runtime's rewrites fail the proof in the native seat, {instead}" in lines
 
     def test_reason_against_it(self, run: RunVerb, model: Path, bare: Path, backends: Path) -> None:
         assert planned(run, model)["seat"]["reason"] == "Triton's C++ onnxruntime backend is not installed"

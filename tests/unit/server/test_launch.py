@@ -280,13 +280,19 @@ class FakeProofs:
 
     def __init__(self, *wrong: tuple[str, int]) -> None:
         self.wrong = wrong
+        self.only_rewritten = False  # wrong while ONNX Runtime rewrites the graph
         self.admitted: list[tuple[str, int]] = []
         self.prepared: list[str] = []
 
     def admit(self, models: list[tuple[ShownModel, int]]) -> dict[tuple[str, int], Answers]:
         names = [(model.stored.name, version) for model, version in models]
         self.admitted += names
-        return {which: Answers(reason="it is wrong" if which in self.wrong else "") for which in names}
+        rewritten = {
+            model.stored.name: not (self.only_rewritten and model.native and model.native.optimization.graph.level == 2)
+            for model, _ in models
+        }
+        wrong = {which for which in self.wrong if rewritten.get(which[0])}
+        return {which: Answers(reason="it is wrong" if which in wrong else "") for which in names}
 
     def ask_once_live(self, models: list[ShownModel]) -> AbstractContextManager[None]:
         self.prepared += [model.stored.name for model in models]
@@ -452,6 +458,31 @@ class TestNativeSeat:
         launch.prepare(folder)
         assert launch.managed.refusals() == ({("digits", "1"): "it is wrong"} if requested else {})
         assert launch.managed.shown["digits"].native is None
+
+    @pytest.mark.parametrize("requested", [False, True])
+    def test_a_graph_that_rewrites_break(
+        self,
+        installation: Installation,
+        folder: RunFolder,
+        store: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        logged: list[str],
+        *,
+        requested: bool,
+    ) -> None:
+        """Graphkiln computes it, or, if the native seat is requested, the C++ backend without rewrites."""
+        proofs = FakeProofs(("digits", 1))
+        proofs.only_rewritten = True
+        monkeypatch.setattr(Launch, "_served_proofs", lambda *_: proofs)
+        overrides = {"digits": [Override("seat", "native", "--set")]} if requested else {}
+        launch = replace(make_launch(installation, store), overrides=overrides)
+        launch.prepare(folder)
+        config = read_config(folder.overlay / "models" / "digits" / "config.pbtxt")
+        expected = ("onnxruntime", 2) if requested else ("graphkiln", 0)
+        assert (config.backend, config.optimization.graph.level) == expected
+        assert len(proofs.admitted) == (2 if requested else 1)
+        assert launch.managed.refusals() == {}
+        assert any("own rewrites are off" in line and "it is wrong" in line for line in logged) is requested
 
 
 class TestStart:

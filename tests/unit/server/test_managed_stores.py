@@ -245,5 +245,16 @@ class TestNativeSeat:
         stores.must_be_native.add("m")
         shown = stores.shown["m"]
         stores.refuse(shown, 1, "it is wrong")
+        planned = stores.plan(shown.stored, shown.versions)
+        assert planned.native is not None
+        assert planned.native.optimization.graph.level == 2
+        assert not planned.shows(shown), "it is proven again"
+        stores.refuse(planned, 1, "it is wrong")
         assert stores.plan(shown.stored, shown.versions).versions == ()
         assert stores.refusals()["m", "1"] == "it is wrong"
+
+    def test_what_was_right_once_is_not_tried_without_rewrites(self, stores: ManagedStores) -> None:
+        stores.must_be_native.add("m")
+        shown = stores.shown["m"]
+        stores.refuse(shown, 1, "it is wrong", was_proven=True)
+        assert stores.plan(shown.stored, shown.versions).versions == ()
