@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
-from running import Server
+import zoo
+from environments import make_environment
+from running import Server, Serving
+
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
+from graphkiln_backend.system.admin_key import find_key
 
 pytestmark = pytest.mark.server
 
@@ -44,3 +52,66 @@ def test_curl_with_a_raw_body(server: Server, tmp_path: Path) -> None:
 def test_grpc_from_generated_stubs(server: Server) -> None:
     address = server.grpc_url.rpartition("/")[2]
     assert shown_by(sys.executable, CLIENTS / "generated_stubs.py", address).strip() == b"[1, 10] 40"
+
+
+@pytest.fixture(scope="module")
+def every_type(digits: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Server of identities of all types, and of an image model."""
+    store = tmp_path_factory.mktemp("every type")
+    halves = ("FP16", "BF16")  # types that JSON does not have
+    models = {"types": [name for name in zoo.DTYPES if name not in halves], **{name: [name] for name in halves}}
+    for model, names in models.items():
+        zoo.add(store, model, zoo.identities(names), "max_batch_size: 4")
+    shutil.copytree(digits, store / "digits")
+    with (store / "digits" / "config.pbtxt").open("a") as config:
+        config.write(ACCEPT_IMAGES_LINE)
+    with Serving(tmp_path_factory.mktemp("log"), "--model-store", store) as running:
+        running.wait_ready()
+        yield running
+
+
+@pytest.fixture(scope="session")
+def kserve_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Python with KServe's SDK, which requires numpy 2 and a web framework."""
+    return make_environment(tmp_path_factory.mktemp("kserve"), "kserve==0.21.0") / "python"
+
+
+def answers(*command: str | Path) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(shown_by(*command))
+    return found
+
+
+@pytest.mark.slow
+def test_kserve_sdk(every_type: Server, kserve_python: Path, repository: Path) -> None:
+    """By both clients of the SDK, as values and as bytes; what differs from "same" is the SDK's own limit."""
+    address = every_type.grpc_url.rpartition("/")[2]
+    picture = repository / "docs" / "digits" / "seven.png"
+    found = answers(kserve_python, CLIENTS / "kserve_sdk.py", every_type.url, address, picture)
+    for protocol in ("REST", "gRPC"):
+        assert found.pop(f"{protocol} picture") == 7
+        assert found.pop(f"{protocol} model") is True
+        assert found.pop(f"{protocol} unknown model") is False
+        for case in ("FP16", "FP16, NaN and infinity"):
+            assert found.pop(f"{protocol} values: {case}").startswith("InvalidInput: "), "the SDK sends FP16 as bytes"
+    assert found.pop("gRPC live") is True
+    assert found.pop("gRPC ready") is True
+    # findings/kserve-*.sh: it expects a body of health, and sends `null` for NaN and beside empty bytes.
+    assert found.pop("REST live").startswith("JSONDecodeError: ")
+    assert found.pop("REST ready").startswith("JSONDecodeError: ")
+    assert "non-number" in found.pop("REST values: NaN and infinity")
+    assert "only one of the following fields" in found.pop("REST binary: empty")
+    assert found == dict.fromkeys(found, "same")
+    assert len(found) == 14
+
+
+@pytest.mark.wide
+def test_all_of_tritonclient(every_type: Server) -> None:
+    """Each transport, in JSON, as bytes, in a stream and in shared memory."""
+    addresses = every_type.url.rpartition("/")[2], every_type.grpc_url.rpartition("/")[2]
+    key = find_key("127.0.0.1", every_type.http_port)
+    found = answers(sys.executable, CLIENTS / "every_tritonclient.py", *addresses, key)
+    for client in ("HTTP", "HTTP aio"):
+        assert "FP16 data via JSON is not supported" in found.pop(f"{client}, JSON: FP16")
+        assert "must be sent as binary data" in found.pop(f"{client}, JSON: BF16")
+    assert found == dict.fromkeys(found, "same")
+    assert len(found) == 39
