@@ -170,7 +170,9 @@ def _output_sizes(metadata: Mapping[str, Any], request: InferRequest) -> dict[st
 def _to_array(name: str, value: Any) -> AnyArray:
     """Convert an input to an array; raise `InvalidInput` if that fails or a dimension is too large."""
     try:
-        array: AnyArray = np.atleast_1d(np.asarray(value))  # Triton has no scalars: [1] instead of []
+        array: AnyArray = np.asarray(value)
+        if not array.ndim:
+            array = array.reshape(1)  # Triton has no scalars
     except (ValueError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidInput(
             f"input '{name}' is not an array: {str(error)[:200]}",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import threading
 from abc import ABC, abstractmethod
@@ -223,7 +224,7 @@ _InputSpec = SharedTensor | tuple[str, tuple[int, ...]]  # location in shared me
 
 
 def encode_request(request: InferRequest, timeout_s: float | None) -> bytes:
-    """Serialize a `ModelInferRequest`.
+    """Serialize a `ModelInferRequest`; the server's timeout is in whole milliseconds.
 
     Tensors are appended to the serialized message with a single copy. As message fields they would be copied three
     times, which takes 0.17 ms of the 0.96 ms of a 600 kB request. The fields that do not change between requests are
@@ -235,7 +236,8 @@ def encode_request(request: InferRequest, timeout_s: float | None) -> bytes:
     Source: Protocol Buffers, "Encoding": fields can be in any order, and repeated fields occur several times.
     """
     specs: list[tuple[str, _InputSpec]] = []
-    parts: list[bytes | memoryview] = [b"", b""]
+    identity = request.request_id.encode()
+    parts: list[bytes | memoryview] = [b"", _ID_TAG, _varint(len(identity)), identity]
     for name, tensor in request.inputs.items():
         if isinstance(tensor, SharedTensor):
             specs.append((name, tensor))
@@ -243,33 +245,33 @@ def encode_request(request: InferRequest, timeout_s: float | None) -> bytes:
         specs.append((name, (datatype_of(name, tensor), tensor.shape)))
         raw = to_raw(tensor)
         parts += (_RAW_INPUT_TAG, _varint(len(raw)), raw)
-    parts[0] = _encode_header(request.model, request.version, tuple(specs), tuple(request.outputs.items()))
-    parts[1] = _encode_parameters(request, timeout_s)
+    timeout_ms = None if timeout_s is None else math.ceil(timeout_s * 1e3)
+    common = request.model, request.version, request.contract, timeout_ms
+    parts[0] = _encode_header(common, tuple(specs), tuple(request.outputs.items()))
     return b"".join(parts)
-
-
-def _encode_parameters(request: InferRequest, timeout_s: float | None) -> bytes:
-    """Serialize the fields that differ between requests."""
-    message = pb.ModelInferRequest(id=request.request_id)
-    if timeout_s is not None:
-        message.parameters["timeout"].int64_param = round(timeout_s * 1e6)
-    if request.contract:
-        message.parameters[CONTRACT].string_param = request.contract
-    if request.version:
-        message.parameters[PINNED_PARAMETER].string_param = request.version
-    serialized: bytes = message.SerializeToString()
-    return serialized
 
 
 @functools.lru_cache(maxsize=256)
 def _encode_header(
-    model: str,
-    version: str,
+    common: tuple[str, str, str, int | None],
     specs: tuple[tuple[str, _InputSpec], ...],
     outputs: tuple[tuple[str, RequestedOutput], ...],
 ) -> bytes:
-    """Serialize the fields that requests share: model, input specs and requested outputs."""
+    """Serialize the fields that requests share: model, parameters, input specs and requested outputs.
+
+    Args:
+        common: Model, version, contract, and the server's timeout in milliseconds.
+        specs: Inputs by name.
+        outputs: Requested outputs by name.
+    """
+    model, version, contract, timeout_ms = common
     message = pb.ModelInferRequest(model_name=model, model_version=version)
+    if timeout_ms is not None:
+        message.parameters["timeout"].int64_param = timeout_ms * 1000
+    if contract:
+        message.parameters[CONTRACT].string_param = contract
+    if version:
+        message.parameters[PINNED_PARAMETER].string_param = version
     for name, spec in specs:
         if isinstance(spec, SharedTensor):
             shared = message.inputs.add(name=name, datatype=spec.datatype.value, shape=spec.shape)
@@ -294,11 +296,13 @@ def _set_region(parameters: Any, tensor: SharedTensor) -> None:
 
 
 _LENGTH_DELIMITED = 2
-_RAW_INPUT_TAG = bytes(
-    [pb.ModelInferRequest.DESCRIPTOR.fields_by_name["raw_input_contents"].number << 3 | _LENGTH_DELIMITED]
+_FIELDS = pb.ModelInferRequest.DESCRIPTOR.fields_by_name
+_ID_TAG, _RAW_INPUT_TAG = (
+    bytes([_FIELDS[name].number << 3 | _LENGTH_DELIMITED]) for name in ("id", "raw_input_contents")
 )
 
 
+@functools.lru_cache(maxsize=256)
 def _varint(number: int) -> bytes:
     """Encode a number in base 128, least significant group first; the top bit marks that more groups follow."""
     groups = bytearray()
@@ -317,27 +321,26 @@ def decode_response(message: Any, request: InferRequest) -> InferResponse:
     """
     if message.id and request.request_id and message.id != request.request_id:
         raise ProtocolError(f"the response to request {request.request_id} has the id {message.id[:80]}")
-    check_outputs([output.name for output in message.outputs], request)
+    declared = [(output.name, output.datatype, tuple(output.shape)) for output in message.outputs]
+    check_outputs([name for name, _, _ in declared], request)
     contents = list(message.raw_output_contents)
-    whole = len(contents) == len(message.outputs)  # Triton sends empty contents for outputs in shared memory
-    sent = {output.name for output, raw in zip(message.outputs, contents, strict=False) if whole and raw}
+    whole = len(contents) == len(declared)  # Triton sends empty contents for outputs in shared memory
     shared = {
-        output.name: tuple(output.shape)
-        for output in message.outputs
-        if request.is_shared(output.name, output.datatype) and output.name not in sent
+        name: shape
+        for index, (name, datatype, shape) in enumerate(declared)
+        if not (whole and contents[index]) and request.is_shared(name, datatype)
     }
-    outputs = [output for output in message.outputs if output.name not in shared]
     if not contents:
-        arrays = {output.name: _from_contents(output) for output in outputs}
+        typed = [output for output in message.outputs if output.name not in shared]
+        arrays = {output.name: _from_contents(output) for output in typed}
     else:
-        if whole:
-            named = zip(message.outputs, contents, strict=True)
-            contents = [raw for output, raw in named if output.name not in shared]
+        if whole and shared:
+            contents = [raw for raw, (name, _, _) in zip(contents, declared, strict=True) if name not in shared]
+        outputs = [row for row in declared if row[0] not in shared]
         if len(contents) != len(outputs):
             raise ProtocolError(f"the response has {len(contents)} raw contents for {len(outputs)} outputs")
         arrays = {
-            output.name: from_raw(raw, output.datatype, tuple(output.shape))
-            for output, raw in zip(outputs, contents, strict=True)
+            name: from_raw(raw, datatype, shape) for raw, (name, datatype, shape) in zip(contents, outputs, strict=True)
         }
     return InferResponse(model=message.model_name, version=message.model_version, outputs=arrays, shared_shapes=shared)
 
