@@ -25,6 +25,7 @@ from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.processes import process_age_s
+from graphkiln_backend.triton.deadly_requests import find_dead_image_instance
 from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.instance_status import InstanceStatus, note_end
 from graphkiln_backend.triton.rollout_files import tried_model
@@ -176,6 +177,7 @@ class Watchdog(Closeable):
         return (
             self._find_stopped_server(now)
             or self._find_instance_fault(users, states, now)
+            or self._find_dead_image_instance(instances)
             or self._find_early_death(now)
             or self._find_silent_server()
         )
@@ -264,6 +266,12 @@ class Watchdog(Closeable):
         for key, status in instances.statuses.items():
             if states[status.pid] == psutil.STATUS_ZOMBIE and is_ready(self._folder, key):  # not merely unloaded
                 return Fault(cause=Cause.INSTANCE_DIED, what=f"{_name(status)} died", instance=key)
+        return None
+
+    def _find_dead_image_instance(self, instances: Snapshot) -> Fault | None:
+        if key := find_dead_image_instance(self._folder, instances.statuses):
+            name = key.rpartition("_")[0].rpartition("_")[0]  # Triton's names of instances: MODEL_GROUP_NUMBER
+            return Fault(cause=Cause.INSTANCE_DIED, what=f"an instance of {name} died", instance=key)
         return None
 
     def _find_wrong_outputs(self, instances: Snapshot) -> Fault | None:

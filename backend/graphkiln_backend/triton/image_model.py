@@ -34,7 +34,7 @@ from graphkiln_backend.repository.config import ModelConfigProto, parse_json
 from graphkiln_backend.repository.image_config import TENSOR_INPUT, is_stacked, parts_of
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_backend.triton.environment import lift_memory_limit
+from graphkiln_backend.triton.environment import instances_folder, lift_memory_limit
 from graphkiln_backend.triton.executor import (
     CANCELLATION_CHECK_S,
     Cancelled,
@@ -48,6 +48,7 @@ from graphkiln_backend.triton.executor import (
 from graphkiln_backend.triton.features import Feature, TritonFeatures
 from graphkiln_backend.triton.log import log_to_triton
 from graphkiln_backend.triton.metrics import ImageMetrics
+from graphkiln_backend.triton.request_notes import DeadlyRequest, Feeds, RequestNotes
 from graphkiln_backend.triton.responses import FAILURES, to_response
 from graphkiln_backend.triton.tensors import to_array
 
@@ -55,6 +56,7 @@ _NICENESS = 5  # if decoding and computing share cores, computing goes first
 
 Infer = Callable[[AnyArray, tuple[str, ...]], Outputs]  # computes outputs of samples, or raises a `GraphkilnError`
 _Samples: TypeAlias = dict[int, AnyArray]  # by index of the request
+_Images: TypeAlias = dict[int, list[bytes]]  # encoded
 
 
 class TritonPythonModel:
@@ -87,6 +89,10 @@ class TritonPythonModel:
             contract=self._tensor_model.contract.digest if self._tensor_model.contract else "",
             parts=parts_of(config),
         )
+        if folder := instances_folder():
+            name, version = args["model_name"], args["model_version"]
+            computed_by = f"{name} {version} {self._tensor_model.preprocess}"
+            self._executor.notes = RequestNotes(folder, args["model_instance_name"], os.getpid(), computed_by)
         self._metrics = ImageMetrics(
             args["model_instance_name"],
             args["model_name"],
@@ -113,6 +119,8 @@ class TritonPythonModel:
 
     def finalize(self) -> None:
         """Stop the threads."""
+        if self._executor.notes:
+            self._executor.notes.close()
         self._metrics.close()
         self._decoder.close()
         self._executor.close()
@@ -129,6 +137,9 @@ class ImageExecutor(Closeable):
         stacked: The tensor model accepts several images at once; otherwise a request has one image.
         contract: Digest of the version's contract; requests for another contract are refused. Empty: not checked.
         parts: Instances of the tensor model: a batch is split into as many simultaneous requests.
+
+    Attributes:
+        notes: Notes the requests under way; None if no supervisor reads them.
     """
 
     def __init__(
@@ -142,6 +153,7 @@ class ImageExecutor(Closeable):
         contract: str = "",
         parts: int = 1,
     ) -> None:
+        self.notes: RequestNotes | None = None
         self._decoder = decoder
         self._infer = infer
         self._outputs = tuple(outputs)
@@ -162,12 +174,37 @@ class ImageExecutor(Closeable):
             One result per request, in order.
         """
         results: dict[int, Result] = {}
-        images: dict[int, list[bytes]] = {}
+        images: _Images = {}
         for index, request in enumerate(requests):
             try:
                 images[index] = self._read(request)
             except Exception as error:  # noqa: BLE001 - any error becomes the result of its request
                 results[index] = to_result(error, request)
+        for group in self._separate_suspects(images):
+            results.update(self._execute_noted(requests, group))
+        return [results[index] for index in range(len(requests))]
+
+    def _separate_suspects(self, images: _Images) -> list[_Images]:
+        """Separate requests that may have ended an instance: each is computed alone."""
+        notes = self.notes
+        alone = [index for index in images if notes.is_known(_noted(images[index]))] if notes else []
+        together = {index: images[index] for index in images if index not in alone}
+        return [*([together] if together else []), *({index: images[index]} for index in alone)]
+
+    def _execute_noted(self, requests: Sequence[InferenceRequest], images: _Images) -> dict[int, Result]:
+        if self.notes is None:
+            return self._execute(requests, images)
+        try:
+            self.notes.begin([_noted(each) for each in images.values()])
+        except DeadlyRequest as error:
+            return dict.fromkeys(images, error)
+        results = self._execute(requests, images)
+        if not any(isinstance(result, ExecutionError) for result in results.values()):
+            self.notes.end()  # otherwise they may have ended an instance of the tensor model
+        return results
+
+    def _execute(self, requests: Sequence[InferenceRequest], images: _Images) -> dict[int, Result]:
+        results: dict[int, Result] = {}
         begun = time.monotonic()
         samples = self._decode(images, results)
         if time.monotonic() - begun > CANCELLATION_CHECK_S:
@@ -175,7 +212,7 @@ class ImageExecutor(Closeable):
         names = {index: self._requested(requests[index]) for index in samples}
         for group in self._groups(samples):
             results.update(self._infer_in_parts({index: samples[index] for index in group}, names))
-        return [results[index] for index in range(len(requests))]
+        return results
 
     def _read(self, request: InferenceRequest) -> list[bytes]:
         """Read the encoded images of a request."""
@@ -190,7 +227,7 @@ class ImageExecutor(Closeable):
         requested = request.requested_output_names()
         return tuple(name for name in self._outputs if name in requested)
 
-    def _decode(self, images: Mapping[int, list[bytes]], results: dict[int, Result]) -> dict[int, AnyArray]:
+    def _decode(self, images: _Images, results: dict[int, Result]) -> dict[int, AnyArray]:
         """Decode the images to samples by request; add errors to the results."""
         decoded: dict[int, AnyArray] = {}
         try:
@@ -244,6 +281,10 @@ class ImageExecutor(Closeable):
         for index, array in samples.items():
             results.update(self._infer_together({index: array}, names))
         return results
+
+
+def _noted(images: list[bytes]) -> Feeds:
+    return {IMAGE_INPUT: np.array(images, np.object_)}
 
 
 def _drop_cancelled(requests: Sequence[InferenceRequest], samples: _Samples, results: dict[int, Result]) -> None:

@@ -41,13 +41,13 @@ class DeadlyRequest(GraphkilnError):
     def __init__(self, digest: bytes) -> None:
         super().__init__(
             f"this request is refused, because its computation has ended two instances (request {digest.hex()})",
-            hint="its inputs make the engine fail: change them, or ask for another engine; a new version or a "
-            "restart of graphkiln serve computes it again",
+            hint="its inputs make the engine or the image decoder fail: change them, or ask for another engine; a new "
+            "version or a restart of graphkiln serve computes it again",
         )
 
 
 class RequestNotes(Closeable):
-    """Note the requests under way, and refuse deadly ones. Not thread-safe; `end` follows each `begin`.
+    """Note the requests under way, and refuse deadly ones. Not thread-safe.
 
     Args:
         folder: Folder of status files.
@@ -80,7 +80,7 @@ class RequestNotes(Closeable):
             DeadlyRequest: The only request is deadly.
         """
         found = [self._fingerprint(feeds) for feeds in requests[:_MOST_UNDER_WAY]]
-        digest = NO_DIGEST
+        digest, self._tried = NO_DIGEST, None
         if len(found) == 1 and found[0] in self._known:
             digest = self._digest(requests[0])
             if digest in self._refused.get(found[0], ()):

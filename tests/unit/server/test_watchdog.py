@@ -35,6 +35,7 @@ from graphkiln_backend.server.watchdog import (
 from graphkiln_backend.system.processes import process_age_s
 from graphkiln_backend.triton.features import TritonFeatures
 from graphkiln_backend.triton.instance_status import Loading, Progress, StatusFile
+from graphkiln_backend.triton.request_notes import RequestNotes
 from graphkiln_backend.triton.snapshot import Snapshot, read_snapshot
 
 OLD, NEW = TritonFeatures("2.51.0"), TritonFeatures("2.72.0")
@@ -92,6 +93,26 @@ def test_a_process_that_is_gone(tmp_path: Path, watchdog: Watchdog, process: sub
         fault = look(watchdog, tmp_path)
     assert fault is not None
     assert (fault.cause, fault.what) == (Cause.INSTANCE_DIED, "an instance of m version 3 died")
+
+
+def test_an_image_model_that_is_gone(tmp_path: Path, watchdog: Watchdog, process: subprocess.Popen[bytes]) -> None:
+    """Its instances have no status file, but notes of the requests under way until they are unloaded."""
+    notes = RequestNotes(tmp_path, "cats.images_0_1", process.pid, "cats.images 3")
+    candidate = f"m.candidate.images_0_1.{process.pid}"
+    assert look(watchdog, tmp_path) is None
+    process.kill()
+    process.wait()
+    (tmp_path / f"{candidate}.requests").touch()
+    status = instance_status(pid=process.pid, model="m.candidate")
+    found = watchdog.look(Snapshot(statuses={candidate: status}))
+    expected = Fault(
+        cause=Cause.INSTANCE_DIED,
+        what="an instance of cats.images died",
+        instance=f"cats.images_0_1.{process.pid}",
+    )
+    assert found == expected, "not a candidate"
+    notes.close()
+    assert watchdog.look(Snapshot(statuses={candidate: status})) is None
 
 
 def test_a_candidate_that_dies_or_hangs_needs_no_restart(

@@ -135,6 +135,25 @@ def test_the_notes_of_every_ended_process_count(server: Server) -> None:
     assert not server.notes.is_known(feeds(2)), "its process goes on"
 
 
+def test_images_under_way_are_suspects_when_another_instance_dies(server: Server) -> None:
+    """They wait for the tensor model, whose death is not yet theirs: they are sent alone, and never refused for it."""
+    for number in range(3, 6):
+        images = RequestNotes(server.run, "m.images_0_0", os.getpid(), "m.images 1")
+        images.begin([feeds(2)])
+        server.die_of(feeds(number))
+    again = RequestNotes(server.run, "m.images_0_0", os.getpid(), "m.images 1")
+    assert again.is_known(feeds(2))
+    again.begin([feeds(2)])
+
+
+def test_what_was_not_survived_stays_a_suspect(server: Server) -> None:
+    server.die_of(feeds(1))
+    server.notes.begin([feeds(1)])  # and no end, as it did not end well
+    server.survive(feeds(2))
+    server.restart()
+    assert server.notes.is_known(feeds(1))
+
+
 def test_other_files_or_another_engine_compute_it_again(server: Server) -> None:
     for _ in range(2):
         server.die_of(feeds(0))

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import itertools
+import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -17,8 +20,10 @@ from graphkiln_backend.graph.errors import ExecutionError, InvalidInput, ModelNo
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.encoded import Decoder
 from graphkiln_backend.triton import image_model as module
+from graphkiln_backend.triton.deadly_requests import DeadlyRequests
 from graphkiln_backend.triton.executor import Cancelled, Outputs, Result
 from graphkiln_backend.triton.image_model import ImageExecutor
+from graphkiln_backend.triton.request_notes import DeadlyRequest, RequestNotes
 
 SPEC = Preprocess(color="L", dtype=DType.UINT8)
 
@@ -181,3 +186,69 @@ def test_cancellation_is_not_checked_if_decoding_is_fast(
     one = cancelled(gray(1))
     assert values(executor(decoder, model).execute_batch([one])) == [[1]]
     assert one.cancellation_checks == 0
+
+
+class Died(BaseException):
+    """The process ends here."""
+
+
+class TestDeadlyImages:
+    """Images that ended their instance, or one of the tensor model, are computed alone, and refused the third time."""
+
+    INSTANCE = "m.images_0_0"
+
+    @pytest.fixture
+    def restart(self, tmp_path: Path, decoder: Decoder, model: FakeModel) -> Callable[[str], ImageExecutor]:
+        """Let the supervisor learn that an instance has ended, and start the next server."""
+        known, runs = DeadlyRequests(), itertools.count()
+        folder = tmp_path
+
+        def restart(ended: str = f"{self.INSTANCE}.{os.getpid()}") -> ImageExecutor:
+            nonlocal folder
+            known.learn(folder, ended)
+            folder = tmp_path / str(next(runs))
+            folder.mkdir()
+            known.publish(folder)
+            images = executor(decoder, model)
+            images.notes = RequestNotes(folder, self.INSTANCE, os.getpid(), "m.images 1")
+            return images
+
+        return restart
+
+    def test_third_time(
+        self, restart: Callable[..., ImageExecutor], model: FakeModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        deadly = gray(2)
+
+        decode_all = Decoder.decode
+
+        def decode(self: Decoder, images: Sequence[Sequence[bytes]]) -> object:
+            if [deadly] in images:
+                raise Died
+            return decode_all(self, images)
+
+        monkeypatch.setattr(Decoder, "decode", decode)
+        for batch in ([1, 2], [2]):
+            with pytest.raises(Died):
+                restart().execute_batch([request(gray(value)) for value in batch])
+        images = restart()
+        results = images.execute_batch([request(gray(value)) for value in (1, 2, 3, 4)])
+        assert values(results) == [[1], DeadlyRequest, [3], [4]]
+        assert [shape[0] for shape, _ in model.calls] == [2, 1], "suspects are alone"
+        assert values(images.execute_batch([request(gray(1)), request(gray(3))])) == [[1], [3]]
+        assert [shape[0] for shape, _ in model.calls] == [2, 1, 2], "it has survived the one"
+
+    def test_instance_of_the_tensor_model(
+        self, restart: Callable[..., ImageExecutor], model: FakeModel, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> Outputs:
+            raise ExecutionError("Stub process 'm_0_0' is not healthy.")
+
+        images = restart()
+        with monkeypatch.context() as patched:
+            patched.setattr(images, "_infer", fail)
+            results = images.execute_batch([request(gray(1)), request(gray(2))])
+        assert values(results) == [ExecutionError] * 2
+        results = restart("m_0_0.1").execute_batch([request(gray(1)), request(gray(2)), request(gray(3))])
+        assert values(results) == [[1], [2], [3]]
+        assert [shape[0] for shape, _ in model.calls] == [1, 1, 1], "the two are sent alone"
