@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,6 +43,7 @@ class RemoteModel:
         self._regions = regions
         self._metadata: dict[str, Any] | None = None
         self._config: dict[str, Any] | None = None
+        self._outputs: Collection[str] = ()  # names in the last response to a request for all outputs
 
     def sibling(self, name: str) -> RemoteModel:
         """Return a model with the same connection, version and shared memory, and empty caches."""
@@ -101,20 +102,30 @@ class RemoteModel:
 
         Args:
             inputs: Arrays or nested lists by input name.
-            outputs: Requested outputs by name; empty for all.
+            outputs: Requested outputs by name; empty for all: those of the metadata, if they are cached, else those of
+                the response before, or else any.
             request_id: Id that the server returns and logs.
             contract: Digest of the expected contract; empty to accept any.
 
         Raises:
             ClientError: The request failed.
+            ProtocolError: The response has other outputs.
         """
         request = self._request(inputs, outputs=outputs, request_id=request_id, contract=contract)
         response = await (self._infer_shared(request) if self._regions else self.connection.infer(request))
-        if self._metadata is not None and _misfit(response, request, self._metadata):
+        if self._is_doubtful(response, request):
             self.forget()  # the model may have been replaced
             if fault := _misfit(response, request, await self.metadata()):
                 raise ProtocolError(f"the response of '{self.name}' does not fit its metadata: {fault}")
+        if not request.outputs:
+            self._outputs = response.outputs.keys()
         return response
+
+    def _is_doubtful(self, response: InferResponse, request: InferRequest) -> bool:
+        """Return true if a response contradicts the cached metadata or, without them, the response before."""
+        if self._metadata is not None:
+            return bool(_misfit(response, request, self._metadata))
+        return bool(self._outputs) and not request.outputs and self._outputs != response.outputs.keys()
 
     async def encode_once(self, inputs: Mapping[str, AnyArray]) -> Callable[[], Coroutine[Any, Any, InferResponse]]:
         """Encode a request once; the returned function sends it without retries.

@@ -104,3 +104,38 @@ def test_response_that_does_not_fit_the_metadata(name: str, wrong: Any, requeste
         run(model.infer({}, outputs, "wrong"))
     model.forget()
     run(model.infer({}, outputs, "replaced"))
+
+
+def test_all_outputs_without_metadata() -> None:
+    """The first response has any outputs; if a later one has others, the metadata decide."""
+    metadata = {"inputs": [], "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in "YZ"]}
+
+    def answer(*names: str) -> InferResponse:
+        return InferResponse(model="m", version="1", outputs={name: np.zeros(1, np.float32) for name in names})
+
+    both, one = answer("Y", "Z"), answer("Y")
+    transport = FakeTransport({"model_metadata": [metadata] * 2, "infer": [both, both, one, one, both, both, one]})
+    model = remote(transport)
+    run(model.infer({}, {}, "first"))
+    run(model.infer({}, {}, "same"))
+    run(model.infer({}, dict.fromkeys(["Y"], PLAIN), "a subset that was requested"))
+    assert transport.sent("model_metadata") == [], "nothing is asked as long as responses agree"
+    with pytest.raises(ProtocolError, match="it has the outputs Y, expected Y, Z"):
+        run(model.infer({}, {}, "wrong"))
+    run(model.infer({}, {}, "right again"))
+    assert len(transport.sent("model_metadata")) == 1
+    model.forget()
+    run(model.infer({}, {}, "without metadata again"))
+    with pytest.raises(ProtocolError, match="it has the outputs Y, expected Y, Z"):
+        run(model.infer({}, {}, "wrong again"))
+
+
+def test_a_first_response_with_other_outputs_is_not_the_measure() -> None:
+    metadata = {"inputs": [], "outputs": [{"name": name, "datatype": "FP32", "shape": [-1]} for name in "YZ"]}
+    answers = [
+        InferResponse(model="m", version="1", outputs={name: np.zeros(1, np.float32) for name in names})
+        for names in ("Y", "YZ")
+    ]
+    model = remote(FakeTransport({"model_metadata": [metadata], "infer": answers}))
+    run(model.infer({}, {}, "nothing is known"))
+    assert len(run(model.infer({}, {}, "right")).outputs) == 2
