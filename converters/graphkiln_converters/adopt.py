@@ -45,6 +45,7 @@ from graphkiln_backend.repository.attestation import ATTESTATION_FILE
 from graphkiln_backend.repository.config import ModelConfigProto, complete, configured_signature, read_config
 from graphkiln_backend.repository.onnx_file import external_files, read_precision
 from graphkiln_backend.repository.openvino_ir import is_ir, read_ir, weights_of
+from graphkiln_backend.repository.signing import SIGNATURE_FILE
 from graphkiln_backend.repository.version import (
     CONFIG_FILE,
     GOLDEN_FILE,
@@ -269,7 +270,8 @@ def _files_beside(path: Path) -> list[str]:
             return [weights_of(path).name] if weights_of(path).is_file() else []
         case ".py":
             beside = (each for each in visible(path.parent) if each.is_file() and each != path)
-            return sorted(each.name for each in beside if each.name not in (LABELS_FILE, ATTESTATION_FILE))
+            not_its_own = {LABELS_FILE, SIGNATURE_FILE, ATTESTATION_FILE}
+            return sorted({each.name for each in beside} - not_its_own)
         case _:
             return []
 

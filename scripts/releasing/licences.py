@@ -22,6 +22,8 @@ DEPLOY = Path(__file__).resolve().parents[2] / "deploy"
 _COMMAND = ("-m", "pip", "install", "--dry-run", "--ignore-installed", "--no-deps", "--require-hashes", "--quiet")
 _COMMAND_END = ("--disable-pip-version-check", "--only-binary", ":all:", "--report", "-", "--requirement")
 _CLASSIFIER = "License :: "
+# Packages whose metadata names no licence -> the licence in their files.
+_IN_THEIR_FILES = {"sigstore-models": "MIT"}
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,8 @@ def licence_of(metadata: Mapping[str, Any]) -> str:
     """
     classifiers = [each for each in metadata.get("classifier", ()) if each.startswith(_CLASSIFIER)]
     kinds = "; ".join(sorted(each.rpartition(" :: ")[2] for each in classifiers))
-    return str(metadata.get("license_expression") or kinds or metadata.get("license", "").strip().partition("\n")[0])
+    text = metadata.get("license", "").strip().partition("\n")[0]
+    return str(metadata.get("license_expression") or kinds or text or _IN_THEIR_FILES.get(metadata.get("name", ""), ""))
 
 
 def read_report(report: Mapping[str, Any]) -> dict[str, str]:

@@ -17,9 +17,12 @@ LOCKED = re.compile(r"^([A-Za-z0-9_.-]+)==(\S+)", re.MULTILINE)
 LICENCES = """
 import importlib.metadata, json
 
+READ = {"sigstore-models": "MIT"}  # in its file: scripts/releasing/licences.py
+
 def licence(metadata):
     kinds = [line.split(" :: ")[-1] for line in metadata.get_all("Classifier", []) if line.startswith("License :: ")]
-    return metadata["License-Expression"] or "; ".join(sorted(kinds)) or metadata["License"]
+    named = metadata["License-Expression"] or "; ".join(sorted(kinds)) or metadata["License"]
+    return named or READ.get(metadata["Name"])
 
 print(json.dumps({each.name: licence(each.metadata) for each in importlib.metadata.distributions()}))
 """

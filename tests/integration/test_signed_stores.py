@@ -12,7 +12,7 @@ from running import Server, StartServer
 from signed import make_key
 
 from graphkiln import Client, ClientError
-from graphkiln_backend.repository.attestation import sign_version
+from graphkiln_backend.repository.signing import sign_version
 from graphkiln_backend.repository.signing_keys import SigningKey
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]

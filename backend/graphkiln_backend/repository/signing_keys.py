@@ -1,34 +1,38 @@
-"""Ed25519 keys: private keys to sign model versions, public keys that a server trusts.
+"""Keys that sign model versions, and keys, certificates and identities that a server trusts.
 
-A private key is a PEM file (PKCS #8, optionally encrypted with a passphrase), made by `graphkiln keygen` or by
-`openssl genpkey -algorithm ed25519`. A public key is a PEM file as `openssl pkey -pubout` prints it. No network access
-is needed.
-
-Source: RFC 8032 (Ed25519), RFC 8410 (its keys in PKCS #8 and SubjectPublicKeyInfo).
+A private key is a PEM file of the curve P-256, P-384 or P-521, made by `graphkiln keygen` or by `openssl ecparam`. A
+public key is a PEM file as `openssl pkey -pubout` prints it. No network access is needed.
 """
 
 from __future__ import annotations
 
+import hashlib
+import json
 import logging
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.graph.files import MIB, can_others_read, read_text
 
 if TYPE_CHECKING:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey
+    from cryptography.x509 import CertificateRevocationList
 
+_T = TypeVar("_T")
 _log = logging.getLogger("graphkiln.repository")
 
 PUBLIC_SUFFIX = ".pub"
+IDENTITY_SUFFIX = ".sigstore.json"
 _LIMIT = MIB
 _SHOWN = 16
-_HEX_DIGITS = 64
+_CURVES = ("secp256r1", "secp384r1", "secp521r1")
+_EXPECTED = "an EC key of the curve P-256, P-384 or P-521"
 _PEM_BLOCK = re.compile(r"-----BEGIN ([A-Z0-9 ]+)-----.*?-----END \1-----", re.DOTALL)
 _HOW_TO_MAKE = "graphkiln keygen FILE makes a pair: FILE signs, FILE.pub is trusted"
 
@@ -40,33 +44,48 @@ def short(key_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SigningKey:
-    """A private Ed25519 key."""
+    """A private key that was read, and can sign.
 
-    private: Ed25519PrivateKey
+    Attributes:
+        file: Its file, in PEM.
+        key_id: SHA-256 of the public key in PEM, hexadecimal, as signatures name it.
+        passphrase: Opens the file; None if it is not encrypted.
+        certificate: File of the key's certificate, in PEM, to sign with; None to sign with the key alone.
+        chain: Files of the certificates between it and the trusted authority.
+    """
+
+    file: Path
+    key_id: str
+    passphrase: bytes | None = field(default=None, repr=False)
+    certificate: Path | None = None
+    chain: Sequence[Path] = ()
 
     @property
-    def key_id(self) -> str:
-        """The 32 bytes of the public key, hexadecimal."""
-        return self.private.public_key().public_bytes_raw().hex()
-
-    def sign(self, message: bytes) -> bytes:
-        """Sign a message; returns 64 bytes."""
-        return self.private.sign(message)
+    def words(self) -> str:
+        """The signer in words."""
+        return f"by {short(self.key_id)}" + (f" with {self.certificate.name}" if self.certificate else "")
 
     @classmethod
-    def read(cls, file: Path, passphrase: bytes | None = None) -> SigningKey:
+    def read(
+        cls,
+        file: Path,
+        passphrase: bytes | None = None,
+        *,
+        certificate: Path | None = None,
+        chain: Sequence[Path] = (),
+    ) -> SigningKey:
         """Read a private key.
 
         Raises:
-            RepositoryError: The file cannot be read or holds no Ed25519 private key, or the passphrase is wrong.
+            RepositoryError: The file cannot be read or holds no private key that can sign, the passphrase is wrong, or
+                the certificate is that of another key.
         """
-        _require_cryptography()
-        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+        require_library()
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
 
         text = _read(file)
         try:
-            private = load_pem_private_key(text.encode(), passphrase or None)
+            private: Any = load_pem_private_key(text.encode(), passphrase or None)
         except TypeError as error:  # a passphrase for an unencrypted key, or no passphrase for an encrypted one
             hint = "give its passphrase: --passphrase-file FILE" if passphrase is None else "leave the passphrase out"
             raise RepositoryError(f"the private key {file} cannot be opened: {error}", hint=hint) from error
@@ -75,12 +94,17 @@ class SigningKey:
             raise RepositoryError(
                 f"{file} cannot be {what}: expected a private key in PEM", hint=_HOW_TO_MAKE
             ) from error
-        if not isinstance(private, Ed25519PrivateKey):
-            kind = type(private).__name__.strip("_")
-            raise RepositoryError(f"{file} holds a key of type {kind}, expected Ed25519", hint=_HOW_TO_MAKE)
+        key_id = _key_id(private.public_key(), file)
+        if certificate:
+            _check_certificate(certificate, chain, private.public_key())
+            if passphrase:
+                raise RepositoryError(
+                    f"{file} is encrypted: Model Signing signs with a certificate by unencrypted keys only",
+                    hint=f"openssl pkey -in {file} -out FILE",
+                )
         if not passphrase and can_others_read(file):
             _log.warning("other users can read the private key %s and sign with it: chmod 600 %s", file, file)
-        return cls(private)
+        return cls(file, key_id, passphrase, certificate, tuple(chain))
 
 
 def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
@@ -93,14 +117,14 @@ def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
     Raises:
         RepositoryError: One of the files already exists or cannot be written.
     """
-    _require_cryptography()
+    require_library()
     from cryptography.hazmat.primitives import serialization as form
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
-    private = Ed25519PrivateKey.generate()
+    private = generate_private_key(SECP256R1())
     encryption = form.BestAvailableEncryption(passphrase) if passphrase else form.NoEncryption()
     secret = private.private_bytes(form.Encoding.PEM, form.PrivateFormat.PKCS8, encryption)
-    public = private.public_key().public_bytes(form.Encoding.PEM, form.PublicFormat.SubjectPublicKeyInfo)
+    public = _public_pem(private.public_key())
     written: list[Path] = []
     for path, content, mode in ((file, secret, 0o600), (public_file(file), public, 0o644)):
         try:
@@ -114,7 +138,7 @@ def generate_key_pair(file: Path, passphrase: bytes | None = None) -> str:
                 "choose another file: existing keys are not overwritten" if isinstance(error, FileExistsError) else ""
             )
             raise RepositoryError(f"{path} cannot be written: {error.strerror}", hint=hint) from error
-    return private.public_key().public_bytes_raw().hex()
+    return hashlib.sha256(public).hexdigest()
 
 
 def public_file(private: Path) -> Path:
@@ -122,47 +146,101 @@ def public_file(private: Path) -> Path:
     return private.with_name(private.name + PUBLIC_SUFFIX)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Identity:
+    """A signer that Sigstore knows by an address.
+
+    Attributes:
+        identity: Address of a person or a workflow, such as `ann@example.com`.
+        issuer: OpenID provider that vouches for it.
+        trust_config: Sigstore's trusted root with its keys, so that no network is needed.
+    """
+
+    identity: str
+    issuer: str
+    trust_config: bytes
+
+
+@dataclass(slots=True)
 class TrustedKeys:
-    """Trusted public keys.
+    """What a server trusts.
 
     Attributes:
         names: Key id -> name of the file that holds it.
+        keys: Key id -> public key in PEM. Ed25519 keys of old signatures are in `names` only.
+        authorities: Certificates in PEM, the roots of trust.
+        revoked: Lists of revoked certificates.
+        identities: Signers by way of Sigstore.
     """
 
-    names: Mapping[str, str]
+    names: dict[str, str] = field(default_factory=dict)
+    keys: dict[str, bytes] = field(default_factory=dict)
+    authorities: list[bytes] = field(default_factory=list)
+    revoked: list[CertificateRevocationList] = field(default_factory=list)
+    identities: list[Identity] = field(default_factory=list)
 
     @classmethod
     def read(cls, place: Path) -> TrustedKeys:
-        """Read the public keys of a file, or of all `*.pub` and `*.pem` in a folder.
+        """Read public keys, certificates and revocation lists of a file, or of all `*.pub` and `*.pem` in a folder.
+
+        Also identities of Sigstore, `*.sigstore.json`.
 
         Raises:
-            RepositoryError: A file cannot be read, holds no public Ed25519 key, or holds a private key.
+            RepositoryError: A file cannot be read, holds nothing of this kind, or holds a private key.
         """
-        _require_cryptography()
-        names = {key_id: file.stem for file in key_files(place) for key_id in _public_keys(file)}
-        if not names:
+        require_library()
+        trusted = cls()
+        for file in key_files(place):
+            trusted._add_identity(file) if file.name.endswith(IDENTITY_SUFFIX) else trusted._add(file)
+        if not (trusted.names or trusted.authorities or trusted.identities):
             raise RepositoryError(f"no public key in {place}: expected *.pub or *.pem files", hint=_HOW_TO_MAKE)
-        return cls(names)
+        return trusted
 
+    def _add(self, file: Path) -> None:
+        from cryptography import x509
+        from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        from cryptography.hazmat.primitives.serialization import load_pem_public_key
 
-def is_signed(key_id: str, message: bytes, signature: bytes) -> bool:
-    """Verify a signature; False for an invalid key."""
-    _require_cryptography()
-    from cryptography.exceptions import InvalidSignature
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
+        text = _read(file)
+        if "PRIVATE KEY-----" in text:
+            raise RepositoryError(
+                f"{file} holds a private key, expected a public one: private keys do not belong on a server",
+                hint=f"copy {public_file(file).name} to the server",
+            )
+        blocks = [(match[1], match[0].encode() + b"\n") for match in _PEM_BLOCK.finditer(text)]
+        if not blocks:
+            raise RepositoryError(f"{file} holds no public key in PEM format", hint=_HOW_TO_MAKE)
+        for kind, block in blocks:
+            if kind == "CERTIFICATE":
+                _load(x509.load_pem_x509_certificate, block, file)
+                self.authorities.append(block)
+            elif kind == "X509 CRL":
+                self.revoked.append(_load(x509.load_pem_x509_crl, block, file))
+            else:
+                public = _load(load_pem_public_key, block, file)
+                if isinstance(public, Ed25519PublicKey):
+                    self.names[public.public_bytes_raw().hex()] = file.stem
+                    continue
+                key_id = _key_id(public, file)
+                self.names[key_id], self.keys[key_id] = file.stem, block
 
-    if not re.fullmatch(f"[0-9a-f]{{{_HEX_DIGITS}}}", key_id):
-        return False
-    try:
-        Ed25519PublicKey.from_public_bytes(bytes.fromhex(key_id)).verify(signature, message)
-    except (InvalidSignature, ValueError):
-        return False
-    return True
+    def _add_identity(self, file: Path) -> None:
+        try:
+            document = json.loads(_read(file))
+            config = _read(file.parent / document["trust_config"])
+            identity = Identity(
+                identity=str(document["identity"]), issuer=str(document["issuer"]), trust_config=config.encode()
+            )
+        except (ValueError, KeyError, TypeError, RecursionError) as error:
+            raise RepositoryError(
+                f"{file} is no identity of Sigstore",
+                hint='expected {"identity": ADDRESS, "issuer": URL, "trust_config": FILE}',
+            ) from error
+        self.identities.append(identity)
 
 
 def key_files(place: Path) -> list[Path]:
-    """List key files: all `*.pub` and `*.pem` files of a folder, or the path itself if it is a file.
+    """List key files: `*.pub`, `*.pem` and `*.sigstore.json` of a folder, or the path itself if it is a file.
 
     Raises:
         RepositoryError: The folder cannot be read.
@@ -170,32 +248,58 @@ def key_files(place: Path) -> list[Path]:
     try:
         if not place.is_dir():
             return [place]
-        return sorted(path for path in place.iterdir() if path.suffix in {PUBLIC_SUFFIX, ".pem"})
+        return sorted(path for path in place.iterdir() if path.name.endswith((PUBLIC_SUFFIX, ".pem", IDENTITY_SUFFIX)))
     except OSError as error:
         raise _unreadable(f"the keys in {place}", error) from error
 
 
-def _public_keys(file: Path) -> Iterator[str]:
-    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
-    from cryptography.hazmat.primitives.serialization import load_pem_public_key
+def require_library() -> None:
+    """Check that signing and verifying are installed.
 
-    text = _read(file)
-    if "PRIVATE KEY-----" in text:
+    Raises:
+        RepositoryError: They are not.
+    """
+    if find_spec("model_signing") is None:
         raise RepositoryError(
-            f"{file} holds a private key, expected a public one: private keys do not belong on a server",
-            hint=f"copy {public_file(file).name} to the server",
+            "signing and verifying need the package 'model-signing'", hint="pip install 'graphkiln[sign]'"
         )
-    blocks = [match.group() for match in _PEM_BLOCK.finditer(text)]
-    if not blocks:
-        raise RepositoryError(f"{file} holds no public key in PEM format", hint=_HOW_TO_MAKE)
-    for block in blocks:
-        try:
-            public = load_pem_public_key(block.encode())
-        except ValueError as error:
-            raise RepositoryError(f"{file} holds a public key that cannot be read", hint=_HOW_TO_MAKE) from error
-        if not isinstance(public, Ed25519PublicKey):
-            raise RepositoryError(f"{file} holds a key of another type, expected Ed25519", hint=_HOW_TO_MAKE)
-        yield public.public_bytes_raw().hex()
+
+
+def _check_certificate(certificate: Path, chain: Iterable[Path], public: EllipticCurvePublicKey) -> None:
+    from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
+
+    for file in chain:
+        _load(load_pem_x509_certificates, _read(file).encode(), file)
+    if _load(load_pem_x509_certificate, _read(certificate).encode(), certificate).public_key() != public:
+        raise RepositoryError(f"{certificate} is the certificate of another key", hint="give the one of --key")
+
+
+def _load(load: Callable[[bytes], _T], block: bytes, file: Path) -> _T:
+    try:
+        return load(block)
+    except ValueError as error:
+        raise RepositoryError(
+            f"{file} holds a public key or certificate that cannot be read", hint=_HOW_TO_MAKE
+        ) from error
+
+
+def _key_id(public: Any, file: Path) -> str:
+    """Id of a public key: SHA-256 of its PEM.
+
+    Raises:
+        RepositoryError: It is of a kind that Model Signing does not know.
+    """
+    curve = getattr(getattr(public, "curve", None), "name", "")
+    if curve not in _CURVES:
+        kind = curve or type(public).__name__.strip("_").removesuffix("PublicKey")
+        raise RepositoryError(f"{file} holds a key of type {kind}, expected {_EXPECTED}", hint=_HOW_TO_MAKE)
+    return hashlib.sha256(_public_pem(public)).hexdigest()
+
+
+def _public_pem(public: EllipticCurvePublicKey) -> bytes:
+    from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
+
+    return public.public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo)
 
 
 def _read(file: Path) -> str:
@@ -210,12 +314,3 @@ def _read(file: Path) -> str:
 def _unreadable(what: str, error: OSError) -> RepositoryError:
     hint = "check the permissions of the file" if isinstance(error, PermissionError) else _HOW_TO_MAKE
     return RepositoryError(f"{what} cannot be read: {error.strerror or error}", hint=hint)
-
-
-def _require_cryptography() -> None:
-    try:
-        import cryptography  # noqa: F401
-    except ImportError as error:
-        raise RepositoryError(
-            "signing and verifying need the package 'cryptography'", hint="pip install 'graphkiln[sign]'"
-        ) from error

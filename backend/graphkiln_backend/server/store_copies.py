@@ -30,10 +30,10 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.trust import find_distrust, make_private
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, ServerSetupError
 from graphkiln_backend.graph.files import open_regular
-from graphkiln_backend.repository.attestation import HOW_TO_SIGN, check_hash, find_signer, hash_stream
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
 from graphkiln_backend.repository.remote_model import is_model
-from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files, short
+from graphkiln_backend.repository.signing import HOW_TO_SIGN, check_hash, find_signer, hash_stream
+from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_backend.server.mirror import Mirror
@@ -512,9 +512,9 @@ class AttestedStore(StoreCopy):
             _NotReadError: A file cannot be read.
         """
         try:
-            statement, key_id = find_signer(stored.folder, version, self._trusted)
+            statement = find_signer(stored.folder, version, self._trusted)
         except OSError as error:
-            raise _NotReadError(f"its attestation cannot be read: {error}") from error
+            raise _NotReadError(f"its signature cannot be read: {error}") from error
         folder = self._new_folder()
         made.add(folder)
         (folder / _OWN).mkdir()
@@ -526,8 +526,7 @@ class AttestedStore(StoreCopy):
             check_hash(name, _copy_file(stored.folder / name, target, on_chunk), sha256)
             if not target.is_relative_to(folder / _OWN):
                 shared[name] = sha256
-        who = self._trusted.names[key_id]
-        _log.info("%s version %d is signed by %s (%s)", stored.name, version, who, short(key_id))
+        _log.info("%s version %d is signed %s", stored.name, version, statement.signer)
         return VersionCopy(folder, (stored.versions[version], stored.stamp), shared)
 
     def _show(

@@ -15,6 +15,7 @@ from typer.core import TyperCommand
 
 from graphkiln.cli.console import command_line, print_table
 from graphkiln.cli.options import COMPUTE_LIMIT_S, ComputeLimit
+from graphkiln.cli.sign import PassphraseFile, read_key
 from graphkiln_backend.engines.compute_limit import limit_computing
 from graphkiln_backend.graph.errors import ConversionError
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from pydantic.fields import FieldInfo
 
     from graphkiln_backend.graph.manifest import Manifest
+    from graphkiln_backend.repository.signing_keys import SigningKey
     from graphkiln_converters.recipe import Recipe
 
 
@@ -49,6 +51,10 @@ def convert(
     list_pattern: Annotated[
         str | None, typer.Option("--list", help="List timm's architectures that fit a pattern.", metavar="PATTERN")
     ] = None,
+    sign: Annotated[
+        Path | None, typer.Option(help="Sign the version with this private key: graphkiln sign.", metavar="FILE")
+    ] = None,
+    passphrase_file: PassphraseFile = None,
     compute_limit: ComputeLimit = COMPUTE_LIMIT_S,
 ) -> None:
     """Convert a trained model into a proven version.
@@ -73,7 +79,7 @@ def convert(
         if print_recipe:
             _print_recipe(full)
         else:
-            _run(full, as_json=as_json)
+            _run(full, read_key(sign, passphrase_file) if sign else None, as_json=as_json)
 
 
 def _list(pattern: str) -> None:
@@ -99,18 +105,22 @@ def _print_recipe(recipe: Recipe) -> None:
     typer.echo(yaml.safe_dump(recipe.frozen(), sort_keys=False), nl=False)
 
 
-def _run(recipe: Recipe, *, as_json: bool) -> None:
+def _run(recipe: Recipe, key: SigningKey | None, *, as_json: bool) -> None:
     from graphkiln.cli.verify import requested_split
     from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+    from graphkiln_backend.repository.signing import sign_version
     from graphkiln_converters.convert import convert as run
 
     folder = run(recipe, command=command_line())
+    signed = sign_version(folder.parent, int(folder.name), key) if key else None
     if as_json:
         typer.echo((folder / MANIFEST_FILE).read_text(), nl=False)
     else:
         show_conversion(folder, Manifest.read(folder / MANIFEST_FILE))
         if split := requested_split(folder):
             typer.echo(f"the whole graph is proven; parallel: {split} (config.pbtxt): graphkiln verify {folder}")
+        if signed:
+            typer.echo(f"signed {signed.signer}")
 
 
 def show_conversion(folder: Path, manifest: Manifest) -> None:

@@ -114,7 +114,8 @@ def serve(
     trusted_keys: Annotated[
         Path | None,
         typer.Option(
-            help="Public keys in PEM, a file or a folder of *.pub: only versions signed by one of them are served.",
+            help="Public keys or certificates in PEM, a file or a folder of *.pub and *.pem: only versions signed by "
+            "one of them are served.",
             envvar="GRAPHKILN_TRUSTED_KEYS",
             metavar="FILE|DIR",
         ),

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
+
+if TYPE_CHECKING:
+    from graphkiln_backend.repository.signing import Statement
+    from graphkiln_backend.repository.signing_keys import SigningKey
 
 NOT_SIGNED = "no"
 
@@ -16,7 +21,8 @@ TrustedKeysOption = Annotated[
     Path | None,
     typer.Option(
         "--trusted-keys",
-        help="Public keys in PEM, a file or a folder of *.pub: require a signature by one of them.",
+        "--signed-by",
+        help="Public keys or certificates in PEM, a file or a folder of *.pub and *.pem: require a signature by one.",
         metavar="FILE|DIR",
     ),
 ]
@@ -34,28 +40,46 @@ def sign(
     ],
     key: Annotated[Path, typer.Option(help="Private key in PEM, as created by graphkiln keygen.", metavar="FILE")],
     passphrase_file: PassphraseFile = None,
+    certificate: Annotated[
+        Path | None, typer.Option(help="Certificate of the key, in PEM, to sign with.", metavar="FILE")
+    ] = None,
+    chain: Annotated[
+        list[Path] | None,
+        typer.Option(help="Certificates between it and the trusted authority, in PEM.", metavar="FILE"),
+    ] = None,
 ) -> None:
-    """Sign the files of versions.
+    """Sign the files of versions, in the format of OpenSSF Model Signing.
 
     The signature covers the SHA-256 of every file of the version and of files that the model's versions share, such as
-    config.pbtxt: after a change of these, sign all versions again. It is stored in the version's attestation.json.
+    config.pbtxt: after a change of these, sign all versions again. It is stored in the version's model.sig.
     """
-    from graphkiln_backend.repository.attestation import sign_version
-    from graphkiln_backend.repository.signing_keys import SigningKey, short
+    from graphkiln_backend.repository.signing import sign_version
 
-    signing = SigningKey.read(key, _passphrase(passphrase_file))
+    signing = read_key(key, passphrase_file, certificate=certificate, chain=chain or ())
     chosen = [(model, version) for text in models for model, versions in [versions_of(text)] for version in versions]
     for model, version in chosen:
         statement = sign_version(model, version, signing)
-        words = f"{model.name} version {version}: {len(statement.files)} files signed by {short(signing.key_id)}"
-        typer.echo(words)
+        typer.echo(f"{model.name} version {version}: {len(statement.files)} files signed {statement.signer}")
+
+
+def read_key(
+    file: Path, passphrase_file: Path | None, *, certificate: Path | None = None, chain: Sequence[Path] = ()
+) -> SigningKey:
+    """Read a private key.
+
+    Raises:
+        RepositoryError: It cannot be read, or cannot sign.
+    """
+    from graphkiln_backend.repository.signing_keys import SigningKey
+
+    return SigningKey.read(file, _passphrase(passphrase_file), certificate=certificate, chain=chain)
 
 
 def keygen(
     file: Annotated[Path, typer.Argument(help="File for the private key; the public key is written to FILE.pub.")],
     passphrase_file: PassphraseFile = None,
 ) -> None:
-    """Create a pair of Ed25519 keys for signing versions.
+    """Create a pair of keys of the curve P-256 for signing versions.
 
     Keep the private key where no server can read it. Give FILE.pub to `serve --trusted-keys`.
     """
@@ -108,7 +132,7 @@ def _passphrase(file: Path | None) -> bytes | None:
 
 
 def check_signers(version: Path, trusted: Path | None) -> str:
-    """Check a version's files against its signature, and describe the signers.
+    """Check a version's files against its signature, and describe the signer.
 
     Args:
         version: The version folder.
@@ -116,35 +140,21 @@ def check_signers(version: Path, trusted: Path | None) -> str:
 
     Raises:
         RepositoryError: Files differ from the signature, or no trusted key has signed.
-        ManifestError: The attestation is damaged.
+        ManifestError: The signature is damaged.
     """
-    from graphkiln_backend.repository.attestation import (
-        HOW_TO_SIGN,
-        Attestation,
-        Statement,
-        check_files,
-        check_statement,
-        find_signer,
-    )
-    from graphkiln_backend.repository.signing_keys import TrustedKeys, short
+    from graphkiln_backend.repository.signing import check_files, find_signer, find_statement
+    from graphkiln_backend.repository.signing_keys import TrustedKeys
 
     version = version.absolute()
     model, number = version.parent, int(version.name)
     if trusted:
-        keys = TrustedKeys.read(trusted)
-        statement, key_id = find_signer(model, number, keys)
-        check_files(statement, model)
-        return f"by {keys.names[key_id]} ({short(key_id)})"
-    attestation = Attestation.read(version)
-    if attestation is None:
+        statement: Statement | None = find_signer(model, number, TrustedKeys.read(trusted))
+    else:
+        statement = find_statement(model, number, None)
+    if statement is None:
         return NOT_SIGNED
-    signers = attestation.signers()
-    if not signers:
-        raise RepositoryError("its signature is not valid", hint=HOW_TO_SIGN)
-    statement = Statement.from_payload(attestation.payload)
-    check_statement(statement, model, number)
     check_files(statement, model)
-    return f"by {', '.join(map(short, signers))}"
+    return statement.signer
 
 
 def describe_signers(version: Path, trusted: Path | None) -> str:

@@ -15,9 +15,9 @@ from graphkiln.tuning.requests import Requests
 from graphkiln.tuning.subject import Subject, check_unchanged, read_subject, served_versions, stage, vanishing_cache
 from graphkiln.tuning.trials import Failed
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, VerificationError
-from graphkiln_backend.repository.attestation import ATTESTATION_FILE
 from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFORM, read_config
 from graphkiln_backend.repository.config_changes import ConfigChanges, changed_text
+from graphkiln_backend.repository.signing import is_signed
 from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.server.run_folder import installed_backend_names
@@ -206,7 +206,7 @@ def _notes(candidate: Candidate, subject: Subject, own: int) -> list[str]:
         notes.append(f"version {others} is served with this configuration, too, but only version {own} was measured")
     if own not in served:
         notes.append(f"version {own} was measured but is not served: see version_policy")
-    if any((subject.folder / str(version) / ATTESTATION_FILE).exists() for version in served):
+    if any(is_signed(subject.folder, version) for version in served):
         notes.append(
             "the signature is no longer valid: servers with trusted keys keep the old configuration until "
             f"graphkiln sign {shlex.quote(str(subject.folder))}"

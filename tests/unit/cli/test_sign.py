@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import onnx
 import pytest
+import zoo
 from commands import RunVerb
-from signed import SignedStore, make_key
+from signed import Authority, SignedStore, make_key
 from tiny import convert
 
-from graphkiln_backend.repository.attestation import Attestation
+from graphkiln_backend.repository.signing import SIGNATURE_FILE, find_signer, find_statement
+from graphkiln_backend.repository.signing_keys import TrustedKeys
 
 
 @pytest.fixture
@@ -22,8 +25,8 @@ def signed(tmp_path: Path) -> SignedStore:
 
 
 def signers(model: Path, version: int) -> list[str]:
-    attestation = Attestation.read(model / str(version))
-    return attestation.signers() if attestation else []
+    statement = find_statement(model, version, None)
+    return [statement.signer] if statement else []
 
 
 def test_one_version_or_all(run: RunVerb, signed: SignedStore, tmp_path: Path) -> None:
@@ -31,9 +34,9 @@ def test_one_version_or_all(run: RunVerb, signed: SignedStore, tmp_path: Path) -
     for path in (f"{model}:2", model / "2"):
         finished = run("sign", path, "--key", tmp_path / "release")
         assert finished.out == f"m version 2: 2 files signed by {signed.key.key_id[:16]}\n"
-        assert (signers(model, 1), signers(model, 2)) == ([], [signed.key.key_id])
+        assert (signers(model, 1), signers(model, 2)) == ([], [f"by {signed.key.key_id[:16]}, not checked"])
     run("sign", model, "--key", tmp_path / "release")
-    assert signers(model, 1) == [signed.key.key_id]
+    assert signers(model, 1) == signers(model, 2)
 
 
 def test_a_key_with_a_passphrase(run: RunVerb, signed: SignedStore, tmp_path: Path) -> None:
@@ -69,15 +72,38 @@ def test_verify_and_inspect_name_the_signers(run: RunVerb, tmp_path: Path) -> No
     refused = run("verify", version, "--trusted-keys", public)
     assert (refused.code, "it is not signed" in refused.err) == (2, True)
     run("sign", version, "--key", tmp_path / "anna")
-    assert f"signed: by {key.key_id[:16]}\n" in run("verify", version).out
-    assert f"signed: by anna ({key.key_id[:16]})\n" in run("verify", version, "--trusted-keys", public).out
-    attestation = Attestation.read(version)
-    assert attestation
+    assert f"signed: by {key.key_id[:16]}, not checked\n" in run("verify", version).out
+    for option in ("--trusted-keys", "--signed-by"):
+        assert f"signed: by anna ({key.key_id[:16]})\n" in run("verify", version, option, public).out
     (version.parent / "config.pbtxt").write_text("max_batch_size: 2\n")
     changed = json.loads(run("inspect", version, "--json").out)["signed"]
     assert changed.startswith("not these files: ")
     assert "config.pbtxt" in changed
     assert run("verify", version).code == 2
-    Attestation(attestation.payload, {key.key_id: bytes(64)}).write(version)
+    bundle = (version / SIGNATURE_FILE).read_text()
+    (version / SIGNATURE_FILE).write_text(bundle[:-9])
     refused = run("verify", version)
-    assert (refused.code, "its signature is not valid" in refused.err) == (2, True)
+    assert (refused.code, "model.sig is damaged" in refused.err) == (2, True)
+
+
+def test_sign_with_a_certificate(run: RunVerb, signed: SignedStore, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "pki")
+    key = authority.certify("ann")
+    done = run("sign", signed.folder / "m", "--key", key.file, "--certificate", key.certificate)
+    assert done.code == 0, done.err
+    assert f"m version 1: 2 files signed by {key.key_id[:16]} with ann.crt\n" in done.out
+    assert find_signer(signed.folder / "m", 1, TrustedKeys.read(authority.trusted)).signer == "by CN=ann"
+    wrong = run("sign", signed.folder / "m", "--key", tmp_path / "release", "--certificate", key.certificate)
+    assert (wrong.code, "is the certificate of another key" in wrong.err) == (2, True)
+
+
+def test_convert_signs(run: RunVerb, tmp_path: Path) -> None:
+    onnx.save(zoo.scale(("batch", 3), 2), tmp_path / "scale.onnx")
+    _, public = make_key(tmp_path / "release")
+    command = ("convert", tmp_path / "scale.onnx", "--model-store", tmp_path / "store", "--name", "scale")
+    refused = run(*command, "--sign", public)
+    assert (refused.code, (tmp_path / "store").exists()) == (2, False), refused
+    done = run(*command, "--sign", tmp_path / "release")
+    assert done.code == 0, done.err
+    assert "signed by " in done.out
+    assert run("verify", tmp_path / "store" / "scale", "--signed-by", public).code == 0

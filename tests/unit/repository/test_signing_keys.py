@@ -6,8 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
+from signed import Authority
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import signing_keys as module
@@ -15,37 +14,22 @@ from graphkiln_backend.repository.signing_keys import (
     SigningKey,
     TrustedKeys,
     generate_key_pair,
-    is_signed,
     public_file,
 )
-
-# RFC 8032, 7.1, test 2.
-PUBLIC = "3d4017c3e843895a92b70aa74d1b7ebc9c982ccf2ec4968cc0cd55f12af4660c"
-SIGNATURE = bytes.fromhex(
-    "92a009a9f0d4cab8720e820b5f642540a2b27b5416503f8fb3762223ebdb69da"
-    "085ac1e43e15996e458f3613d0f11d8c387b2eaeb4302aeeb00d291612bb0c00"
-)
-
-
-def test_example_of_the_rfc() -> None:
-    assert is_signed(PUBLIC, b"\x72", SIGNATURE)
-    assert not is_signed(PUBLIC, b"\x73", SIGNATURE)
-    assert not is_signed(PUBLIC[:-2], b"\x72", SIGNATURE)
-    assert not is_signed(PUBLIC, b"\x72", SIGNATURE[:-1])
 
 
 def test_key_pair(tmp_path: Path) -> None:
     key_id = generate_key_pair(tmp_path / "release")
     key = SigningKey.read(tmp_path / "release")
     assert key.key_id == key_id
-    assert is_signed(key_id, b"words", key.sign(b"words"))
     assert TrustedKeys.read(public_file(tmp_path / "release")).names == {key_id: "release"}
     assert (tmp_path / "release").stat().st_mode & 0o077 == 0
 
 
 def test_key_from_openssl(tmp_path: Path) -> None:
     private, public = tmp_path / "a.key", tmp_path / "a.pem"
-    subprocess.run(["openssl", "genpkey", "-algorithm", "ed25519", "-out", private], check=True)
+    curve = ("-algorithm", "EC", "-pkeyopt", "ec_paramgen_curve:P-384")
+    subprocess.run(["openssl", "genpkey", *curve, "-out", private], check=True)
     subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
     assert TrustedKeys.read(public).names == {SigningKey.read(private).key_id: "a"}
 
@@ -109,15 +93,48 @@ def test_unreadable_keys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: 
     assert raised.value.hint == "check the permissions of the file"
 
 
-def test_keys_of_another_type(tmp_path: Path) -> None:
-    other = ec.generate_private_key(ec.SECP256R1())
-    private, public = tmp_path / "ec", tmp_path / "ec.pub"
-    private.write_bytes(other.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-    public.write_bytes(other.public_key().public_bytes(Encoding.PEM, PublicFormat.SubjectPublicKeyInfo))
-    with pytest.raises(RepositoryError, match="expected Ed25519"):
+@pytest.mark.parametrize(
+    ("options", "kind"),
+    [(("EC", "-pkeyopt", "ec_paramgen_curve:secp256k1"), "secp256k1"), (("RSA",), "RSA"), (("ed25519",), "Ed25519")],
+)
+def test_keys_of_another_type(tmp_path: Path, options: tuple[str, ...], kind: str) -> None:
+    """Ed25519 keys signed in the old format: they are trusted, but sign no more."""
+    private, public = tmp_path / "other", tmp_path / "other.pub"
+    subprocess.run(["openssl", "genpkey", "-quiet", "-algorithm", *options, "-out", private], check=True)
+    subprocess.run(["openssl", "pkey", "-in", private, "-pubout", "-out", public], check=True)
+    with pytest.raises(RepositoryError, match=f"key of type {kind}, expected an EC key"):
         SigningKey.read(private)
-    with pytest.raises(RepositoryError, match="expected Ed25519"):
+    if kind == "Ed25519":
+        assert list(TrustedKeys.read(public).names.values()) == ["other"]
+        return
+    with pytest.raises(RepositoryError, match=f"key of type {kind}, expected an EC key"):
         TrustedKeys.read(public)
+
+
+def test_certificates(tmp_path: Path) -> None:
+    authority = Authority(tmp_path)
+    key = authority.certify("release")
+    with pytest.raises(RepositoryError, match="is the certificate of another key"):
+        SigningKey.read(authority.certify("other").file, certificate=key.certificate)
+    with pytest.raises(RepositoryError, match=r"release holds a .* that cannot be read"):
+        SigningKey.read(key.file, certificate=key.file)
+    generate_key_pair(tmp_path / "encrypted", b"secret")
+    trusted = TrustedKeys.read(tmp_path)
+    assert (len(trusted.authorities), list(trusted.names.values())) == (1, ["encrypted"])
+
+
+@pytest.mark.parametrize("content", ["", "[]", '{"identity": "a", "issuer": "b"}'])
+def test_damaged_identity(tmp_path: Path, content: str) -> None:
+    (tmp_path / "ann.sigstore.json").write_text(content)
+    with pytest.raises(RepositoryError, match="no identity of Sigstore"):
+        TrustedKeys.read(tmp_path)
+
+
+def test_missing_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "find_spec", lambda _: None)
+    with pytest.raises(RepositoryError, match="model-signing") as raised:
+        TrustedKeys.read(tmp_path)
+    assert "graphkiln[sign]" in raised.value.hint
 
 
 @pytest.mark.parametrize(

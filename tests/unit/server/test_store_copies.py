@@ -14,12 +14,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from signed import SignedStore, make_key
+from signed import Authority, SignedStore, make_key
 
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.graph.errors import ServerSetupError
-from graphkiln_backend.repository.attestation import sign_version
 from graphkiln_backend.repository.remote_copy import Changes
+from graphkiln_backend.repository.signing import sign_version
 from graphkiln_backend.repository.signing_keys import TrustedKeys
 from graphkiln_backend.repository.stores import scan_stores
 from graphkiln_backend.server.managed_stores import ManagedStores
@@ -509,11 +509,29 @@ def test_a_file_that_is_added_later_does_not_get_in(
 
 
 def test_a_key_that_is_trusted_no_more_serves_nothing_after_the_next_start(signed: SignedStore, tmp_path: Path) -> None:
-    second, public = make_key(tmp_path / "second")
+    second, _ = make_key(tmp_path / "second")
     signed.add(1, "one")
     signed.add(2, "two", key=second)
-    both = TrustedKeys({**signed.trusted.names, **TrustedKeys.read(public).names})
+    both = TrustedKeys.read(tmp_path)
     assert take(AttestedStore(signed.folder, tmp_path / "before", both)) == {"1": "one", "2": "two"}
     after = AttestedStore(signed.folder, tmp_path / "after", signed.trusted)
     assert take(after) == {"1": "one"}
     assert f"signed by {second.key_id[:16]}, which is not trusted" in refused(after)[2]
+
+
+def test_old_kind_of_signature_serves_and_is_named(
+    signed: SignedStore, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    key = signed.add_old()
+    with caplog.at_level("INFO"):
+        assert take(AttestedStore(signed.folder, tmp_path / "before", TrustedKeys.read(key))) == {"1": "one"}
+    assert "m version 1 is signed by old (a69e40c8196185f7), in graphkiln's old format: sign it again" in caplog.text
+
+
+def test_certificate_that_ended_serves_nothing(signed: SignedStore, tmp_path: Path) -> None:
+    authority = Authority(tmp_path / "pki")
+    signed.add(1, "one", key=authority.certify("release"))
+    signed.add(2, "two", key=authority.certify("former", days=-1))
+    store = AttestedStore(signed.folder, tmp_path / "copies", TrustedKeys.read(authority.trusted))
+    assert take(store) == {"1": "one"}
+    assert "the certificate CN=former is valid from" in refused(store)[2]
