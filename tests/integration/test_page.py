@@ -511,6 +511,49 @@ def test_versions_of_other_backends(browser: Browser, url: str, shown: Shown, wi
         assert overflow(it) == 0
 
 
+@pytest.mark.parametrize("look", [("light", 320), ("dark", 1280)], ids=str)
+def test_refused_versions(browser: Browser, shown: Shown, tmp_path: Path, look: tuple[str, int]) -> None:
+    """Each has its state and its reason in the list and in the detail, without a key; the line above counts them."""
+    scheme, width = look
+    metrics, before = tmp_path / "metrics", METRICS.read_text()
+    long = "broken/1/model.onnx cannot be loaded: " + "x" * 300
+    lines = [
+        refused_line("m", 3, f"the outputs changed: {HOSTILE}"),
+        refused_line("broken", 1, long),
+    ]
+    metrics.write_text(before + "".join(lines))
+    server = shown.server()
+    server.metrics_url = metrics.as_uri()
+    with serving(build_app(server)) as url, opened(browser, url, width=width, scheme=scheme) as it:
+        state = it.wait_for("#state", "2 versions ready, 2 refused")
+        expect(state).to_have_class("state bad")
+        it.page.click("#tab-models")
+        rows = it.page.locator("#models tbody tr", has=it.page.locator(".pill.bad"))
+        expect(rows).to_have_count(2)
+        for name, reason in (("broken", long), ("m", f"the outputs changed: {HOSTILE}")):
+            row = it.page.locator("#models tbody tr", has_text="refused").filter(has_text=reason)
+            expect(row.locator("th")).to_have_text(name)
+            row.locator("th button").click()
+            detail = it.page.locator("#model-detail")
+            expect(detail.locator("h2")).to_have_text(name)
+            expect(detail.locator("p").nth(1)).to_have_text(reason)
+            assert row.locator("button", has_text="unload").count() == 0
+            assert overflow(it) == 0
+            hidden = it.page.locator("#models").evaluate("list => list.scrollWidth - list.clientWidth")
+            assert width < 1000 or hidden <= 0, "reasons push no column out of sight"
+        assert faults_of_access(it) == []
+        metrics.write_text(before)
+        it.page.click("#list")
+        expect(it.wait_for("#state", "2 versions ready ·")).to_have_class("state good")
+        expect(rows).to_have_count(0)
+        expect(it.page.locator("#model-detail")).to_have_text("m, version 3 is not loaded any more.")
+
+
+def refused_line(model: str, version: int, reason: str) -> str:
+    text = reason.replace("\\", "\\\\").replace('"', '\\"')
+    return f'graphkiln_version_refused{{model="{model}",version="{version}",reason="{text}"}} 1\n'
+
+
 @pytest.mark.parametrize("look", [("light", 320), ("dark", 1280), ("light", 2560)], ids=str)
 def test_rollout(browser: Browser, shown: Shown, tmp_path: Path, look: tuple[str, int]) -> None:
     scheme, width = look

@@ -56,7 +56,7 @@ function draw(anyway = false) {
 
 function state({ state: name, reason }) {
   const kind = name === "READY" ? "good" : ["REFUSED", "UNAVAILABLE"].includes(name) ? "bad" : "";
-  return [el("span", { class: `pill ${kind}` }, name.toLowerCase()), reason ? el("div", { class: "small faint" }, reason) : null];
+  return [el("span", { class: `pill ${kind}` }, name.toLowerCase()), reason ? el("div", { class: "small faint reason" }, reason) : null];
 }
 
 /** Who computes a version without instances of ours, and whether its golden samples were right there. */
