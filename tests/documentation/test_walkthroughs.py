@@ -6,11 +6,13 @@ import json
 import os
 import shutil
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import journey
 import manual
 import pytest
+from oci_server import OciServer
 from walkthrough import Walkthrough
 
 from graphkiln.story.variants import machine_facts
@@ -51,7 +53,11 @@ def test_the_tutorial(repository: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", manual.GUIDES)
 def test_a_guide(name: str, repository: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GRAPHKILN_STATE", str(tmp_path / ".state"))
-    with Walkthrough(tmp_path, QUICKER).bring(repository, "docs", "model_repository") as reader:
+    with ExitStack() as stack:
+        edits = dict(QUICKER)
+        if name == "how-to/push":
+            edits["localhost:5000"] = stack.enter_context(OciServer(tmp_path / ".registry")).host
+        reader = stack.enter_context(Walkthrough(tmp_path, edits).bring(repository, "docs", "model_repository"))
         (tmp_path / "tests").symlink_to(repository / "tests")
         if name in GIVEN:
             source, target = GIVEN[name]

@@ -1,34 +1,23 @@
-"""Models in remote stores: fetch one to inspect it, pull them into a local store, push a store to a registry."""
+"""Models in remote stores: fetch one to inspect it, pull them into a local store."""
 
 from __future__ import annotations
 
 import filecmp
-import json
 import os
-import stat
-import tempfile
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import Any
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository.onnx_file import external_files
 from graphkiln_backend.repository.openvino_ir import is_ir, weights_of
 from graphkiln_backend.repository.remote_copy import Listing, Unit, by_unit
-from graphkiln_backend.repository.stores import scan_stores, walk
+from graphkiln_backend.repository.stores import walk
 from graphkiln_backend.repository.version_folders import is_version, version_number
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.storage.files import RemoteFile, RemoteFiles, translate
-from graphkiln_backend.storage.oci import (
-    ARTIFACT_TYPE,
-    MANIFEST_TYPE,
-    TITLE,
-    OciRegistry,
-    digest_of,
-    digest_of_file,
-)
+from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
+from graphkiln_backend.storage.oci import digest_of_file
 
 _GRAPH_SUFFIX = ".onnx"
 _GRAPH_SUFFIXES = (_GRAPH_SUFFIX, ".xml")
@@ -275,69 +264,3 @@ def _link(path: str, file: RemoteFile, store: Path, folder: Path) -> bool:
             os.link(local.resolve(), folder / path)
             return True
     return False
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Pushed:
-    """Result of a push.
-
-    Attributes:
-        digest: Digest of the manifest, for an immutable address `REPOSITORY@DIGEST`.
-        files: Number of files.
-        size_bytes: Size of all files.
-    """
-
-    digest: str
-    files: int
-    size_bytes: int
-
-
-def push_store(store: Path, address: RemoteAddress) -> Pushed:
-    """Push every visible file of a store's models to a container registry, as one artifact with a layer for each file.
-
-    The manifest holds no timestamps or names, so that equal files give an equal digest. Files that the registry has
-    are not uploaded again. The tag is set last, so that it never refers to an incomplete store.
-
-    Args:
-        store: The store.
-        address: `oci://HOST/REPOSITORY:TAG`.
-
-    Raises:
-        RepositoryError: The store holds no model or an invalid one, or the address is not an `oci://` tag.
-        RemoteStoreError: The upload failed.
-        OSError: A file cannot be read.
-    """
-    if address.scheme != "oci" or address.root != address.options["artifact"] or "@" in address.root:
-        raise RepositoryError(f"{address} is not the tag of an artifact", hint="expected oci://HOST/REPOSITORY:TAG")
-    models = scan_stores([store])
-    if not models:
-        raise RepositoryError(f"{store} holds no model", hint="expected a model store, or a model in one")
-    for model in models.values():
-        if problem := model.problem or next(iter(model.faults.values()), ""):
-            raise RepositoryError(f"cannot push {model.name}: {problem}")
-    walked = (found for model in models.values() for found in walk(model.folder))
-    files = [path for path, status in walked if stat.S_ISREG(status.st_mode)]
-    try:
-        registry = OciRegistry(address.root, address.options["protocol"])
-        layers = []
-        for path in files:
-            title = path.relative_to(store).as_posix()
-            layers.append({**_upload(registry, path, "application/octet-stream"), "annotations": {TITLE: title}})
-        with tempfile.NamedTemporaryFile() as file:  # OCI Image Format, "Guidance for an Empty Descriptor"
-            Path(file.name).write_bytes(b"{}")
-            config = _upload(registry, Path(file.name), "application/vnd.oci.empty.v1+json")
-        head = {"schemaVersion": 2, "mediaType": MANIFEST_TYPE, "artifactType": ARTIFACT_TYPE}
-        manifest = json.dumps({**head, "config": config, "layers": layers}, separators=(",", ":")).encode()
-        registry.publish(manifest)
-    except Exception as error:
-        if isinstance(error, OSError) and error.filename is not None:  # a local file
-            raise
-        raise translate(error, address) from error
-    return Pushed(digest=digest_of(manifest), files=len(layers), size_bytes=sum(layer["size"] for layer in layers))
-
-
-def _upload(registry: OciRegistry, path: Path, media_type: str) -> dict[str, Any]:
-    """Upload a file and return its descriptor."""
-    digest, size = digest_of_file(path), path.stat().st_size
-    registry.upload(path, digest, size)
-    return {"mediaType": media_type, "digest": digest, "size": size}

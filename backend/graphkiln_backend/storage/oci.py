@@ -1,4 +1,7 @@
-"""Model stores as OCI artifacts in a container registry: each file is a layer, whose title is its path in the store.
+"""Model stores as OCI artifacts in a container registry: each file is a layer, which is annotated with its path.
+
+Artifacts of CNCF ModelPack, as `graphkiln push` and others write them, and any other artifact whose layers have titles:
+those of oras, and those that graphkiln wrote before.
 
 Reading has the part of fsspec's interface that `storage.files` uses: a listing with the layers' digests as ETags, and
 files that are checked against their digest. If a tag moves in between, the listed content is fetched.
@@ -15,7 +18,8 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +27,10 @@ from typing import Any
 from graphkiln_backend.graph.manifest import sha256_of
 from graphkiln_backend.storage.address import OCI_REFERENCE, RemoteStoreError
 
-ARTIFACT_TYPE = "application/vnd.graphkiln.model-store.v1"
 MANIFEST_TYPE = "application/vnd.oci.image.manifest.v1+json"
 TITLE = "org.opencontainers.image.title"
+FILEPATH = "org.cncf.model.filepath"  # ModelPack, "Annotations"
+_ARCHIVE = re.compile(r"application/vnd\.(cncf\.model|kitops)\..*\.tar(\+\w+)?")
 _TIMEOUTS_S = (10, 60)
 # Limit of registries. Source: OCI Distribution, "Pushing Manifests".
 _LONGEST_MANIFEST = 4 << 20
@@ -194,8 +199,8 @@ class OciFileSystem:
         return self._registries[artifact]
 
 
-def read_layers(content: bytes, artifact: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Read title and descriptor of each file from a manifest.
+def read_layers(content: bytes, artifact: str) -> list[tuple[str, Mapping[str, Any]]]:
+    """Read path and descriptor of each file from a manifest.
 
     Args:
         content: The manifest.
@@ -204,19 +209,27 @@ def read_layers(content: bytes, artifact: str) -> Iterator[tuple[str, Mapping[st
     Raises:
         RemoteStoreError: It is not a manifest of files.
     """
-    try:
-        layers = json.loads(content)["layers"]
-        titled = [
-            (str(layer["annotations"][TITLE]), layer) for layer in layers if layer.get("annotations", {}).get(TITLE)
-        ]
-        valid = all(re.fullmatch("sha256:[0-9a-f]{64}", layer["digest"]) and layer["size"] >= 0 for _, layer in titled)
-    except (ValueError, TypeError, KeyError, AttributeError):
-        titled, valid = [], False
-    if not titled or not valid:
+    what, kinds, named, valid = "its manifest is damaged", set(), [], False
+    with suppress(ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        manifest = json.loads(content)
+        config = manifest.get("config") or {}
+        kind = manifest.get("artifactType") or config.get("mediaType") or manifest.get("mediaType") or "unknown"
+        what = f"its type is {kind}"
+        layers = [(layer, layer.get("annotations") or {}) for layer in manifest["layers"]]
+        kinds = {str(layer.get("mediaType")) for layer, _ in layers}
+        named = [(str(path), layer) for layer, notes in layers if (path := notes.get(FILEPATH) or notes.get(TITLE))]
+        valid = all(re.fullmatch("sha256:[0-9a-f]{64}", layer["digest"]) and layer["size"] >= 0 for _, layer in named)
+    if archives := sorted(filter(_ARCHIVE.fullmatch, kinds)):
         raise RemoteStoreError(
-            f"oci://{artifact} is not an artifact with files", hint=f"graphkiln push STORE oci://{artifact} makes one"
+            f"oci://{artifact} has archives ({', '.join(archives)}), expected files as they are",
+            hint="modctl build --raw, or graphkiln push",
         )
-    return iter(titled)
+    if not named or not valid:
+        raise RemoteStoreError(
+            f"oci://{artifact} is not an artifact with files: {what}",
+            hint=f"graphkiln push STORE oci://{artifact} makes one",
+        )
+    return named
 
 
 def split_root(root: str) -> tuple[str, str]:

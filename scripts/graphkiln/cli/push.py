@@ -25,7 +25,7 @@ def push(
     Credentials are those of `docker login`.
     """
     from graphkiln.cli.options import open_stores
-    from graphkiln_backend.repository.remote_model import push_store
+    from graphkiln_backend.repository.model_pack import push_store
     from graphkiln_backend.storage.address import RemoteAddress
 
     target = RemoteAddress.parse(address)

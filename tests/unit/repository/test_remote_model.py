@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
-from urllib.request import Request, urlopen
 
 import pytest
-from oci_server import OciServer, needs_registry
 
 from graphkiln_backend.graph.errors import RepositoryError
 from graphkiln_backend.repository import remote_model as module
-from graphkiln_backend.repository.remote_model import Pulled, fetch_model, fetch_path, list_store, push_store
+from graphkiln_backend.repository.remote_model import Pulled, fetch_model, fetch_path, list_store
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFile, RemoteFiles
-from graphkiln_backend.storage.oci import MANIFEST_TYPE, digest_of
+from graphkiln_backend.storage.oci import digest_of
 
 
 @pytest.fixture
@@ -194,67 +191,3 @@ def test_address_without_model(pull: Pull, tmp_path: Path, text: str) -> None:
     with pytest.raises(RemoteStoreError, match="there is no model at"):
         pull(text)
     assert not (tmp_path / "store").exists()
-
-
-# Pushing a model store to a real registry: the same files are the same artifact, and what is no store is refused.
-
-
-def address(text: str) -> RemoteAddress:
-    parsed = RemoteAddress.parse(text)
-    assert parsed
-    return parsed
-
-
-@pytest.fixture(scope="module")
-def oci_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
-    with OciServer(tmp_path_factory.mktemp("registry")) as server:
-        yield server
-
-
-@pytest.fixture
-def local_store(tmp_path: Path) -> Path:
-    for model, content in (("a", b"one"), ("b", b"one")):
-        (tmp_path / model / "1").mkdir(parents=True)
-        (tmp_path / model / "1" / "model.onnx").write_bytes(content)
-    return tmp_path
-
-
-@needs_registry
-def test_pushed_manifest(oci_registry: OciServer, local_store: Path) -> None:
-    pushed = push_store(local_store, address(f"oci://{oci_registry.host}/models:1"))
-    assert (pushed.files, pushed.size_bytes) == (2, 6)
-    asked = Request(f"http://{oci_registry.host}/v2/models/manifests/1", headers={"Accept": MANIFEST_TYPE})
-    with urlopen(asked) as answer:
-        content = answer.read()
-        assert answer.headers["Docker-Content-Digest"] == pushed.digest == digest_of(content)
-    manifest = json.loads(content)
-    assert manifest["artifactType"] == "application/vnd.graphkiln.model-store.v1"
-    titles = [layer["annotations"]["org.opencontainers.image.title"] for layer in manifest["layers"]]
-    assert titles == ["a/1/model.onnx", "b/1/model.onnx"]
-    assert {layer["digest"] for layer in manifest["layers"]} == {digest_of(b"one")}
-
-
-@needs_registry
-def test_equal_files_give_an_equal_digest(oci_registry: OciServer, local_store: Path) -> None:
-    first = push_store(local_store, address(f"oci://{oci_registry.host}/models:first"))
-    (local_store / "a" / "1" / "model.onnx").touch()
-    assert push_store(local_store, address(f"oci://{oci_registry.host}/other:second")) == first
-    (local_store / "a" / "1" / "model.onnx").write_bytes(b"two")
-    assert push_store(local_store, address(f"oci://{oci_registry.host}/models:first")).digest != first.digest
-
-
-@pytest.mark.parametrize("text", ["s3://bucket/models", f"oci://h/r@sha256:{'0' * 64}", "oci://h/r:1/model"])
-def test_push_to_another_address_is_refused(local_store: Path, text: str) -> None:
-    with pytest.raises(RepositoryError, match="is not the tag of an artifact"):
-        push_store(local_store, address(text))
-
-
-def test_faulty_model_is_not_pushed(local_store: Path) -> None:
-    (local_store / "a" / "1" / "pipe").symlink_to("/dev/null")
-    with pytest.raises(RepositoryError, match=r"cannot push a: .*neither a file nor a folder"):
-        push_store(local_store, address("oci://127.0.0.1:1/r:1"))
-
-
-def test_unreachable_registry(local_store: Path) -> None:
-    with pytest.raises(RepositoryError, match="cannot be reached"):
-        push_store(local_store, address("oci://127.0.0.1:1/r:1"))

@@ -15,7 +15,7 @@ import trustme
 from faulty_registry import FaultyRegistry
 from oci_server import OciServer, needs_registry
 
-from graphkiln_backend.repository.remote_model import push_store
+from graphkiln_backend.repository.model_pack import push_store
 from graphkiln_backend.storage import oci as module
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
@@ -50,12 +50,29 @@ def store(tmp_path: Path) -> Path:
 
 class TestManifest:
     @pytest.mark.parametrize(
-        "content",
-        [b"no JSON", b"[]", b"{}", b'{"layers": []}', b'{"layers": [1]}', b'{"layers": [{"digest": "sha256:00"}]}'],
+        ("content", "words"),
+        [
+            (b"no JSON", "its manifest is damaged"),
+            (json.dumps({"layers": [LAYER]}).encode()[:-9], "its manifest is damaged"),
+            (b"[]", "its manifest is damaged"),
+            (b"{}", "its type is unknown"),
+            (b'{"layers": [1]}', "its type is unknown"),
+            (b'{"layers": [{"digest": "sha256:00"}]}', "its type is unknown"),
+            (b'{"manifests": [], "mediaType": "application/vnd.oci.image.index.v1+json"}', "type is .*image.index"),
+            (b'{"layers": [], "config": {"mediaType": "application/vnd.oci.image.config.v1+json"}}', "image.config"),
+            (b'{"layers": [], "config": {"mediaType": "application/vnd.cncf.helm.config.v1+json"}}', "cncf.helm"),
+        ],
     )
-    def test_manifest_without_files(self, content: bytes) -> None:
-        with pytest.raises(RemoteStoreError, match=r"oci://h/r:1 is not an artifact with files \(graphkiln push STORE"):
+    def test_manifest_without_files(self, content: bytes, words: str) -> None:
+        with pytest.raises(RemoteStoreError, match=rf"oci://h/r:1 is not an artifact with files: .*{words}") as raised:
             read_layers(content, "h/r:1")
+        assert raised.value.hint.startswith("graphkiln push STORE")
+
+    @pytest.mark.parametrize("kind", ["cncf.model.weight.v1.tar", "kitops.modelkit.model.v1.tar+gzip"])
+    def test_archives(self, kind: str) -> None:
+        layers = [LAYER, {**LAYER, "mediaType": f"application/vnd.{kind}"}]
+        with pytest.raises(RemoteStoreError, match=r"has archives \(application/vnd"):
+            read_layers(json.dumps({"layers": layers}).encode(), "h/r:1")
 
     @pytest.mark.parametrize("changed", [{"digest": "md5:0"}, {"digest": 7}, {"size": -1}, {"size": "3"}])
     def test_invalid_layer(self, changed: dict[str, object]) -> None:
