@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+import itertools
 import logging
 import re
 import time
@@ -186,7 +187,8 @@ def open_source(recipe: Recipe) -> SourceModel:
             )
         known = [*(f"{name}:..." for name in _KINDS), *(f"FILE{ending}" for ending in _SUFFIXES)]
         raise ConversionError(
-            f"'{source}' is not a source", hint=suggest(source, _KINDS) or f"known: {', '.join(known)}"
+            f"'{source}' is not a source: {_why_unknown(source)}",
+            hint=suggest(source, _KINDS) or f"known: {', '.join(known)}",
         )
     if recipe.weights and module_name in _WITH_WEIGHTS:
         raise ConversionError(f"{location} contains its own weights", hint="leave --weights out")
@@ -214,6 +216,19 @@ _CUTOFF = 0.75
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
 
+def _why_unknown(source: str) -> str:
+    path = Path(source)
+    if not source.strip():
+        return "it is empty"
+    if path.is_dir():
+        return "it is a folder"
+    if path.is_file():
+        return f"files named *{path.suffix} are not known" if path.suffix else "it is a file without a known suffix"
+    if ":" in source:
+        return f"'{source.partition(':')[0]}' is not a kind of model"
+    return "there is no such file or folder, and it names no kind of model"
+
+
 def suggest(source: str, kinds: Collection[str]) -> str:
     """Suggest a source for an invalid one; empty if nothing is similar."""
     path = Path(source)
@@ -226,7 +241,8 @@ def suggest(source: str, kinds: Collection[str]) -> str:
     meant = _in_folder(path) if path.is_dir() else ""
     if not meant and path.suffix and (similar := near_file(path)):
         return similar
-    meant = meant or _of_kind(source, kinds) or _of_architecture(source)
+    if not meant and not source.startswith((".", "/", "~")):
+        meant = _of_kind(source, kinds) or _of_architecture(source)
     return f"did you mean '{meant}'?" if meant else ""
 
 
@@ -234,7 +250,11 @@ def _in_folder(path: Path) -> str:
     for name, kind in _IN_FOLDER.items():
         if (path / name).exists():
             return f"{kind}:{path}"
-    return max(map(str, path.glob("**/*.onnx")), default="")
+    found = itertools.chain(*(path.glob(pattern) for pattern in ("*.onnx", "*/*.onnx", "*/*/*.onnx")))
+    try:
+        return max(map(str, found), default="")
+    except OSError:  # a folder that is changed meanwhile, or cannot be read
+        return ""
 
 
 def _of_kind(source: str, kinds: Collection[str]) -> str:

@@ -424,7 +424,8 @@ class LoadContest:
         if self._target.rate and not measured.keeps_up:
             return f"answers {measured.throughput.value:.3g} of {measured.due_per_s:.3g} requests per second"
         if p99.lower > self._target.p99_s:
-            return f"p99 of {p99.value * 1e3:.3g} ms, at least {p99.lower * 1e3:.3g} ms"
+            at_least = f", at least {p99.lower * 1e3:.3g} ms" if math.isfinite(p99.lower) else ""
+            return f"{measured.latency.p99_words}{at_least}"
         return ""
 
     def _score(self, measured: Measured) -> Interval:

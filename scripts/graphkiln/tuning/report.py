@@ -184,9 +184,8 @@ def _outcome(progress: Progress) -> str:
         return f"failed: {_shortened(outcome.reason)}"
     if isinstance(outcome, SessionTiming):
         return f"wrong: {_shortened(outcome.accuracy)}" if outcome.accuracy else f"{outcome.batch_s[1] * 1e3:.3g} ms"
-    p99_ms, per_second = outcome.latency.p99.value * 1e3, outcome.throughput.value
-    p99 = f"p99 {p99_ms:.3g} ms" if p99_ms < float("inf") else "more than 1 in 100 requests failed"
-    return f"{per_second:.4g}/s, {p99}" + (f" ({outcome.warning})" if outcome.warning else "")
+    words = outcome.latency.p99_words.replace("p99 was", "p99")
+    return f"{outcome.throughput.value:.4g}/s, {words}" + (f" ({outcome.warning})" if outcome.warning else "")
 
 
 def _shortened(reason: str) -> str:

@@ -129,15 +129,12 @@ def sweep(
 def _missed(measured: Measured, p99_s: float) -> str:
     """Return why a measurement is not a confirmation: too slow, growing queue, or too short for the bound."""
     latency = measured.latency
-    p99_ms = latency.p99.value * 1e3
     if latency.p99.value > p99_s:
-        return f"p99 was {p99_ms:.3g} ms when measured again"
+        return f"{latency.p99_words} when measured again"
     if not measured.keeps_up:
         reached = f"{measured.throughput.value:.3g} of {measured.due_per_s:.3g}"
         return f"only {reached} requests per second were answered when measured again: the queue grows"
-    return (
-        f"p99 was {p99_ms:.3g} ms when measured again, but {latency.count} requests are too few to confirm the target"
-    )
+    return f"{latency.p99_words} when measured again, but {latency.count} requests are too few to confirm the target"
 
 
 def _inflation_of(scored: CandidateScore, p99_s: float) -> float:

@@ -101,6 +101,13 @@ class Latency:
         """Upper bound on p99: the distribution-free one if there are enough requests for it."""
         return min(self.p99.upper, self.p99_wide_s)
 
+    @property
+    def p99_words(self) -> str:
+        """The 99th percentile for users."""
+        if math.isinf(self.p99.value):
+            return f"more than 1 in 100 of {self.count} requests failed or were not sent in time"
+        return f"p99 was {self.p99.value * 1e3:.3g} ms"
+
     def scaled(self, factor: float) -> Latency:
         """Return the latencies on a machine that is slower by a factor."""
         return Latency(

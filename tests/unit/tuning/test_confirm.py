@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -114,3 +116,13 @@ def test_given_load_is_measured_twice(
     assert {call[1] for call in server.measured} == {OpenLoop(40.0)}, "a given rate is not lowered"
     first_s, second_s = (call[2] for call in server.measured)
     assert second_s == pytest.approx(2 * first_s)
+
+
+def test_failed_requests_have_no_time(
+    server: SimulatedServer, space: Space, recorded: Within, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    good = tuned.measured(40, 0.02)
+    failed = replace(good, latency=replace(good.latency, p99=exact(math.inf), p99_wide_s=math.inf))
+    monkeypatch.setattr(RecordedTrials, "measure", lambda *_: failed)
+    _, reason = confirm(recorded(server, 1000.0), scored(space, 100.0), TARGET, 1.0)
+    assert reason == "more than 1 in 100 of 1000 requests failed or were not sent in time when measured again"

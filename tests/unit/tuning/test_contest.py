@@ -226,7 +226,7 @@ class TestStalls:
         assert second.seconds > 10
         monkeypatch.setattr(LoadContest, "_is_strange", lambda *_: False)
         advanced = self.advance(reference_of, space, SimulatedServer(cores=2, stalls=stalls, arriving=arriving))
-        assert advanced.lost.startswith("p99 of ")
+        assert advanced.lost.startswith("p99 was ")
 
     @pytest.mark.parametrize(("every_s", "own_s"), [(1.5, 0.3), (5.6, 0.6)])
     def test_repeated_stalls_are_a_failure(
@@ -237,7 +237,7 @@ class TestStalls:
         judge = LoadContest(reference_of(server), AT_60, 1.0, 60.0)
         advanced = self.advance(reference_of, space, server)
         settled = judge.settle(advanced, 0)
-        assert settled.lost.startswith("p99 of ") or math.isinf(settled.score.lower)
+        assert settled.lost.startswith("p99 was ") or math.isinf(settled.score.lower)
 
 
 def test_similar_latencies_are_ties(reference_of: MakeReference, space: Space) -> None:

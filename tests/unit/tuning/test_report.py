@@ -135,7 +135,11 @@ ENDLESS = replace(measured(90, 0.02), latency=replace(measured(90, 0.02).latency
             SessionTiming(batch_s={1: 0.002}, accuracy="other"),
             "threads=1, session without a server: wrong: other",
         ),
-        (OpenLoop(100.0), ENDLESS, "threads=1, 100/s: 90/s, more than 1 in 100 requests failed"),
+        (
+            OpenLoop(100.0),
+            ENDLESS,
+            "threads=1, 100/s: 90/s, more than 1 in 100 of 1000 requests failed or were not sent in time",
+        ),
         (ClosedLoop(4), measured(90, 0.02, warning="busy"), "threads=1, 4 callers: 90/s, p99 20 ms (busy)"),
         (OpenLoop(100.0), Failed(reason="x" * 200), f"threads=1, 100/s: failed: {'x' * 100}..."),
     ],

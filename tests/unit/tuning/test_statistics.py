@@ -104,6 +104,8 @@ def test_failed_requests_count_as_infinite() -> None:
     assert summary.mean_s == pytest.approx(0.01)
     assert summary.p50_s == 0.01
     assert math.isinf(Latency.of(np.full(5, math.inf)).mean_s)
+    assert summary.p99_words == "more than 1 in 100 of 1000 requests failed or were not sent in time"
+    assert Latency.of(np.full(1000, 0.01)).p99_words == "p99 was 10 ms"
 
 
 def test_coverage_of_interval_of_mean() -> None:

@@ -80,6 +80,27 @@ class TestKinds:
             open_source(recipe(source))
         assert hint in caught.value.hint
 
+    @pytest.mark.parametrize(
+        ("source", "reason"),
+        [
+            ("nopedir", "there is no such file or folder, and it names no kind of model"),
+            ("./bert", "there is no such file or folder"),
+            ("folder", "it is a folder"),
+            ("model.bin", r"files named \*\.bin are not known"),
+            ("zzz:model", "'zzz' is not a kind of model"),
+            (" ", "it is empty"),
+        ],
+    )
+    def test_reason_why_a_source_is_unknown(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, source: str, reason: str
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        (tmp_path / "folder").mkdir()
+        (tmp_path / "model.bin").touch()
+        with pytest.raises(ConversionError, match=f"'{source}' is not a source: {reason}") as caught:
+            open_source(recipe(source))
+        assert "huggingface:./" not in caught.value.hint
+
     @pytest.mark.parametrize("source", ["oneflow:folder", "m.onnx"])
     def test_weights_for_a_file_with_weights_are_refused(
         self, opened: list[tuple[str, str, Recipe]], source: str
