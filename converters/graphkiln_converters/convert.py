@@ -10,8 +10,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from contextlib import contextmanager, nullcontext, suppress
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path, PurePosixPath
@@ -66,6 +66,7 @@ from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import (
     MOST_READ,
     SEED,
+    Answers,
     Sampler,
     read_samples,
     recorded_samples,
@@ -84,12 +85,48 @@ from graphkiln_converters.write import (
 _log = logging.getLogger("graphkiln.converters")
 
 
-def convert(recipe: Recipe, *, command: str = "") -> Path:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportedSource:
+    """An open source with its exported graph, from which several versions can be converted.
+
+    Attributes:
+        model: The source.
+        graph: Its graph, which conversions copy.
+        answers: Its outputs for the samples of earlier conversions.
+    """
+
+    model: SourceModel
+    graph: onnx_ir.Model
+    answers: Answers = field(default_factory=dict)
+
+
+@contextmanager
+def export_source(recipe: Recipe) -> Iterator[ExportedSource]:
+    """Open and export the source of a recipe; closed with the context.
+
+    Raises:
+        ConversionError: The source cannot be opened or exported.
+        EngineUnavailable: A library that it needs is not installed.
+    """
+    _log.info("opening %s", recipe.source)
+    with (
+        local_source(recipe.source) as source,
+        open_model(recipe.model_copy(update={"source": source})) as opened,
+    ):
+        for note in notes_of(opened):
+            _log.warning("%s", note)
+        check_given_labels(opened, recipe)
+        _log.info("exporting the graph")
+        yield ExportedSource(model=opened, graph=opened.export())
+
+
+def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | None = None) -> Path:
     """Convert a model, prove the graph, and write a version.
 
     Args:
         recipe: Source and options.
         command: Command line, for the manifest.
+        exported: The recipe's source, if it is open already.
 
     Returns:
         Folder of the new version.
@@ -106,20 +143,12 @@ def convert(recipe: Recipe, *, command: str = "") -> Path:
     check_precision_options(recipe)
     if recipe.version is not None:
         check_free(folder, recipe.version)
-    _log.info("opening %s", recipe.source)
-    with (
-        local_source(recipe.source) as source,
-        open_model(recipe.model_copy(update={"source": source})) as opened,
-        TemporaryDirectory() as temporary,
-    ):
-        for note in notes_of(opened):
-            _log.warning("%s", note)
-        check_given_labels(opened, recipe)
-        _log.info("exporting the graph")
-        graph = opened.export()
-        model = with_index_ranges(with_fitting_labels(with_task(opened, recipe, graph), recipe, graph), graph)
+    with nullcontext(exported) if exported else export_source(recipe) as source, TemporaryDirectory() as temporary:
+        graph = source.graph
+        model = with_index_ranges(with_fitting_labels(with_task(source.model, recipe, graph), recipe, graph), graph)
         warn_without_preprocess(model)
-        proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE)
+        answers = source.answers if exported else None
+        proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE, answers)
         version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
         return write_version(version, folder, recipe.version)
 
@@ -131,7 +160,9 @@ _KEEP_QUANTIZED = (
 )
 
 
-def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path) -> ProvenGraph:
+def _rewrite_and_prove(
+    recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path, answers: Answers | None
+) -> ProvenGraph:
     """Run the passes, prove the graph in its own precision, then in the requested one.
 
     A pass that fails or changes the outputs is left out by a further try.
@@ -149,7 +180,7 @@ def _rewrite_and_prove(recipe: Recipe, model: SourceModel, graph: onnx_ir.Model,
     check_lowers(recipe, precision, preprocess)
     lowers = recipe.precision not in (Precision.FP32, precision)  # the default fp32 keeps the precision
 
-    sampler = Sampler(model=model, edge=edge, preprocess=preprocess)
+    sampler = Sampler(model=model, edge=edge, preprocess=preprocess, answers=answers)
     samples = [*(group.at(edge) for group in recorded), *sampler.samples(recipe)]
     limits = with_own_limit(export_limits(rounding.precision, rounding.depth), recipe.relative_l2)
     source = with_own_limit(beside_reference(precision), recipe.relative_l2)

@@ -1,10 +1,10 @@
-"""Prepare a story: its images, and the saved graphs of its variants, each converted once."""
+"""Prepare a story: its images, and the saved graphs of its variants, from one export of the model."""
 
 from __future__ import annotations
 
 import shlex
-from contextlib import closing
-from dataclasses import dataclass
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -24,13 +24,14 @@ from graphkiln_backend.passes.edge_passes import Rename
 from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, without
 from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
-from graphkiln_converters.convert import convert
+from graphkiln_backend.system.closing import Closeable
+from graphkiln_converters.convert import ExportedSource, convert, export_source
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import synthetic_samples
 
 EVALUATION_COUNT = 200  # images on which every variant is proven
 _CALIBRATION_COUNT = 64
-_CONVERSION_COUNT = 64
+_CONVERSION_COUNT = 32  # of a version's own proof; the story proves each variant again, on all evaluation images
 _SUFFIXES = frozenset({".jpg", ".jpeg"})
 
 
@@ -101,8 +102,8 @@ def _read_image(path: Path) -> bytes:
     return path.read_bytes()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class PreparedModel:
+@dataclass(kw_only=True, slots=True)
+class PreparedModel(Closeable):
     """A model of a story and its saved graphs.
 
     Attributes:
@@ -113,6 +114,13 @@ class PreparedModel:
     preprocess: Preprocess
     classes: int
     derivative: str
+    _exported: ExportedSource | None = None
+    _resources: ExitStack = field(default_factory=ExitStack)
+
+    def close(self) -> None:
+        """Close the source of the conversions."""
+        self._exported = None
+        self._resources.close()
 
     def training_graph(self) -> Path:
         """Return a graph of forward and backward pass, with a `NAME_gradient` output for each parameter.
@@ -144,7 +152,9 @@ class PreparedModel:
         if not (folder / "1").exists():
             options = convert_options(spec, self.request, platform, self.derivative)
             recipe = Recipe(source=self.request.source, name=spec.name, model_store=store, **options)
-            convert(recipe, command=shlex.join(["graphkiln", "story"]))
+            if self._exported is None:
+                self._exported = self._resources.enter_context(export_source(recipe))
+            convert(recipe, command=shlex.join(["graphkiln", "story"]), exported=self._exported)
             with (folder / CONFIG_FILE).open("a") as config:
                 config.write(f"\n{platform.instance_group}\n")
         conversion = Manifest.read(folder / "1" / MANIFEST_FILE).conversion if spec.fusion else None

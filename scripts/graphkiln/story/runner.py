@@ -188,7 +188,10 @@ class StoryRunner:
             if key not in known:
                 raise InvalidInput(f"unknown step '{key}'", hint=did_you_mean(key, known))
         self._report(Progress(activity="opening the model"))
-        model = prepare_model(self._request)
+        with prepare_model(self._request) as model:
+            self._run(model, seconds, only)
+
+    def _run(self, model: PreparedModel, seconds: float, only: Sequence[str]) -> None:
         images = choose_images(self._request.samples, model.classes)
         facts = {**self.record.facts, "images": images.description}
         self.record = replace(self.record, facts=facts, derivative=model.derivative)

@@ -418,6 +418,26 @@ class Precise(TextSource):
         return {name: array.astype("f8") * 1.5 for name, array in self.run(feeds).items()}
 
 
+def test_source_is_run_once_for_several_graphs() -> None:
+    runs: list[int] = []
+
+    class Counted(TextSource):
+        reference_batch = 2  # several batches of one shape
+
+        def run(self, feeds: dict[str, AnyArray]) -> dict[str, AnyArray]:
+            runs.append(len(feeds["image"]))
+            return super().run(feeds)
+
+    source, answers = Counted.of(TEXT, (PICTURE,)), {}
+    first, graph = sampler(source)
+    other, ranked = sampler(source, softmax=True, top_k=2)
+    check(replace(first, answers=answers).samples(recipe()), graph)
+    count = len(runs)
+    assert count
+    check(replace(other, answers=answers).samples(recipe()), ranked)
+    assert len(runs) == count
+
+
 def test_outputs_in_fp64_keep_their_types() -> None:
     made, _ = sampler(Precise.of(TEXT, (PICTURE,)))
     samples = made.samples(recipe())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,13 +34,29 @@ def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedModel:
 
 
 @pytest.fixture
-def conversions(monkeypatch: pytest.MonkeyPatch, digits: Path) -> dict[str, Any]:
+def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Record when the source is opened and closed."""
+    events: list[str] = []
+
+    @contextmanager
+    def export_source(recipe: Any) -> Iterator[str]:
+        events.append(f"open {recipe.source}")
+        yield "exported"
+        events.append("close")
+
+    monkeypatch.setattr(module, "export_source", export_source)
+    return events
+
+
+@pytest.fixture
+def conversions(monkeypatch: pytest.MonkeyPatch, digits: Path, exports: list[str]) -> dict[str, Any]:
     """Record converted recipes; each version has an ineffective and an effective pass."""
     manifest = Manifest.read(digits / "1" / "manifest.json")
+    assert not exports
     found: dict[str, Any] = {}
 
-    def convert(recipe: Any, *, command: str) -> None:
-        assert command == "graphkiln story"
+    def convert(recipe: Any, *, command: str, exported: str) -> None:
+        assert (command, exported) == ("graphkiln story", "exported")
         found[recipe.name] = recipe
         version = recipe.model_store / recipe.name / "1"
         version.mkdir(parents=True)
@@ -64,6 +82,13 @@ class TestSavedGraph:
         assert (recipe.source, recipe.max_batch_size) == ("torchvision:resnet18", 8)
         assert model.saved_graph(BASE, ON_CPU) == path
         assert conversions == {}
+
+    @pytest.mark.usefixtures("conversions")
+    def test_source_is_exported_once(self, model: PreparedModel, exports: list[str]) -> None:
+        with model:
+            for spec in (BASE, replace(BASE, name="other")):
+                model.saved_graph(spec, ON_CPU)
+        assert exports == ["open torchvision:resnet18", "close"]
 
     @pytest.mark.usefixtures("conversions")
     def test_ineffective_fusion_is_refused(self, model: PreparedModel) -> None:

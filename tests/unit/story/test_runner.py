@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -117,7 +118,7 @@ NewRunner = Callable[..., StoryRunner]
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
     """Replace the platform's variants by fakes."""
     stage = Stage()
-    model = type("Model", (), {"classes": 10, "derivative": "output:image"})
+    model = nullcontext(SimpleNamespace(classes=10, derivative="output:image"))
     images = ImageSet(
         description=f"{IMAGES} digits",
         evaluation=tuple(bytes([number]) for number in range(IMAGES)),
