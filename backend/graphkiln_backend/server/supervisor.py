@@ -254,7 +254,10 @@ class Supervisor:
                 memory.follow(live=self._live_at is not None)
                 pace.wait(signals, [server.pid, *seen.ready], live=bool(self._live_at))
         if code > 0 and self._live_at is None and self._launch.readiness.fall_back():
-            _log.warning("not every model can be loaded: starting again, to serve the others")
+            _log.warning(
+                "not every model can be loaded: starting again, to serve the others; /v2/health/ready is 400 until the "
+                "failed ones are mended and loaded"
+            )
             return ServePart()
         fault = describe_exit(code)
         if code >= 0 and not self._was_live:
