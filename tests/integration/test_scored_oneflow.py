@@ -16,9 +16,8 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
-from graphkiln_backend.scoring.driver import read_run_model
 from graphkiln_backend.scoring.messages import Row, ScoreRequest
-from graphkiln_backend.scoring.model import read_model
+from graphkiln_backend.scoring.model import read_model, read_run_model
 
 pytestmark = pytest.mark.slow
 

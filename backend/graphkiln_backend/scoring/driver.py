@@ -16,16 +16,14 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 
-from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import LockLost, RunInterrupted
 from graphkiln_backend.scoring.fleet import RayFleet, connect
 from graphkiln_backend.scoring.messages import InputRange, Report, RunFinished, RunPlanned, ScoreRequest
-from graphkiln_backend.scoring.model import ScoringModel, read_model, with_local_model
+from graphkiln_backend.scoring.model import ScoringModel, read_run_model
 from graphkiln_backend.scoring.plan import (
     PLAN,
     check_complete,
@@ -38,7 +36,6 @@ from graphkiln_backend.scoring.plan import (
 )
 from graphkiln_backend.scoring.schedule import Schedule
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
-from graphkiln_backend.system.resources import usable_cores
 from graphkiln_backend.system.signals import raising_once
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -144,28 +141,6 @@ def drive(
             return
         for outcome in fleet.wait(_WAIT_S, schedule.hang_timeout_s):
             schedule.handle(outcome, clock())
-
-
-def read_run_model(request: ScoreRequest, folder: Path) -> tuple[ScoreRequest, ScoringModel]:
-    """Fetch and read the model of a run; workers read it again.
-
-    A graph of another framework is converted into the cache of the run, where workers of this machine find it.
-
-    Args:
-        request: The run.
-        folder: Temporary folder for a fetched model and a temporary cache.
-
-    Returns:
-        The request with its version number, and the model.
-
-    Raises:
-        GraphkilnError: There is no such version, its preprocessing is unknown, or it lacks a requested output.
-    """
-    with CacheSettings(folder=request.cache).checked().open(folder / "cache") as cache:
-        local = with_local_model(request, folder)
-        model = read_model(local, cache, usable_cores())
-        model.encoder(local)
-        return replace(request, version=local.version), model
 
 
 @contextmanager

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, fields
 from enum import StrEnum
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
 from graphkiln_backend.lowering.settings import Override
@@ -19,6 +21,7 @@ from graphkiln_backend.lowering.settings import Override
 DEFAULT_ROWS_PER_UNIT = 1000
 DEFAULT_TOP_K = 5
 ID_DIGITS = 32
+Content = bytes | npt.NDArray[np.uint8]  # an encoded image, or its pixels: [height, width] or [height, width, 3 or 4]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -121,13 +124,14 @@ class Row:
 
     Attributes:
         id: Unique id of the row in the output.
-        load: Read the encoded image; called from a reader thread. `InputChanged` and `SourceUnavailable` fail the whole
-            unit; any other `GraphkilnError` or `OSError` becomes the error of this row.
+        load: Read the encoded image, or uint8 pixels; called from a reader thread. `InputChanged` and
+            `SourceUnavailable` fail the whole unit; any other `GraphkilnError` or `OSError` becomes the error of this
+            row.
         kept: Input columns to copy to the output, each as an array of one element, which keeps the type of a null.
     """
 
     id: str
-    load: Callable[[], bytes]
+    load: Callable[[], Content]
     kept: Mapping[str, pa.Array] = field(default_factory=dict)
 
 

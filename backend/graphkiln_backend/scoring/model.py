@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.hardware import gpus
@@ -43,6 +44,7 @@ from graphkiln_backend.scoring.reading import Reader
 from graphkiln_backend.scoring.scorer import ImageInput, Scorer, check_names
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
 from graphkiln_backend.storage.files import RemoteFiles
+from graphkiln_backend.system.resources import usable_cores
 
 _PARALLEL = "parallel"  # name of the setting
 _ROUNDS = 3  # of the measurement of batch sizes
@@ -86,6 +88,28 @@ def read_model(request: ScoreRequest, cache: ArtifactCache, cores: int) -> Scori
         image_input=ImageInput.of(signature, contract.preprocess, config.max_batch_size),
         wants_gpu=ModelConfig.from_protobuf(completed, has_gpu=True).device.is_gpu,
     )
+
+
+def read_run_model(request: ScoreRequest, folder: Path) -> tuple[ScoreRequest, ScoringModel]:
+    """Fetch and read the model of a run; workers read it again.
+
+    A graph of another framework is converted into the cache of the run, where workers of this machine find it.
+
+    Args:
+        request: The run.
+        folder: Temporary folder for a fetched model and a temporary cache.
+
+    Returns:
+        The request with its version number, and the model.
+
+    Raises:
+        GraphkilnError: There is no such version, its preprocessing is unknown, or it lacks a requested output.
+    """
+    with CacheSettings(folder=request.cache).checked().open(folder / "cache") as cache:
+        local = with_local_model(request, folder)
+        model = read_model(local, cache, usable_cores())
+        model.encoder(local)
+        return replace(request, version=local.version), model
 
 
 def _for_worker(config: ModelConfig, request: ScoreRequest) -> ModelConfig:
@@ -268,7 +292,7 @@ def check_session(replay: Replay | None) -> None:
     """Replay all samples of a session; call it while nothing else runs on the session.
 
     A row that fails alone becomes an error only after this check. Wrong answers without a failure are found by
-    `worker.Prover`, before each commit.
+    `loaded_model.Prover`, before each commit.
 
     Raises:
         GraphkilnError: The session fails, or computes wrong answers.

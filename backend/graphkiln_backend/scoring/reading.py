@@ -8,6 +8,7 @@ occupy the memory, would block it forever.
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import deque
@@ -21,7 +22,7 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images import decoding
 from graphkiln_backend.scoring.errors import InputChanged, SourceUnavailable
-from graphkiln_backend.scoring.messages import Row
+from graphkiln_backend.scoring.messages import Content, Row
 from graphkiln_backend.system.closing import Closeable
 
 
@@ -227,13 +228,22 @@ class Reader(Closeable):
             _settle(done, PreparedRow(row=row, read_s=time.perf_counter() - begun), error)
             return
         read = PreparedRow(row=row, read_s=time.perf_counter() - begun)
-        self._expected_bytes = max(len(content), self._expected_bytes * 7 // 8)
-        size = _BYTES_PER_PIXEL * decoding.count_pixels(content)
+        if isinstance(content, bytes):
+            self._expected_bytes = max(len(content), self._expected_bytes * 7 // 8)
+            pixels = decoding.count_pixels(content)
+        else:
+            pixels = math.prod(content.shape[:2])
+        size = _BYTES_PER_PIXEL * pixels
         self.memory.acquire(size, is_next)
         self._decoding.submit(self._decode, read, content, done, size, expected)
 
     def _decode(
-        self, read: PreparedRow, content: bytes, done: Future[PreparedRow], pixel_bytes: int, encoded_bytes: int
+        self,
+        read: PreparedRow,
+        content: Content,
+        done: Future[PreparedRow],
+        pixel_bytes: int,
+        encoded_bytes: int,
     ) -> None:
         """Decode a row, and hold the memory of its sample in place of that of its pixels."""
         begun = time.thread_time()

@@ -5,22 +5,13 @@ The driver has a unit computed in one call and committed in another, so that it 
 
 from __future__ import annotations
 
-import os
-import socket
-import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from importlib.metadata import version
 from itertools import islice
 
-from graphkiln_backend.cache.settings import CacheSettings
-from graphkiln_backend.graph.decoding import encode_json
-from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.graph.golden import joined
-from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.errors import (
     CommitConflict,
@@ -31,11 +22,13 @@ from graphkiln_backend.scoring.errors import (
     UnitUnreadable,
     WorkerUnfit,
 )
+from graphkiln_backend.scoring.loaded_model import LoadedModel
 from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
     Cause,
     Computed,
+    Content,
     Done,
     Ended,
     Failed,
@@ -44,15 +37,12 @@ from graphkiln_backend.scoring.messages import (
     StageTimes,
     Survived,
     UnitReport,
-    WorkerFacts,
     WorkerReady,
 )
-from graphkiln_backend.scoring.model import describe_session, read_model, with_local_model
 from graphkiln_backend.scoring.plan import open_destination, open_source
 from graphkiln_backend.scoring.scorer import Scored
-from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
+from graphkiln_backend.scoring.scratch import remove_dead_scratch
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_backend.system.resources import usable_cores
 
 _COMMIT_DELAYS_S = (1.0, 2.0, 4.0, 8.0, 16.0)  # before a commit that failed is tried again
 _READ_DELAYS_S = (1.0, 4.0)  # before a row that could not be read is tried again
@@ -164,26 +154,10 @@ class Worker(Closeable):
     """
 
     def __init__(self, request: ScoreRequest) -> None:
-        started = time.monotonic()
         self._steps = 0  # rows and writes
         self._source, self._destination = open_source(request), open_destination(request)
-        self._folder = scratch_folder(Scratch.MODEL)
-        self._cache = CacheSettings(folder=request.cache).checked().open(self._folder.path)
-        cores = request.cores_per_worker or usable_cores()
-        model = read_model(with_local_model(request, self._folder.path), self._cache, cores)
-        proven, encoder = model.deployment.build(self._cache), model.encoder(request)
-        self._scorer = model.scorer(proven, request, cores, self._cache)
-        self._session = proven.session
-        self._prover = Prover(proven.replay, encoder.outputs, self._scorer.computing)
-        self.facts = WorkerFacts(
-            node=socket.gethostname(),
-            pid=os.getpid(),
-            session=describe_session(proven),
-            self_test=encode_json(proven.self_test) if proven.self_test else "",
-            seconds=time.monotonic() - started,
-            version=version("graphkiln"),
-            configuration=model.configuration(request),
-        )
+        self._model = LoadedModel(request)
+        self._scorer, self._prover, self.facts = self._model.scorer, self._model.prover, self._model.facts
 
     @property
     def progress(self) -> int:
@@ -192,10 +166,7 @@ class Worker(Closeable):
 
     def close(self) -> None:
         """Stop the threads, free the session and remove temporary files."""
-        self._scorer.close()
-        self._session.close()
-        self._cache.close()
-        self._folder.close()
+        self._model.close()
 
     def prove(self) -> None:
         """Replay golden samples now.
@@ -292,7 +263,7 @@ class Worker(Closeable):
             self._steps += 1
             yield replace(row, load=partial(self._load, row, outages if attempt.outages_are_errors else None))
 
-    def _load(self, row: Row, outages: list[SourceUnavailable] | None) -> bytes:
+    def _load(self, row: Row, outages: list[SourceUnavailable] | None) -> Content:
         """Read the image of a row.
 
         Called from many threads: a row is retried while others are read.
@@ -314,71 +285,3 @@ class Worker(Closeable):
                 self._steps += 1
             time.sleep(delay_s)
         raise AssertionError("the last read returns or raises")
-
-
-class Prover:
-    """Proves the session again before anything that it has computed is written.
-
-    A core, memory module or device may fail long after the self-test. So a unit is committed only after a proof that
-    began when its rows were computed; a failed proof discards everything since the last good one, with the worker. A
-    proof computes a few golden samples in turn, one per hundred rows of the unit, and compares them with the first
-    outputs of this session within the proof policy; it costs about 1% of what it proves. Units that wait at the same
-    time share a proof. Rows that fail alone are not covered: before one becomes an error, `model.check_session`
-    computes all samples.
-
-    Args:
-        replay: Golden samples of the session, or None if there is nothing to replay.
-        outputs: Outputs to compare; None for all.
-        computing: Lock of the session, which allows one caller at a time.
-
-    Raises:
-        VerificationError: The session does not compute the golden samples correctly.
-    """
-
-    def __init__(self, replay: Replay | None, outputs: Sequence[str] | None, computing: threading.Lock) -> None:
-        self._replay, self._computing = replay, computing
-        self._outputs = tuple(outputs or (replay.reference if replay else ()))
-        self._proving = threading.Lock()
-        self._good_since = float("-inf")
-        self._proven: list[Mapping[str, AnyArray]] = []
-        self._next = 0
-        if replay:
-            self._proven = self._compute(replay)
-            replay.judge(self._proven)
-
-    def prove(self, computed_at: float, rows: int = _PROOF_SAMPLES * _ROWS_PER_SAMPLE) -> None:
-        """Return once a proof that began after `computed_at` has succeeded.
-
-        Args:
-            computed_at: When the rows had been computed, by `time.monotonic`.
-            rows: Number of rows to be written.
-
-        Raises:
-            WorkerUnfit: Nothing that was computed since the last proof may be written.
-        """
-        if self._replay is None:
-            return
-        with self._proving:
-            if self._good_since >= computed_at:
-                return
-            started = time.monotonic()
-            self._prove_some(self._replay, max(1, min(_PROOF_SAMPLES, rows // _ROWS_PER_SAMPLE)))
-            self._good_since = started
-
-    def _prove_some(self, replay: Replay, max_samples: int) -> None:
-        count = len(replay.samples)
-        chosen = [(self._next + index) % count for index in range(min(max_samples, count))]
-        self._next = (self._next + len(chosen)) % count
-        samples, proven = [replay.samples[each] for each in chosen], [self._proven[each] for each in chosen]
-        part = replace(replay, samples=tuple(samples), reference=joined(proven))
-        try:
-            part.judge(self._compute(part))
-        except GraphkilnError as error:
-            raise WorkerUnfit(f"it no longer computes the golden samples as it did: {error}") from error
-
-    def _compute(self, replay: Replay) -> list[Mapping[str, AnyArray]]:
-        computed: list[Mapping[str, AnyArray]] = []
-        for sample in range(len(replay.samples)):
-            with self._computing:  # released between samples, for the batches of units
-                computed.append(replay.run(sample, self._outputs))
-        return computed

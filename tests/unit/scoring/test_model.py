@@ -30,7 +30,6 @@ from graphkiln_backend.lowering.settings import Override
 from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.scoring import model as model_fetch
 from graphkiln_backend.scoring import model as module
-from graphkiln_backend.scoring.driver import read_run_model
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.messages import ScoreRequest
 from graphkiln_backend.scoring.model import (
@@ -38,6 +37,7 @@ from graphkiln_backend.scoring.model import (
     choose_batch_size,
     measure_sizes,
     read_model,
+    read_run_model,
     with_local_model,
     with_version,
 )

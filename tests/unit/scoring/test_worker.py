@@ -28,6 +28,7 @@ from graphkiln_backend.scoring.errors import (
     UnitUnreadable,
     WorkerUnfit,
 )
+from graphkiln_backend.scoring.loaded_model import Prover
 from graphkiln_backend.scoring.messages import (
     Attempt,
     Blame,
@@ -42,7 +43,7 @@ from graphkiln_backend.scoring.messages import (
     Unit,
     UnitReport,
 )
-from graphkiln_backend.scoring.worker import Prover, Worker, WorkerActor, cause_of
+from graphkiln_backend.scoring.worker import Worker, WorkerActor, cause_of
 
 
 @pytest.fixture(scope="module")
