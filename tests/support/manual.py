@@ -10,9 +10,9 @@ from pathlib import Path
 
 # Pages below `docs` with programs, beside the tutorial; tests/documentation/test_walkthroughs.py follows them.
 GUIDES = (
-    "how-to/convert", "how-to/drop-in", "how-to/engines", "how-to/migrate", "how-to/oneflow", "how-to/precision",
-    "how-to/push", "how-to/record", "how-to/requests", "how-to/rollout", "how-to/serve", "how-to/story", "images",
-    "page", "parallel", "reference/python", "scoring", "signing", "tasks", "tuning",
+    "how-to/convert", "how-to/data-frames", "how-to/drop-in", "how-to/engines", "how-to/migrate", "how-to/oneflow",
+    "how-to/precision", "how-to/push", "how-to/record", "how-to/requests", "how-to/rollout", "how-to/serve",
+    "how-to/story", "images", "page", "parallel", "reference/python", "scoring", "signing", "tasks", "tuning",
 )  # fmt: skip
 _FENCE = re.compile(
     r"^(?P<indent> *)```(?P<language>[\w-]*)(?: title=\"(?P<title>[^\"]+)\")?[^\n]*\n(?P<text>.*?)^(?P=indent)```$",

@@ -189,6 +189,7 @@ class Walkthrough:
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
             "XDG_CACHE_HOME": str(self.folder / ".cache"),
             "HF_HUB_OFFLINE": "1",
+            "RAY_AUTH_TOKEN": "0" * 64,  # otherwise Ray writes one into the home folder
             "COLUMNS": "120",
             **({"GRAPHKILN_URL": self.server.url} if self.server else {}),
         }

@@ -250,7 +250,7 @@ class _ImageTable:
         for index, name in enumerate(ids):
             yield Row(
                 id=name,
-                load=partial(load_value, self.image, images, index, folder),
+                load=partial(_load, self.image, images, index, folder),
                 kept={column: values.slice(index, 1) for column, values in kept.items()},
             )
 
@@ -275,20 +275,7 @@ class _ImageTable:
         return [f"{self.name}:{number}" for number in range(before, before + len(batch))]
 
 
-def load_value(image: ImageColumn, images: pa.Array, index: int, folder: Place) -> bytes:
-    """Read the image of a row of a column.
-
-    Args:
-        image: The column.
-        images: Its values.
-        index: Position of the row.
-        folder: Folder of relative paths.
-
-    Raises:
-        InvalidInput: The row has no image.
-        GraphkilnError: The image of a path cannot be read; `SourceUnavailable` if that is temporary.
-        OSError: A permanent error.
-    """
+def _load(image: ImageColumn, images: pa.Array, index: int, folder: Place) -> bytes:
     try:
         content, path = image.value(images, index)
     except UnicodeDecodeError as error:
