@@ -204,7 +204,7 @@ def read_deployment(
     from graphkiln_backend.repository.model_config import ModelConfig
 
     folder = version_folder(path).absolute()
-    config = ModelConfig.from_protobuf(_complete_config(folder, artifacts, backends), has_gpu=bool(gpus()))
+    config = ModelConfig.from_protobuf(complete_version_config(folder, artifacts, backends), has_gpu=bool(gpus()))
     return Deployment.here(folder, config, artifacts, [parse_override(text) for text in settings or []])
 
 
@@ -249,7 +249,7 @@ def find_seat(path: Path, settings: list[str] | None, artifacts: ArtifactCache, 
 
     folder = version_folder(path).absolute()
     overrides = [parse_override(text) for text in settings or []]
-    config = _complete_config(folder, artifacts, backends)
+    config = complete_version_config(folder, artifacts, backends)
     return choose_seat(config, [folder], overrides, find_native_backend(backend_folders(backends)))
 
 
@@ -262,11 +262,15 @@ def describe_image_model(path: Path, artifacts: ArtifactCache) -> str:
     from graphkiln_backend.server.image_models import asks_for_images, describe_images
 
     folder = version_folder(path).absolute()
-    return describe_images(_complete_config(folder, artifacts)) if asks_for_images(folder.parent) else ""
+    return describe_images(complete_version_config(folder, artifacts)) if asks_for_images(folder.parent) else ""
 
 
-def _complete_config(version: Path, artifacts: ArtifactCache, backends: Path | None = None) -> ModelConfigProto:
-    """Complete the configuration of a version's model like the server."""
+def complete_version_config(version: Path, artifacts: ArtifactCache, backends: Path | None = None) -> ModelConfigProto:
+    """Complete the configuration of a version's model like the server.
+
+    Raises:
+        GraphkilnError: The version or its configuration is not usable, or the model belongs to another backend.
+    """
     from graphkiln_backend.lowering.importing import convert_if_needed
     from graphkiln_backend.repository.overlay import complete_config
     from graphkiln_backend.server.run_folder import installed_backend_names

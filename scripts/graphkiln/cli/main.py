@@ -28,6 +28,7 @@ VERBS = {
     "adopt": ("adopt", "Add golden samples to a version that another tool wrote."),
     "verify": ("verify", "Prove a version again on an engine of this machine."),
     "inspect": ("inspect", "Describe a version."),
+    "openapi": ("openapi", "Print an OpenAPI 3.1 document of a model's HTTP API."),
     "sign": ("sign", "Sign the files of versions."),
     "keygen": ("sign", "Create a pair of Ed25519 keys for signing versions."),
     "push": ("push", "Push a model store to a container registry as an OCI artifact."),

@@ -19,7 +19,7 @@ from graphkiln.cli import main as command
 from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, ServerError
 
 VERBS = (
-    "serve", "convert", "adopt", "verify", "inspect", "sign", "keygen", "push", "pull", "explain", "lower",
+    "serve", "convert", "adopt", "verify", "inspect", "openapi", "sign", "keygen", "push", "pull", "explain", "lower",
     "classify", "detect", "segment", "embed", "infer", "models", "load", "unload", "health", "doctor", "bench",
     "score", "replay", "story", "tune", "rollout", "cache",
 )  # fmt: skip
