@@ -30,7 +30,7 @@ VERBS = {
     "inspect": ("inspect", "Describe a version."),
     "openapi": ("openapi", "Print an OpenAPI 3.1 document of a model's HTTP API."),
     "sign": ("sign", "Sign the files of versions."),
-    "keygen": ("sign", "Create a pair of Ed25519 keys for signing versions."),
+    "keygen": ("sign", "Create a pair of keys of the curve P-256 for signing versions."),
     "push": ("push", "Push a model store to a container registry as an OCI artifact."),
     "pull": ("push", "Pull models from a registry or object store into a folder."),
     "explain": ("lower", "Explain how a model is lowered on this machine."),
