@@ -73,7 +73,13 @@ from graphkiln_converters.samples import (
     sizes_to_try,
     with_index_ranges,
 )
-from graphkiln_converters.sources.base import InputSpec, SourceModel, open_source, synthetic_samples
+from graphkiln_converters.sources.base import (
+    InputSpec,
+    SourceModel,
+    import_source,
+    open_source,
+    synthetic_samples,
+)
 from graphkiln_converters.write import (
     NewVersion,
     SourceInfo,
@@ -348,12 +354,15 @@ def _check_store(store: Path, name: str) -> None:
 
 _FILE_SUFFIXES = (".onnx", ".pt2", ".skops", ".keras", ".pt", ".pth")
 _FILE_KINDS = ("torchscript", "sklearn", "keras")  # KIND:LOCATION with a single file as location
+_MLFLOW = "mlflow"
 
 
 def remote_part(source: str) -> tuple[str, str]:
-    """Split a source into its kind with colon (or empty) and the address of its file (empty if local)."""
+    """Split a source into its kind with colon (or empty) and its address (empty if local)."""
     kind, colon, location = source.partition(":")
     if colon and kind in _FILE_KINDS and is_remote(location):
+        return f"{kind}:", location
+    if kind == _MLFLOW and location and not Path(location).exists():
         return f"{kind}:", location
     return "", source if is_remote(source) else ""
 
@@ -363,12 +372,23 @@ def local_source(source: str) -> Iterator[str]:
     """Fetch a remote source for the duration of the context; yield the local source.
 
     Raises:
-        ConversionError: The address is not of a file of a known kind.
+        ConversionError: The address is not of a file of a known kind, or MLflow does not give the model.
+        EngineUnavailable: MLflow is not installed.
         RemoteStoreError: The file cannot be read.
     """
     kind, text = remote_part(source)
     if not text:
         yield source
+        return
+    if kind == f"{_MLFLOW}:":
+        fetch = import_source(_MLFLOW).fetch
+        with TemporaryDirectory(prefix="graphkiln-") as folder:
+            found = fetch(text, Path(folder))
+            try:
+                yield f"{kind}{found}"
+            except GraphkilnError as error:  # the folder is gone when a user reads of it
+                error.message = error.message.replace(f"{kind}{found}", source).replace(str(found), source)
+                raise
         return
     if text.startswith(("http://", "https://")):
         raise ConversionError(f"{text} is a web page", hint="download the file, and convert that")

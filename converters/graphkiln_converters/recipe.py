@@ -290,11 +290,14 @@ _GENERIC = {"model", "saved", "graph", "network", "weights"}
 def name_of(source: str) -> str:
     """Valid model name for a source: its architecture, factory, file or folder; may be empty.
 
-    The name of `NAME/1/model.onnx` in a model repository is NAME.
+    The name of `NAME/1/model.onnx` in a model repository is NAME, like that of MLflow's `models:/NAME/1` and
+    `models:/NAME@ALIAS`.
     """
     source = source.replace("://", "/")  # addresses of files are like paths
     kind = _KIND.match(source)
     location = source.partition(":")[2] if kind else source
+    if kind and kind[0] == "mlflow":
+        location = location.partition("@")[0]
     if kind and kind[0] == "python":
         return _legal(location.rpartition(":")[2])
     if kind and "/" not in location:

@@ -16,7 +16,7 @@ import onnx_ir
 from PIL import Image
 
 from graphkiln_backend.graph.arrays import as_text, read_npz
-from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError, InvalidInput, ManifestError
 from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.graph.preprocess import Preprocess
@@ -146,7 +146,8 @@ class Sampler:
 
     def _usual_feeds(self) -> Arrays:
         (first, *others) = self.model.inputs
-        if self.preprocess is None or others or len(first.shape) != 3:
+        takes_known = first.known is not None and self.preprocess and self.preprocess.dtype is not DType.UINT8
+        if self.preprocess is None or others or len(first.shape) != 3 or takes_known:
             return self._synthetic({}, SEED)
         channels, height, width = first.shape
         images = synthetic_images((height, width, channels), SYNTHETIC_SAMPLES)

@@ -16,7 +16,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import onnx_ir
@@ -48,8 +48,8 @@ class InputSpec:
         high: Exclusive upper bound of synthetic integers.
         mask: The input is an attention mask: ones for tokens, then zeros.
         words: Vocabulary of synthetic text.
-        known: Rows from which synthetic samples are taken, `[rows, *shape]`: as many for each input, in any precision.
-            None to draw them at random.
+        known: Rows from which synthetic samples of this shape are taken, `[rows, *shape]`: as many for each input, in
+            any precision. None to draw them at random.
     """
 
     name: str
@@ -145,10 +145,14 @@ _KINDS = {
     "torchscript": ("torchscript", "convert"),
     "sklearn": ("sklearn", "sklearn"),
     "keras": ("keras", "keras"),
+    "mlflow": ("mlflow", "mlflow"),
 }
 _SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
 # Kinds whose files contain the weights.
-_WITH_WEIGHTS = {"oneflow_graph", "torchscript", "sklearn", "keras", "exported_program", "onnx_file", "onnx_detector"}
+_WITH_WEIGHTS = {
+    *("oneflow_graph", "torchscript", "sklearn", "keras"),
+    *("exported_program", "onnx_file", "onnx_detector", "mlflow"),
+}
 # Kind -> export command to run in a separate environment. paddle2onnx needs an older ONNX than graphkiln; TensorFlow is
 # larger than all other dependencies of a conversion together.
 _ELSEWHERE = {
@@ -159,6 +163,8 @@ _ELSEWHERE = {
 
 def open_source(recipe: Recipe) -> SourceModel:
     """Open the source of a recipe: `KIND:LOCATION`, `FILE.pt2`, `FILE.onnx`, `FILE.skops` or `FILE.keras`.
+
+    It is on this machine; `convert.local_source` fetches others.
 
     Raises:
         ConversionError: The kind, file or architecture does not exist, the model cannot be loaded, or it needs
@@ -192,12 +198,27 @@ def open_source(recipe: Recipe) -> SourceModel:
         )
     if recipe.weights and module_name in _WITH_WEIGHTS:
         raise ConversionError(f"{location} contains its own weights", hint="leave --weights out")
-    try:
-        module = importlib.import_module(f"graphkiln_converters.sources.{module_name}")
-    except ImportError as error:
-        raise EngineUnavailable(f"{kind} models need a library that is not installed: {error}", extra=extra) from error
-    opener: Callable[[str, Recipe], SourceModel] = module.open_source
+    opener: Callable[[str, Recipe], SourceModel] = import_source(module_name, kind, extra).open_source
     return opener(location, recipe)
+
+
+def import_source(name: str, kind: str = "", extra: str = "") -> Any:
+    """Import a module of this room.
+
+    Args:
+        name: Name of the module.
+        kind: Kind of its models, for the message; empty for the name.
+        extra: Extra that installs its library; empty for the name.
+
+    Raises:
+        EngineUnavailable: The library is not installed.
+    """
+    try:
+        return importlib.import_module(f"graphkiln_converters.sources.{name}")
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"{kind or name} models need a library that is not installed: {error}", extra=extra or name
+        ) from error
 
 
 # Suggestions for misspelled sources: `resnet18`, `hf:bert`, a folder, a weights file.
@@ -211,7 +232,9 @@ _ALIASES = {
 }
 _WEIGHTS = {".pt", ".pth", ".bin", ".ckpt", ".safetensors"}
 # Files that identify a folder as a source.
-_IN_FOLDER = {"config.json": "huggingface", "model.mlir": "oneflow"}
+_IN_FOLDER = {"MLmodel": "mlflow", "config.json": "huggingface", "model.mlir": "oneflow"}
+# Beginnings of MLflow's addresses.
+_OF_MLFLOW = ("models:/", "runs:/")
 _CUTOFF = 0.75
 _HUB = re.compile(r"[\w.-]+/[\w.-]+")
 
@@ -234,6 +257,8 @@ def suggest(source: str, kinds: Collection[str]) -> str:
     path = Path(source)
     if not source.strip():
         return ""
+    if source.startswith(_OF_MLFLOW):
+        return f"did you mean 'mlflow:{source}'?"
     if path.is_file():  # not an architecture; skip the libraries, whose import takes seconds
         if path.suffix == ".py":
             return f"name the function that returns the model: python:{path}:FUNCTION"
@@ -313,7 +338,7 @@ def synthetic_samples(
     for spec in inputs:
         overrides = sizes.get(spec.name, {})
         shape = (count, *(overrides.get(axis, size) for axis, size in enumerate(spec.shape)))
-        if spec.known is not None:
+        if spec.known is not None and shape[1:] == spec.shape:
             array: AnyArray = np.resize(spec.known, (count, *spec.shape)).astype(spec.dtype.numpy)
         elif spec.mask:
             array = np.ones(shape, spec.dtype.numpy)

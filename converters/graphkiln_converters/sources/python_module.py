@@ -53,6 +53,21 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
             f"the shape of {factory_name}'s input is unknown",
             hint="give the sizes of one sample (--shape 3x224x224), or return (module, example input) from the factory",
         )
+    return module_source(module, example, recipe, description=f"python:{location}")
+
+
+def module_source(module: nn.Module, example: Any, recipe: Recipe, *, description: str) -> TorchModel:
+    """Return a module as a source.
+
+    Args:
+        module: The module.
+        example: A batch of inputs: tensor, tuple or dict, in which tensors may be nested; None for the recipe's shapes.
+        recipe: Recipe with shapes, if there is no example.
+        description: The source as the user wrote it.
+
+    Raises:
+        ConversionError: The example has no tensors, or others than the module takes.
+    """
     nested = is_nested(example)
     if nested:
         module, example = Flattened(module, example), flat_inputs(module, example)
@@ -62,7 +77,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
         inputs = tuple(InputSpec(name=name or "input", shape=shape) for name, shape in recipe.shapes.items())
     return TorchModel(
         module=freeze(module),
-        description=f"python:{location}",
+        description=description,
         libraries=("torch",),
         inputs=inputs,
         keywords=not nested and (isinstance(example, dict) or (example is None and "" not in recipe.shapes)),

@@ -141,25 +141,33 @@ def open_source(location: str, recipe: Recipe) -> SklearnModel:
     Raises:
         ConversionError: The file is missing or damaged, holds types that need --allow-code, or cannot be exported.
     """
-    estimator = _load(location, recipe)
-    specs = column_inputs(estimator, location, DType.FP32)
-    specs = with_known(specs, _plausible(estimator, specs))
-    try:
-        model = _export(estimator, specs, f"sklearn:{location}")
-    except ConversionError:
-        if all(spec.dtype is DType.BYTES for spec in specs):
-            raise
-        model = _export(estimator, _retyped(specs, DType.FP64), f"sklearn:{location}")
-    model = replace(model, advice=advice_for(estimator))
-    labels = getattr(estimator, "classes_", ())
-    if isinstance(labels, np.ndarray) and labels.ndim == 1 and {*model.methods.values()} & _BY_CLASS:
-        model = replace(model, labels=tuple(map(str, labels)))
-    model = _with_rows(model)
+    model = open_estimator(load_estimator(location, recipe), f"sklearn:{location}")
     if recipe.samples:
         return model  # `fitting` follows
     model = _most_exact(model, [])
     _check_types_of_tables(model)
     return model
+
+
+def open_estimator(estimator: Any, description: str) -> SklearnModel:
+    """Export an estimator with FP32 inputs, if possible; `fitting` chooses their final types.
+
+    Raises:
+        ConversionError: It is not fitted, or cannot be exported.
+    """
+    specs = column_inputs(estimator, description, DType.FP32)
+    specs = with_known(specs, _plausible(estimator, specs))
+    try:
+        model = _export(estimator, specs, description)
+    except ConversionError:
+        if all(spec.dtype is DType.BYTES for spec in specs):
+            raise
+        model = _export(estimator, _retyped(specs, DType.FP64), description)
+    model = replace(model, advice=advice_for(estimator))
+    labels = getattr(estimator, "classes_", ())
+    if isinstance(labels, np.ndarray) and labels.ndim == 1 and {*model.methods.values()} & _BY_CLASS:
+        model = replace(model, labels=tuple(map(str, labels)))
+    return _with_rows(model)
 
 
 def _most_exact(single: SklearnModel, columns: Columns) -> SklearnModel:
@@ -213,7 +221,12 @@ def _check_types_of_tables(model: SklearnModel) -> None:
         )
 
 
-def _load(location: str, recipe: Recipe) -> Any:
+def load_estimator(location: str, recipe: Recipe) -> Any:
+    """Load a .skops file.
+
+    Raises:
+        ConversionError: The file is missing or damaged, or holds types that need --allow-code.
+    """
     check_file(location)
     try:
         open_regular(location).close()
