@@ -33,8 +33,8 @@ def convert(
         str,
         typer.Argument(
             help="torchvision:ARCH, timm:ARCH, huggingface:DIR_OR_ID, decoder:DIR_OR_ID, oneflow:DIR, "
-            "python:FILE_OR_MODULE:FACTORY, torchscript:FILE, mlflow:ADDRESS_OR_DIR, FILE.pt2, FILE.onnx, FILE.skops or "
-            "FILE.keras.",
+            "python:FILE_OR_MODULE:FACTORY, torchscript:FILE, mlflow:ADDRESS_OR_DIR, FILE.pt2, FILE.onnx, "
+            "FILE.skops or FILE.keras.",
             show_default=False,
         ),
     ] = "",
