@@ -128,8 +128,8 @@ def _variants_of(case: Case, seen: set[str]) -> Iterator[Variant]:
     formal = {name: schema.inputs[min(at, len(schema.inputs) - 1)].type_str for at, name in enumerate(node.input)}
     formal |= {name: schema.outputs[min(at, len(schema.outputs) - 1)].type_str for at, name in enumerate(node.output)}
     shapes = [np.shape(array) for array in feeds.values()]
-    for variable in dict.fromkeys(formal[name] for name in feeds):
-        names = [name for name in feeds if formal[name] == variable]
+    for variable in dict.fromkeys(formal[name] for name in feeds if name in formal):
+        names = [name for name in feeds if formal.get(name) == variable]
         taken = [each for each in TYPES if f"tensor({each.lower()})" in allowed.get(variable, ())]
         if len(taken) < 2 or (set(taken) <= {"INT32", "INT64"} and variable != schema.inputs[0].type_str):
             continue  # a type of indices and sizes
