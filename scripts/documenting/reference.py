@@ -322,6 +322,7 @@ def own_settings() -> list[tuple[str, str, str]]:
         "fallback": "engines in order, each with an optional precision: `openvino:fp32, onnxruntime`",
         "parallel": "`data=2, pipeline=2, tensor=1`, or `auto, memory=2GiB` ([parallel](../parallel.md))",
         "seat": _listed(keys.SEATS),
+        "providers": "`OpenVINO`, `OpenVINO:gpu, CPU`: [plugins](../how-to/engines.md#plugins-of-onnx-runtime)",
     }
     descriptions = attributes_of(Settings)
     return [(code(key), values[key], descriptions[key]) for key in keys.OWN_KEYS]

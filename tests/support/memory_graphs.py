@@ -49,20 +49,22 @@ class Value:
 class RandomGraph:
     """A graph of operators that move data, drawn from a seed.
 
-    With `constants`, it may have scalars, and outputs that are constants.
+    With `constants`, it may have scalars, and outputs that are constants. With `computed`, all values are FP32, and no
+    output is an input.
 
     Attributes:
         inputs: Its inputs.
         outputs: Its outputs: computed tensors, inputs and constants.
     """
 
-    def __init__(self, seed: int, *, constants: bool = True) -> None:
+    def __init__(self, seed: int, *, constants: bool = True, computed: bool = False) -> None:
+        self._types = (DType.FP32,) if computed else _TYPES
         self._rng = np.random.default_rng(seed)
         self._nodes: list[onnx.NodeProto] = []
         self._constants: dict[str, AnyArray] = {"yes": np.array(True)}
         self._count = 0
         self.inputs = [self._input(number) for number in range(self._rng.integers(1, 4))]
-        values = [*self.inputs]
+        values = [self._relu(each) for each in self.inputs] if computed else [*self.inputs]
         for _ in range(self._rng.integers(2, 8)):
             values.append(self._operator(values[self._rng.integers(len(values))]))
         chosen = self._rng.permutation(len(values))[: self._rng.integers(1, len(values) + 1)]
@@ -88,7 +90,7 @@ class RandomGraph:
     def _input(self, number: int) -> Value:
         name = f"x{number}"
         tail = _TAILS[self._rng.integers(len(_TAILS))]
-        return Value(name, _TYPES[self._rng.integers(len(_TYPES))], tail, lambda feeds: feeds[name])
+        return Value(name, self._types[self._rng.integers(len(self._types))], tail, lambda feeds: feeds[name])
 
     def _constant(self, array: Any) -> str:
         name = self._name("k")

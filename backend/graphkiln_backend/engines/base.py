@@ -73,6 +73,8 @@ class SessionConfig:
         shared_folder: Folder for files that instances of a model share, or None for a single instance.
         options: Options by the engine's own names, from config.pbtxt.
         op_libraries: Paths or names of custom operator libraries for the dynamic loader.
+        providers: Execution providers of other packages for ONNX Runtime in order, as `NAME` or `NAME:DEVICE`; `CPU` at
+            the end lets the CPU compute products that they leave.
         parallel: Spread of the graph over devices, or None.
         places: Place of each shard of each stage, stage by stage; empty if nothing is pinned.
         cuts: Position of the first node of each stage except the first.
@@ -92,6 +94,7 @@ class SessionConfig:
     shared_folder: Path | None = None
     options: Mapping[str, str] = field(default_factory=dict)
     op_libraries: tuple[str, ...] = ()
+    providers: tuple[str, ...] = ()
     parallel: Parallelism | None = None
     places: tuple[Place, ...] = ()
     cuts: tuple[int, ...] = ()
@@ -107,7 +110,10 @@ class SessionConfig:
 
     def __str__(self) -> str:
         spread = f" with {self.parallel}" if self.parallel else ""
-        return f"{self.engine} on {self.device}" + (f" in {self.precision}" if self.precision else "") + spread
+        providers = f" with {', '.join(self.providers)}" if self.providers else ""
+        return (
+            f"{self.engine}{providers} on {self.device}" + (f" in {self.precision}" if self.precision else "") + spread
+        )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -55,6 +55,22 @@ _KERNEL_TYPES: dict[str, KernelType] = {
     **dict.fromkeys(("i4", "i16", "i32", "i64", "u1", "u4", "u16", "u32", "u64", "boolean"), "integer"),
 }
 
+# Kernels whose output may be the memory of their input.
+_VIEWS = frozenset(
+    (
+        "Broadcast",
+        "Concatenation",
+        "Convert",
+        "Identity",
+        "If",
+        "Reorder",
+        "Reshape",
+        "Split",
+        "StridedSlice",
+        "Transpose",
+    )
+)
+
 
 def open_core() -> openvino.Core:
     """Create a core, and load its CPU plugin in a temporary thread.
@@ -106,6 +122,47 @@ def check_types(signature: Signature) -> None:
         raise LoweringError(
             "OpenVINO computes FP64 in FP32", attempts=(f"'{wide[0]}' is FP64",), hint="set engine: onnxruntime"
         )
+
+
+def examine(graph_path: Path) -> Checks:
+    """Check a graph in ONNX that ONNX Runtime gives to OpenVINO, without the corrections of this engine.
+
+    OpenVINO's plugin for ONNX Runtime (1.8.1) does not always write an output that is an input, after another batch
+    size: the answer is memory of an earlier request. OpenVINO then has no kernel between the two that computes.
+
+    Returns:
+        The checks that each request needs.
+
+    Raises:
+        LoweringError: OpenVINO refuses the graph or deviates from ONNX, or an output is an input.
+    """
+    check_types(read_graph_signature(graph_path))
+    try:
+        core = open_core()
+        model = core.read_model(str(graph_path))
+        apply_table(model, graph_path, rewrites=False)
+        compiled = core.compile_model(model, DEVICE, {"INFERENCE_PRECISION_HINT": "f32"})
+    except (RuntimeError, ValueError, TypeError) as error:
+        raise LoweringError(f"OpenVINO cannot load {graph_path}", attempts=(str(error),)) from error
+    unread = {each.get_friendly_name() for each in model.get_parameters() if not each.output(0).get_target_inputs()}
+    empty = [shape for each in model.outputs if (shape := each.get_partial_shape()).rank.is_static and 0 in shape]
+    if empty:
+        raise LoweringError(
+            "the plugin of OpenVINO returns outputs without elements in the shape of an earlier request",
+            attempts=(f"an output is {empty[0]}",),
+        )
+    of_inputs: set[str] = set()  # names of operations whose memory may be that of an input
+    for operation in compiled.get_runtime_model().get_ordered_ops():
+        layer, name = str(operation.get_rt_info()["layerType"].astype(str)), operation.get_friendly_name()
+        sources = {each.get_node().get_friendly_name() for each in operation.input_values()}
+        if layer == "Output" and sources & of_inputs:
+            raise LoweringError(
+                "the plugin of OpenVINO does not always write an output that is an input",
+                attempts=(f"nothing is computed between '{', '.join(sources)}' and an input",),
+            )
+        if (layer == "Input" and name not in unread) or (layer in _VIEWS and sources & of_inputs):
+            of_inputs.add(name)
+    return Checks.of(model, is_onnx=True)
 
 
 # The inputs and outputs of a compiled OpenVINO graph may have other names than those of the ONNX graph.

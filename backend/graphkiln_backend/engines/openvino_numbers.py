@@ -16,7 +16,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
 
@@ -453,19 +453,20 @@ TABLE: tuple[Row, ...] = (
 )
 
 
-def apply_table(model: openvino.Model, onnx_file: Path | None) -> None:
+def apply_table(model: openvino.Model, onnx_file: Path | None, *, rewrites: bool = True) -> None:
     """Apply the rewrites and refusals of the table to a model, in place.
 
     Args:
         model: The model as read, before it is compiled.
         onnx_file: The file of the model, or None for OpenVINO IR, for which OpenVINO itself is the reference.
+        rewrites: False to refuse what would be rewritten.
 
     Raises:
         LoweringError: The table refuses an operation.
     """
     rows = [row for row in TABLE if row.rewrite or row.action is Action.REFUSED]
     rows = [row for row in rows if (_has_mark(onnx_file, row.mark) if onnx_file else row.in_ir)]
-    _apply(model, rows)
+    _apply(model, rows if rewrites else [replace(row, rewrite=None) for row in rows])
 
 
 def _has_mark(path: Path, mark: bytes) -> bool:

@@ -88,11 +88,12 @@ def check_placement(config: SessionConfig, placement: Placement | None, saved: P
         LoweringError: No product ran in the requested precision, or products fell back to another device.
     """
     if placement is None:
-        if config.precision:
+        if config.precision or config.providers:
+            setting = "precision" if config.precision else "providers"
             raise LoweringError(
-                f"{config}: cannot verify the precision",
+                f"{config}: cannot verify the {setting}",
                 attempts=("the graph has no golden samples and fails on every synthetic request",),
-                hint="convert it (graphkiln convert FILE.onnx), or leave `precision` out",
+                hint=f"convert it (graphkiln convert FILE.onnx), or leave `{setting}` out",
             )
         return ()
     if placement.elsewhere:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from graphkiln_backend.engines.base import SessionConfig, Support
@@ -26,8 +26,10 @@ _UNSUPPORTED_PRECISIONS = {
 _UNSUPPORTED_SETTINGS = {
     ("onnxruntime", "streams"): "ONNX Runtime computes a batch as a whole; use more instances instead",
     ("openvino", "op_library_filename"): "OpenVINO cannot call operators that were built for ONNX Runtime",
+    ("openvino", "providers"): "execution providers are ONNX Runtime's: use engine: onnxruntime",
     ("openvino", "parallel"): "its threads cannot be pinned to the cores of a stage: use engine: onnxruntime",
     ("tensorrt", "parallel"): "TensorRT graphs cannot be cut into parts: use engine: onnxruntime",
+    ("tensorrt", "providers"): "execution providers are ONNX Runtime's: use engine: onnxruntime",
     ("tensorrt", "streams"): "TensorRT computes a batch as a whole; use more instances instead",
     ("tensorrt", "layout"): "TensorRT chooses layouts itself",
     ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
@@ -130,13 +132,18 @@ def plan(
         rejected += tuple(f"{choice}: {reason}, which makes it slower than fp32" for choice in choices)
         choices, baselines = baselines, ()
 
-    def config(choice: Choice, reason: str) -> SessionConfig:
-        return _session_config(choice, reason, settings, resources, largest_batch)
+    if settings.providers and _splits(settings):
+        raise LoweringError(
+            "providers does not support a setting", attempts=("parallel: graphs for plugins cannot be cut into parts",)
+        )
+
+    def config(choice: Choice, reason: str, providers: tuple[str, ...] = ()) -> SessionConfig:
+        return replace(_session_config(choice, reason, settings, resources, largest_batch), providers=providers)
 
     origins = settings.origins
     requested = f"requested by {origin}" if (origin := origins.get("engine", "")) else "the default"
     return LoweringPlan(
-        candidates=tuple(config(choice, requested) for choice in choices),
+        candidates=tuple(config(choice, requested, settings.providers) for choice in choices),
         baselines=tuple(config(choice, f"baseline that {settings.precision} must beat") for choice in baselines),
         fallback=tuple(config(choice, f"requested by {origins['fallback']}") for choice in settings.fallback),
         rejected=(*settings.rejected, *rejected),
@@ -218,6 +225,7 @@ def _unsupported_setting(engine: str, settings: Settings) -> str:
         "layout": bool(settings.layout),
         "conv_search": bool(settings.conv_search),
         "op_library_filename": bool(settings.op_libraries),
+        "providers": bool(settings.providers),
         "parallel": _splits(settings),
     }
     names = (name for name in requested if requested[name] and (engine, name) in _UNSUPPORTED_SETTINGS)

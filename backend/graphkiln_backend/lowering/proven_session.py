@@ -149,7 +149,7 @@ def build_proven_session(artifacts: Artifacts, config: SessionConfig, requiremen
         return _build_proven(artifacts, config, requirements)
     except (ExecutionError, LoweringError, VerificationError) as error:
         as_saved = config.precision in (None, artifacts.saved) and not config.splits
-        if config.engine != REFERENCE_ENGINE or config.tuning.graph_level == "off" or not as_saved:
+        if config.engine != REFERENCE_ENGINE or config.tuning.graph_level == "off" or config.providers or not as_saved:
             raise
         try:
             proven = _build_proven(artifacts, config.without_rewrites(), requirements)
@@ -273,7 +273,7 @@ class _Proof:
         artifacts, config = self.artifacts, self.config
         graph = artifacts.prepare_graph(replace(config, precision=None))
         open_saved = partial(open_reference, op_libraries=config.op_libraries)
-        plain = config.engine == reference_engine(graph) and not config.splits
+        plain = config.engine == reference_engine(graph) and not config.splits and not config.providers
         as_saved = plain and config.precision in (None, artifacts.saved)
         if self.requirements.self_test and not as_saved:
             trial = try_beside(self.session, graph, open_saved, limits)

@@ -225,6 +225,7 @@ class _Case:
             "streams": settings.streams > 1,
             "parallel": settings.parallel is not None,
             "fallback": bool(settings.fallback),
+            "providers": bool(settings.providers),
             "op_library_filename": bool(self.model.op_libraries),
             _ENVIRONMENT_KEY: _ENVIRONMENT_KEY in self.model.parameters,
         }

@@ -13,6 +13,7 @@ oneflow-serving, `xrt` parameter.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple, TypeVar
@@ -42,7 +43,7 @@ GRAPH_LEVELS: dict[int, GraphLevel] = {0: "all", -1: "basic", 1: "extended", 2: 
 # Keys of `parameters`.
 OWN_KEYS = (
     *("engine", "precision", "layout", "conv_search", "threads", "streams", "self_test", "fallback", "parallel"),
-    "seat",
+    *("seat", "providers"),
 )
 SESSION_KEYS = (
     "execution_mode",
@@ -53,6 +54,7 @@ SESSION_KEYS = (
     "memory.enable_memory_arena_shrinkage",
 )
 SESSION_PREFIX = "session."  # prefix of ONNX Runtime's own session entries, which are passed through
+PROVIDER_OPTION = re.compile(r"ep\.[a-z0-9]+executionprovider[^.]*\..+")  # its entries for options of plugins
 CUDA_KEYS = ("cudnn_conv_algo_search", "gpu_mem_limit", "arena_extend_strategy", "do_copy_in_default_stream")
 CUDA_OPTIONS = CUDA_KEYS[1:]  # passed through to the CUDA provider; the first key is the setting `conv_search`
 TRITON_KEYS = ("EXECUTION_ENV_PATH", "FORCE_CPU_ONLY_INPUT_TENSORS", "TRITON_SKIP_DLPACK")  # of its Python backend
@@ -165,6 +167,8 @@ class Settings:
         rejected: One line per value without effect, with the reason.
         op_libraries: Libraries of custom operators.
         parallel: Spread of the model over devices, or None.
+        providers: Execution providers of installed wheels `onnxruntime-ep-*`, in order; the rest runs on the CPU, but
+            products only if `CPU` is named last.
         seat: Who computes: Triton's C++ `onnxruntime` backend (`native`), a Python instance, or the first if it can.
     """
 
@@ -182,6 +186,7 @@ class Settings:
     rejected: tuple[str, ...] = ()
     op_libraries: tuple[str, ...] = ()
     parallel: Parallelism | None = None
+    providers: tuple[str, ...] = ()
     seat: str = SEATS[0]
 
     @classmethod
@@ -221,6 +226,7 @@ class Settings:
             self_test=requests.parse("self_test", parse_switch, default=True),
             fallback=requests.parse("fallback", parse_choices, ()),
             parallel=requests.parse("parallel", parse_parallel, None),
+            providers=requests.parse("providers", parse_providers, ()),
             seat=requests.parse("seat", parse_seat, SEATS[0]),
             tuning=_tuning(requests, config.graph_level),
             options={engine: given for engine, given in options.items() if given},
@@ -357,9 +363,13 @@ class _Requests:
 def _check_known(keys: Iterable[str], known: Sequence[str], where: str) -> None:
     """Refuse unknown keys of a configuration block or a flag, with the nearest known one as a hint."""
     for key in keys:
-        if key not in known and not key.startswith(SESSION_PREFIX):
+        if key not in known and not _is_session_entry(key):
             offered = [each for each in known if each not in _NOT_OFFERED]
             raise RepositoryError(f"unknown key '{key}' in {where}", hint=did_you_mean(key, offered))
+
+
+def _is_session_entry(key: str) -> bool:
+    return key.startswith(SESSION_PREFIX) or PROVIDER_OPTION.fullmatch(key) is not None
 
 
 def _accelerator(config: ModelConfig, device: Device, requests: _Requests) -> Accelerator | None:
@@ -427,9 +437,13 @@ def _check_device(requests: _Requests, device: Device) -> None:
             raise RepositoryError(
                 f"{origin} nhwc is for GPUs: on a CPU engines choose their own blocked layout", hint="remove it"
             )
+    if "providers" not in requests.values:
+        requests.reject_unused(
+            [key for key in requests.values if PROVIDER_OPTION.fullmatch(key)], "providers names no plugin"
+        )
     if requests.get("engine") == "openvino":
         only_onnxruntime = set(SESSION_KEYS) - {"intra_op_thread_count"}
-        keys = [key for key in requests.values if key in only_onnxruntime or key.startswith(SESSION_PREFIX)]
+        keys = [key for key in requests.values if key in only_onnxruntime or _is_session_entry(key)]
         requests.reject_unused(keys, "OpenVINO does not use it")
 
 
@@ -444,7 +458,7 @@ def _tuning(requests: _Requests, graph_level: int) -> SessionTuning:
         memory_arena=requests.parse("enable_mem_arena", parse_flag, default=True),
         memory_pattern=requests.parse("enable_mem_pattern", parse_flag, default=False),
         arena_shrinkage=requests.get("memory.enable_memory_arena_shrinkage"),
-        config_entries={key: value for key, (value, _) in requests.values.items() if key.startswith(SESSION_PREFIX)},
+        config_entries={key: value for key, (value, _) in requests.values.items() if _is_session_entry(key)},
     )
 
 
@@ -453,6 +467,8 @@ def _tuning(requests: _Requests, graph_level: int) -> SessionTuning:
 _MOST_DIGITS = 20
 _PRECISIONS = ", ".join(Precision)
 _PARALLEL = "auto or numbers such as data=2, pipeline=2, tensor=1, micro_batches=8, memory=2GiB"
+_PROVIDER = re.compile(r"[A-Za-z]\w*(:(cpu|(gpu|npu)(:\d{1,3})?))?")
+_REST = "CPU"  # as the last provider: what the others leave runs on the CPU
 _AUTO_NUMBERS = "auto"  # chooses the smallest `pipeline` and `tensor` that fit the memory
 
 
@@ -507,6 +523,16 @@ def parse_choices(origin: str, text: str) -> tuple[Choice, ...]:
             expected = f"ENGINE or ENGINE:PRECISION, with a precision of {_PRECISIONS}"
             raise _invalid(origin, word, expected) from None
     return tuple(choices)
+
+
+def parse_providers(origin: str, text: str) -> tuple[str, ...]:
+    """Read a list of execution providers such as `OpenVINO, WebGpu:gpu, CPU`."""
+    names = tuple(name.strip() for name in text.split(",") if name.strip())
+    others = names[:-1] if names and names[-1] == _REST else names
+    if (names and not others) or not all(map(_PROVIDER.fullmatch, others)) or _REST in others:
+        expected = "NAME or NAME:DEVICE, with cpu, gpu, gpu:1 or npu as the device, and CPU at most at the end"
+        raise _invalid(origin, text, f"a list of {expected}")
+    return names
 
 
 def parse_parallel(origin: str, text: str) -> Parallelism | None:

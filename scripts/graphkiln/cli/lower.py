@@ -292,6 +292,7 @@ def format_settings(settings: Settings, saved: Precision) -> dict[str, str]:
         "fallback": ", ".join(map(str, settings.fallback)) or "none",
         "parallel": str(settings.parallel or "one device for each instance"),
         "seat": settings.seat,
+        "providers": ", ".join(settings.providers) or "none",
     }
 
 

@@ -54,6 +54,18 @@ def on_openvino_ir(path: Path, precision: Precision) -> Session:
     return on_openvino(save_ir(openvino.Core().read_model(path), path.with_suffix(".xml")), precision=precision)
 
 
+def test_a_plugin_shares_no_memory(tmp_path: Path) -> None:
+    for seed in range(8):
+        graph, path = RandomGraph(seed, constants=False, computed=True), tmp_path / str(seed) / "model.onnx"
+        path.parent.mkdir()
+        onnx.save(graph.model(), path)
+        caller = Caller(graph, seed)
+        with on_onnxruntime(path, providers=("OpenVINO",)) as session:
+            for rows in np.random.default_rng(seed).choice(SIZES, 10):
+                caller.call(session.run, int(rows))
+            caller.check()
+
+
 SESSIONS: dict[str, Callable[[Path], Session]] = {
     "onnxruntime": on_onnxruntime,
     "onnxruntime as reference": OnnxRuntimeEngine().build_reference,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from graphkiln_backend.engines.base import Support
-from graphkiln_backend.graph.device import Device
+from graphkiln_backend.graph.device import Device, Parallelism
 from graphkiln_backend.graph.errors import LoweringError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
@@ -89,6 +89,18 @@ def test_unsupported_setting_is_refused() -> None:
     auto = plan(Settings(engine="auto", streams=2), resources())
     assert engines(auto) == ["openvino"]
     assert "onnxruntime: streams" in auto.rejected[0]
+
+
+def test_providers() -> None:
+    planned = plan(
+        Settings(providers=("OpenVINO",), fallback=(Choice(engine="onnxruntime"),), origins={"fallback": "--set"}),
+        resources(),
+    )
+    assert [str(config) for config in planned.configs] == ["onnxruntime with OpenVINO on cpu", "onnxruntime on cpu"]
+    with pytest.raises(LoweringError, match="execution providers are ONNX Runtime's"):
+        plan(Settings(engine="openvino", providers=("OpenVINO",)), resources())
+    with pytest.raises(LoweringError, match="graphs for plugins cannot be cut"):
+        plan(Settings(providers=("OpenVINO",), parallel=Parallelism(pipeline=2)), resources())
 
 
 def test_engine_of_fp16_graphs() -> None:

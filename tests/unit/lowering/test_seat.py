@@ -199,6 +199,7 @@ class TestAuto:
             (["streams=2"], "streams"),
             (["parallel=data=2"], "parallel"),
             (["fallback=openvino"], "fallback"),
+            (["providers=OpenVINO"], "providers"),
             (["self_test=off"], "self_test"),
             (["session.intra_op.allow_spinning=0"], r"not read session.intra_op.allow_spinning"),
             (["seat=python"], "requested by --set"),

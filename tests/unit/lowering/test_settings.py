@@ -169,6 +169,8 @@ def test_invalid_configurations(document: dict[str, Any], words: str) -> None:
         ("parallel", " pipeline = 2,tensor=4 ", Parallelism(pipeline=2, tensor=4)),
         ("parallel", "auto, memory=2GiB", Parallelism(auto=True, memory_bytes=2 << 30)),
         ("parallel", "pipeline=2, micro_batches=8", Parallelism(pipeline=2, micro_batches=8)),
+        ("providers", " , ", ()),
+        ("providers", "OpenVINO, WebGpu:gpu:1,Acme:npu, CPU", ("OpenVINO", "WebGpu:gpu:1", "Acme:npu", "CPU")),
     ],
 )
 def test_values(key: str, text: str, expected: object) -> None:
@@ -187,6 +189,7 @@ def test_values(key: str, text: str, expected: object) -> None:
             "auto or numbers such as data=2",
         ),
         ("parallel", ("auto, tensor=2", "auto, auto"), "either auto"),
+        ("providers", ("CPU", "CPU, OpenVINO", "OpenVINO:x", "OpenVINO:cpu:1", "a b"), "a list of NAME or NAME:DEVICE"),
         ("parallel", ("micro_batches=2",), "with pipeline=2 or more where micro_batches is given"),
     ],
 )
@@ -206,6 +209,15 @@ def test_each_value_is_used_or_rejected(sources: list[tuple[str, str, str]]) -> 
     for key, value, origin in sources:
         rejected = any(line.startswith(f"{key} {value} of {origin}: ") for line in settings.rejected)
         assert rejected == (first[key] != value)
+
+
+def test_options_of_plugins() -> None:
+    key = "ep.openvinoexecutionprovider.load_config"
+    settings = read(config({"providers": "OpenVINO", key: "{}"}))
+    assert settings.tuning.config_entries == {key: "{}"}
+    assert read(config({key: "{}"})).rejected == (f"{key} {{}} of parameters.{key}: providers names no plugin",)
+    with pytest.raises(RepositoryError, match=r"unknown key 'ep\.context_enable'"):
+        read(config({"ep.context_enable": "1"}))
 
 
 def test_options_of_onnx_runtime() -> None:

@@ -23,6 +23,7 @@ from graphkiln_backend.engines.onnxruntime.loading import (
     select_provider,
     session_options,
 )
+from graphkiln_backend.engines.onnxruntime.plugins import build_with_plugins
 from graphkiln_backend.engines.onnxruntime.session import OnnxRuntimeSession
 from graphkiln_backend.graph.device import Device
 from graphkiln_backend.graph.errors import LoweringError
@@ -41,7 +42,7 @@ class OnnxRuntimeEngine:
 
     def identity(self, config: SessionConfig) -> Mapping[str, str]:
         """See `engines.base.Engine.identity`. Only optimized graphs for the CPU are cached."""
-        if config.device.is_gpu or config.tuning.graph_level == "off":
+        if config.device.is_gpu or config.tuning.graph_level == "off" or config.providers:
             return {}
         operators = {"operators": digest(config.op_libraries)} if config.op_libraries else {}
         sums = {"products of int8": "exact"} if saturates_products_of_bytes() else {}
@@ -71,7 +72,10 @@ class OnnxRuntimeEngine:
         Raises:
             LoweringError: ONNX Runtime refuses the file (damaged, unknown operator, newer opset), or chose another
                 provider than the requested one.
+            EngineUnavailable: A provider of another package cannot be used here.
         """
+        if config.providers:
+            return build_with_plugins(graph_path, config)
         source = compiled / _COMPILED if compiled and (compiled / _COMPILED).exists() else graph_path
         try:
             if config.shared_folder and not config.device.is_gpu:

@@ -183,8 +183,8 @@ def open_session(
     Raises:
         LoweringError: ONNX Runtime refuses the graph or chooses another provider.
     """
-    # Errors on the CPU are raised; a GPU provider that does not start is only logged.
-    options.log_severity_level = 4 if providers[0][0] == CPU else 3
+    # Errors on the CPU and of plugins are raised; a GPU provider that does not start is only logged.
+    options.log_severity_level = 4 if providers[0][0] == CPU or _has_plugins(options) else 3
     try:
         session = _load(graph_path, options, providers)
     except ERRORS as error:
@@ -202,7 +202,8 @@ def open_session(
 def _load(
     graph_path: Path, options: onnxruntime.SessionOptions, providers: list[Provider]
 ) -> onnxruntime.InferenceSession:
-    load = partial(onnxruntime.InferenceSession, sess_options=options, providers=providers, enable_fallback=0)
+    chosen = None if _has_plugins(options) else providers  # the options name plugins
+    load = partial(onnxruntime.InferenceSession, sess_options=options, providers=chosen, enable_fallback=0)
     if providers[0][0] == CPU and saturates_products_of_bytes():
         load_file = partial(_load_exact, load, graph_path, options)
     else:
@@ -215,6 +216,10 @@ def _load(
         _log.info("%s: int8 activations stay int8, because ONNX Runtime fails to convert them: %s", graph_path, error)
         _set(options, _KEEP_INT8, "1")
         return load_file()
+
+
+def _has_plugins(options: onnxruntime.SessionOptions) -> bool:
+    return hasattr(options, "has_providers") and bool(options.has_providers())  # since ONNX Runtime 1.24
 
 
 def _load_exact(

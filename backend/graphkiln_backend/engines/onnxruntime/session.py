@@ -42,7 +42,7 @@ _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - has space when the disk is ful
 _ONNX_BF16 = 16  # source: `onnx.TensorProto.BFLOAT16`
 _CARRIED = "__dlpack__"  # method of a tensor that other libraries can use where it is
 # Operators that are products, by ONNX Runtime's names after its rewriting.
-_PRODUCTS = (
+PRODUCTS = (
     {"Conv", "FusedConv", "NhwcConv", "NhwcFusedConv", "ConvTranspose", "ConvInteger", "QLinearConv", "QConv"}
     | {"MatMul", "FusedMatMul", "Gemm", "FusedGemm", "GemmFastGelu", "MatMulInteger", "MatMulIntegerToFloat"}
     | {"QLinearMatMul", "QGemm", "DynamicQuantizeMatMul", "Einsum"}
@@ -410,7 +410,7 @@ def summarize_profile(
             that did not run elsewhere ran inside them.
     """
     kernels = [event for event in events if _is_kernel(event)]
-    products = [kernel for kernel in kernels if kernel["args"].get("op_name") in _PRODUCTS]
+    products = [kernel for kernel in kernels if kernel["args"].get("op_name") in PRODUCTS]
     duration_by_type: Counter[KernelType] = Counter()
     for kernel in products or kernels:  # indices and shapes may take longer than the products of a small graph
         duration_by_type[_kernel_type(kernel)] += kernel["dur"] + 1
