@@ -415,6 +415,8 @@ def _add_accelerator(requests: _Requests, accelerator: Accelerator | None) -> di
             requests.add(setting, value, f"{origin}, {key}")
         else:
             requests.reject(setting, value, origin, "another engine is requested")
+        if name == "tensorrt":
+            options[key] = value  # the engine refuses it where TensorRT has no such mode
     return {engine: options}
 
 

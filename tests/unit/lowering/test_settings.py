@@ -116,7 +116,7 @@ def accelerators(kind: str, name: str, parameters: dict[str, str] | None = None,
 def test_accelerators() -> None:
     tensorrt = read(accelerators("gpu", "tensorrt", precision_mode="FP16", trt_engine_cache_enable="1"), gpu=True)
     assert (tensorrt.engine, tensorrt.precision) == ("tensorrt", "fp16")
-    assert tensorrt.options == {"tensorrt": {"trt_engine_cache_enable": "1"}}
+    assert tensorrt.options == {"tensorrt": {"trt_engine_cache_enable": "1", "precision_mode": "fp16"}}
     openvino = read(accelerators("cpu", "openvino", num_streams="2", num_of_threads="4", precision="ACCURACY"))
     assert (openvino.engine, openvino.precision, openvino.streams, openvino.threads) == ("openvino", None, 2, 4)
     cuda = read(accelerators("gpu", "cuda", {"gpu_mem_limit": "5"}, anything="passes"), gpu=True)
@@ -311,7 +311,7 @@ class TestAccelerators:
     def test_precision_switches_of_tensorrt(self, key: str, value: str, on: bool) -> None:
         settings = read(accelerators("gpu", "tensorrt", **{key: value}), gpu=True)
         assert settings.precision == (Precision(key.split("_")[1]) if on else None)
-        assert settings.options == {}
+        assert settings.options == ({"tensorrt": {"precision_mode": settings.precision}} if on else {})
 
 
 class TestCpu:

@@ -75,6 +75,7 @@ class OnnxRuntimeSession(Closeable):
 
     Attributes:
         notes: See `engines.base.NotedSession`.
+        fused_products: As the argument.
 
     Raises:
         LoweringError: ONNX Runtime refuses the graph or chooses another provider, or Triton does not support a tensor.
@@ -95,7 +96,7 @@ class OnnxRuntimeSession(Closeable):
         self._graph_path = graph_path
         self._options = options
         self._providers = list(providers)
-        self._fused_products = fused_products or {}
+        self.fused_products = fused_products or {}
         self._owned = owned
         try:
             self._session = open_session(graph_path, options, self._providers)
@@ -144,7 +145,7 @@ class OnnxRuntimeSession(Closeable):
 
         A session that was ever profiled loses 40 bytes at each later run (seen with ONNX Runtime 1.31).
         """
-        return summarize_profile(self._read_profile(feeds), self._providers[0][0], self._fused_products)
+        return summarize_profile(self._read_profile(feeds), self._providers[0][0], self.fused_products)
 
     def time_nodes(self, feeds: Mapping[str, AnyArray], runs: int) -> dict[str, float]:
         """See `engines.base.TimedSession`; runs in another session, like `placement`."""
