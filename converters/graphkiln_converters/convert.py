@@ -28,7 +28,7 @@ from graphkiln_backend.graph.errors import (
     UndecidedError,
     VerificationError,
 )
-from graphkiln_backend.graph.manifest import Conversion, PassRecord
+from graphkiln_backend.graph.manifest import Conversion, PassRecord, digest_of
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.graph.task import (
@@ -48,6 +48,7 @@ from graphkiln_backend.passes.edge_passes import EmbedPreprocess
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, edge_passes, without
 from graphkiln_backend.passes.rounding import Rounding, has_quantized_activations
 from graphkiln_backend.proof.policy import Limits, beside_reference, export_limits, fp64_can_decide, limits_beside_fp64
+from graphkiln_backend.repository.onnx_file import external_files
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_backend.storage.address import RemoteAddress, is_remote
@@ -98,11 +99,13 @@ class ExportedSource:
     Attributes:
         model: The source.
         graph: Its graph, which conversions copy.
+        digest: `digest_of` its files; empty if they are not on this machine.
         answers: Its outputs for the samples of earlier conversions.
     """
 
     model: SourceModel
     graph: onnx_ir.Model
+    digest: str = ""
     answers: Answers = field(default_factory=dict)
 
 
@@ -123,7 +126,7 @@ def export_source(recipe: Recipe) -> Iterator[ExportedSource]:
             _log.warning("%s", note)
         check_given_labels(opened, recipe)
         _log.info("exporting the graph")
-        yield ExportedSource(model=opened, graph=opened.export())
+        yield ExportedSource(model=opened, graph=opened.export(), digest=digest_source(source))
 
 
 def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | None = None) -> Path:
@@ -155,7 +158,9 @@ def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | Non
         warn_without_preprocess(model)
         answers = source.answers if exported else None
         proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE, answers)
-        version = new_version(recipe, model, proven, command=command, seconds=time.perf_counter() - begun)
+        digests = digest_files(recipe, source.digest)
+        seconds = time.perf_counter() - begun
+        version = new_version(recipe, model, proven, command=command, seconds=seconds, digests=digests)
         return write_version(version, folder, recipe.version)
 
 
@@ -744,14 +749,58 @@ def remaining_preprocess(model: SourceModel, edge: Edge) -> Preprocess | None:
 # The version: manifest and configuration.
 
 
-def new_version(recipe: Recipe, model: SourceModel, proven: ProvenGraph, *, command: str, seconds: float) -> NewVersion:
+_NAMES = ("torchvision", "timm")  # kinds whose locations are no files
+_DIGESTED = ("weights", "calibration", "samples", "reference")
+
+
+def digest_source(source: str) -> str:
+    """Digest of the files of a source; empty if they are not on this machine.
+
+    Raises:
+        ConversionError: A file cannot be read.
+    """
+    kind, _, location = source.partition(":")
+    places = [] if kind in _NAMES else [source, location, location.rpartition(":")[0]]  # python:FILE:FACTORY
+    return next((_digest(Path(each)) for each in places if each and Path(each).exists()), "")
+
+
+def digest_files(recipe: Recipe, source: str) -> dict[str, str]:
+    """Digests of the source, if known, and of a recipe's files, by their keys.
+
+    Raises:
+        ConversionError: A file cannot be read.
+    """
+    given: dict[str, Path | None] = {key: getattr(recipe, key) for key in _DIGESTED}
+    found = {key: _digest(path) for key, path in given.items() if path is not None}
+    return {"source": source, **found} if source else found
+
+
+def _digest(path: Path) -> str:
+    """Digest of a file or folder; that of a graph includes its weights in other files."""
+    try:
+        weights = external_files(path) if path.suffix == ".onnx" and path.is_file() else ()
+        return digest_of(path, [path.parent / name for name in weights])
+    except OSError as error:
+        raise ConversionError(f"{error.filename or path} cannot be read: {error.strerror or error}") from error
+
+
+def new_version(
+    recipe: Recipe,
+    model: SourceModel,
+    proven: ProvenGraph,
+    *,
+    command: str,
+    seconds: float,
+    digests: Mapping[str, str],
+) -> NewVersion:
     """Describe a proven graph for its manifest and its configuration."""
     proof, edge = proven.proof, proven.rewritten.edge
+    quantizers = ("nncf",) if recipe.precision is Precision.INT8 and recipe.int8_by == "nncf" else ()
     description = recipe.source if remote_part(recipe.source)[1] else model.description
     source = SourceInfo(
         description=f"{description} with random weights" if model.random_weights else description,
         command=command,
-        libraries=(*model.libraries, "onnx", "onnxruntime"),
+        libraries=(*model.libraries, "onnx", "onnxruntime", *quantizers),
         metrics={},
         preprocess=remaining_preprocess(model, edge),
         labels=() if recipe.top_k else model.labels,
@@ -770,6 +819,7 @@ def new_version(recipe: Recipe, model: SourceModel, proven: ProvenGraph, *, comm
         graph_bytes=sum(path.stat().st_size for path in proven.graph.parent.iterdir() if path.is_file()),
         seconds=round(seconds, 2),
         notes=(*notes_of(model), *proven.notes),
+        digests=dict(digests),
     )
     return NewVersion(
         graph=proven.graph,

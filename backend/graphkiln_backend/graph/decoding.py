@@ -178,7 +178,8 @@ def _decode_kind(kinds: Mapping[str, type[Any]], value: object, path: str) -> An
 
 
 def _is_omitted(field: dataclasses.Field[Any], value: Any) -> bool:
-    return bool(field.metadata.get("omit_default")) and getattr(value, field.name) == field.default
+    default = field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
+    return bool(field.metadata.get("omit_default")) and getattr(value, field.name) == default
 
 
 def _decode_tuple(items: tuple[Any, ...], value: object, path: str) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
@@ -113,6 +114,7 @@ class Conversion:
         graph_bytes: Size of the graph file and its weights.
         seconds: Duration of the conversion.
         notes: Remarks, for example about undecided samples.
+        digests: `digest_of` the source and of the recipe's files, by their keys in the recipe.
     """
 
     recipe: dict[str, Any]
@@ -122,6 +124,7 @@ class Conversion:
     graph_bytes: int
     seconds: float
     notes: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -262,3 +265,22 @@ def sha256_of(path: Path, limit_bytes: int | None = None) -> str:
     """
     with open_regular(path, limit_bytes) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def digest_of(path: Path, files: Iterable[Path] = ()) -> str:
+    """SHA-256 of a file; of a folder or several files, that of sha256sum's lines in the order of their paths.
+
+    Args:
+        path: A file or folder.
+        files: Files that belong to it, in the folder of the file or below.
+
+    Raises:
+        OSError: A file cannot be read.
+    """
+    folder = path if path.is_dir() else path.parent
+    found = [*(each for each in path.rglob("*") if each.is_file())] if path.is_dir() else [path, *files]
+    if found == [path]:
+        return sha256_of(path)
+    hashes = {each.relative_to(folder).as_posix(): sha256_of(each) for each in found}
+    lines = [f"{hashes[name]}  {name}\n" for name in sorted(hashes)]
+    return hashlib.sha256("".join(lines).encode()).hexdigest()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,6 +12,7 @@ import typer
 from graphkiln.cli.console import print_json, print_table
 from graphkiln.cli.options import AsJson, local_path, read_any_version, version_folder
 from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, describe_signers
+from graphkiln_backend.graph.errors import EngineUnavailable, RepositoryError
 
 if TYPE_CHECKING:
     from graphkiln_backend.graph.manifest import Manifest
@@ -26,6 +28,14 @@ _UNPROVEN = (
 )
 
 
+class Format(StrEnum):
+    """Format of the description."""
+
+    TABLE = "table"
+    JSON = "json"
+    CYCLONEDX = "cyclonedx"
+
+
 def inspect(
     path: Annotated[
         str,
@@ -34,6 +44,10 @@ def inspect(
         ),
     ],
     trusted_keys: TrustedKeysOption = None,
+    output: Annotated[
+        Format,
+        typer.Option("--format", help="cyclonedx: a bill of materials, CycloneDX 1.7 in JSON."),
+    ] = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:
     """Describe a version.
@@ -46,12 +60,36 @@ def inspect(
         bare = _bare_graph(folder)
         version = bare or read_any_version(version_folder(folder))
         signed = NOT_SIGNED if bare else describe_signers(version_folder(folder), trusted_keys)
+        if output is Format.CYCLONEDX:
+            typer.echo(_bill_of_materials(version, signed))
+            return
         signature = _signature(version)
         found = census(version.graph_path) if version.graph_path.suffix in _READABLE else None
-        if as_json:
+        if as_json or output is Format.JSON:
             print_json({**_document(version, signature, found), "signed": signed})
         else:
             print_table((), [*_rows(version, signature, found), ("signed", signed)])
+
+
+def _bill_of_materials(version: ModelVersion, signed: str) -> str:
+    """Bill of materials of a version.
+
+    Raises:
+        RepositoryError: It has no manifest.
+        EngineUnavailable: The library is not installed.
+    """
+    if version.manifest is None:
+        raise RepositoryError(
+            f"{version.graph_path} has no manifest: its source and its proof are not known",
+            hint="graphkiln convert writes one, graphkiln adopt adds one",
+        )
+    try:
+        from graphkiln.cli.bill_of_materials import bill_of_materials
+    except ImportError as error:
+        raise EngineUnavailable(
+            f"--format cyclonedx needs a library that is not installed: {error}", extra="bom"
+        ) from error
+    return bill_of_materials(version.graph_path.parent.absolute(), version.manifest, signed=signed)
 
 
 def _bare_graph(path: Path) -> ModelVersion | None:
