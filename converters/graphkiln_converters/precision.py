@@ -6,7 +6,10 @@ import contextlib
 import io
 import logging
 import os
+import re
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -15,6 +18,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import onnx
 import onnx_ir
 
@@ -77,7 +81,7 @@ def check_precision_options(recipe: Recipe) -> None:
 
     Raises:
         ConversionError: There are no samples to calibrate on, or an option has no effect.
-        EngineUnavailable: NNCF is not installed.
+        EngineUnavailable: NNCF or ModelOpt is not installed.
     """
     precision = recipe.precision
     for_halves = {"--amp": recipe.amp != "O2", "--lower-edges": recipe.lower_edges}
@@ -101,14 +105,16 @@ def check_precision_options(recipe: Recipe) -> None:
         )
     if precision is not Precision.INT8:
         return
-    if recipe.int8_by == "nncf":
+    if recipe.int8_by != "onnxruntime":
         if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
             raise ConversionError(
-                "--int8-by nncf finds ranges and leaves biases in its own way",
+                f"--int8-by {recipe.int8_by} finds ranges and leaves biases in its own way",
                 hint="leave out --calibration-method and quantize_bias, or --int8-by",
             )
-        if find_spec("nncf") is None:
-            raise EngineUnavailable("--int8-by nncf needs a library that is not installed", extra="nncf")
+        if find_spec(recipe.int8_by) is None:
+            raise EngineUnavailable(
+                f"--int8-by {recipe.int8_by} needs a library that is not installed", extra=recipe.int8_by
+            )
     if recipe.calibration is None:
         raise ConversionError(
             "--precision int8 needs samples to calibrate on",
@@ -266,9 +272,14 @@ def quantize_graph(
     named = target.parent / "named" / target.name
     named.parent.mkdir(exist_ok=True)
     save(model, named)
-    kept = (*kept_by_recipe(model, recipe), *keep)
+    kept, notes = (*kept_by_recipe(model, recipe), *keep), []
     if recipe.int8_by == "nncf":
         coverage = quantize_by_nncf(named, calibration, target, exclude=kept, whole=whole)
+    elif recipe.int8_by == "modelopt":
+        coverage = quantize_by_modelopt(named, calibration, target, exclude=kept, whole=whole)
+        in_float = coverage.integer - count_integer_products(target).integer
+        if in_float > 0:
+            notes.append(f"ONNX Runtime computes {in_float} of these in float here: serve with OpenVINO or TensorRT")
     else:
         settings = Quantization(
             method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=kept, whole=whole
@@ -280,7 +291,7 @@ def quantize_graph(
         )
     unchanged = Rewritten(reports=(), edge=Edge())
     # A graph with QuantizeLinear and DequantizeLinear emulates itself: the reference engine computes these in fp32.
-    return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage),))
+    return LoweredGraph(graph=target, emulated=target, rewritten=unchanged, notes=(str(coverage), *notes))
 
 
 # Newest version of QuantizeLinear that ONNX Runtime 1.32 has kernels of.
@@ -430,6 +441,55 @@ def _import_nncf() -> Any:
         ) from error
     logging.getLogger("nncf").setLevel(logging.ERROR)
     return nncf
+
+
+# Int8 by ModelOpt, TensorRT's quantizer: symmetric activations, which TensorRT requires. It runs on CPUs, too.
+
+
+def quantize_by_modelopt(
+    graph: Path, samples: Mapping[str, AnyArray], target: Path, *, exclude: Sequence[str] = (), whole: bool = False
+) -> Coverage:
+    """Write a QDQ graph by ModelOpt's command, in a process of its own: it patches ONNX Runtime's quantizer.
+
+    Args:
+        graph: The fp32 graph, with named nodes; ModelOpt writes temporary files beside it.
+        samples: Calibration inputs by name, `[samples, ...]`; not those of the proof.
+        target: File to write.
+        exclude: Names of nodes that stay fp32.
+        whole: The graph has no batch: each sample is a whole input.
+
+    Returns:
+        Number of products between quantizers, whether or not ONNX Runtime has integer kernels for them.
+
+    Raises:
+        LoweringError: ModelOpt cannot quantize the graph.
+    """
+    calibration = graph.parent / "calibration.npz"
+    # It cuts samples along the first dimension, into as many rows as a fixed batch of the graph has.
+    rows = {name: array.reshape(-1, *array.shape[2:]) if whole else array for name, array in samples.items()}
+    np.savez(calibration, **rows)
+    command: list[str | Path] = [sys.executable, "-m", "modelopt.onnx.quantization"]
+    command += ["--onnx_path", graph, "--output_path", target]
+    command += ["--quantize_mode", "int8", "--calibration_method", "max", "--calibration_eps", "cpu"]
+    command += ["--calibration_data_path", calibration, "--high_precision_dtype", "fp32"]
+    if exclude:
+        command += ["--nodes_to_exclude", *(f"^{re.escape(name)}$" for name in exclude)]
+    finished = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if finished.returncode:
+        lines = finished.stderr.strip().splitlines() or [f"exit code {finished.returncode}"]
+        raise LoweringError(
+            f"ModelOpt cannot quantize {graph}",
+            attempts=(lines[-1],),
+            hint="leave --int8-by out: ONNX Runtime's quantizer is the default",
+        )
+    products = [node for node in onnx_ir.load(target).graph if node.op_type in PRODUCTS]
+    quantized = [node for node in products if all(map(_is_dequantized, node.inputs[:2]))]
+    return Coverage(integer=len(quantized), products=len(products))
+
+
+def _is_dequantized(value: onnx_ir.Value | None) -> bool:
+    producer = value.producer() if value else None
+    return producer is not None and producer.op_type == "DequantizeLinear"
 
 
 # Speed of an int8 graph relative to its fp32 graph on this machine.

@@ -154,6 +154,7 @@ QUANTIZERS: dict[str, Callable[[str, Path, Path], None]] = {
     "typed fields": typed_fields,
     "convert": ours,
     "convert --int8-by nncf": ours,
+    "convert --int8-by modelopt": ours,
 }
 FAST = [
     ("convolutions", 13, "int8 by ONNX Runtime"),
@@ -184,7 +185,7 @@ def check(name: str, opset: int, quantizer: str, folder: Path) -> str:
     if quantizer.startswith("convert"):
         np.savez(folder / "calibration.npz", **samples(name, 2, 16))
         options |= {"precision": "int8", "calibration": str(folder / "calibration.npz"), "relative_l2": 0.9}
-        options |= {"int8_by": "nncf"} if "nncf" in quantizer else {}
+        options |= {"int8_by": quantizer.rsplit(maxsplit=1)[-1]} if "--int8-by" in quantizer else {}
     recipe = {"source": str(folder / "m.onnx"), "name": "m", "model_store": str(folder / "store"), **options}
     try:
         version = convert(read_recipe(None, recipe, []))

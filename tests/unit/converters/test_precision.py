@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -25,11 +26,13 @@ from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import name_nodes
 from graphkiln_backend.proof.policy import EXPORT
+from graphkiln_converters import precision
 from graphkiln_converters.convert import convert
 from graphkiln_converters.precision import (
     compare_speed,
     kept_by_recipe,
     lower_and_prove,
+    quantize_by_modelopt,
     quantize_by_nncf,
     quantize_graph,
     smallest_kept,
@@ -332,11 +335,71 @@ def test_a_missing_nncf_is_reported_before_the_conversion(tmp_path: Path, monkey
     assert caught.value.extra == "nncf"
 
 
+@pytest.fixture
+def convolutions(tmp_path: Path) -> Path:
+    """Two of 16 channels: ModelOpt leaves fewer in float, and products of a row: they gain nothing there."""
+    text = """(float[batch,16,8,8] x) => (float[batch,16,8,8] y) {
+        a = Conv<pads=[1,1,1,1]>(x, first) r = Relu(a) b = Conv<pads=[1,1,1,1]>(r, second) y = Tanh(b)
+    }"""
+    save(
+        graph(text, first=draw(16, 16, 3, 3) / 12, second=draw(16, 16, 3, 3, seed=1) / 12),
+        tmp_path / "convolutions.onnx",
+    )
+    return tmp_path / "convolutions.onnx"
+
+
+@pytest.mark.parametrize(
+    ("keep", "quantized"),
+    [
+        pytest.param([], "2/2", marks=pytest.mark.slow),  # each takes ten seconds to import it
+        pytest.param(["node0"], "1/2", marks=pytest.mark.wide),
+    ],
+)
+def test_modelopt_makes_symmetric_quantizers_of_nearly_the_same_outputs(
+    convolutions: Path, tmp_path: Path, keep: list[str], quantized: str
+) -> None:
+    (tmp_path / "out").mkdir()
+    target = tmp_path / "out" / "model.onnx"
+    lowered = quantize_graph(
+        convolutions,
+        recipe(precision="int8", int8_by="modelopt", keep_fp32=keep),
+        {"x": draw(16, 16, 8, 8, seed=3)},
+        target,
+    )
+    assert lowered.notes[0] == f"{quantized} products in int8"
+    zeros = [node.inputs[2] for node in onnx_ir.load(target).graph if node.op_type == "QuantizeLinear"]
+    assert {str(zero.dtype) for zero in zeros if zero} == {"INT8"}
+    x = draw(12, 16, 8, 8, seed=5)
+    with (
+        OnnxRuntimeEngine().build_reference(target) as session,
+        OnnxRuntimeEngine().build_reference(convolutions) as source,
+    ):
+        found, expected = session.run({"x": x})["y"], source.run({"x": x})["y"]
+    assert 0 < np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.1
+
+
+@pytest.mark.slow
+def test_an_error_of_modelopt_suggests_the_default_quantizer(unquantized: Path, tmp_path: Path) -> None:
+    with pytest.raises(LoweringError, match="ModelOpt cannot quantize") as caught:
+        quantize_by_modelopt(unquantized, {"z": SAMPLES["x"]}, tmp_path / "int8.onnx")
+    assert "leave --int8-by out" in caught.value.hint
+
+
+@pytest.mark.parametrize("quantizer", ["nncf", "modelopt"])
 @pytest.mark.parametrize("fields", [{"calibration_method": "entropy"}, {"quantize_bias": False}])
-def test_options_that_nncf_lacks_are_refused(tmp_path: Path, fields: dict[str, Any]) -> None:
-    usual = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": "nncf"}
-    with pytest.raises(ConversionError, match="--int8-by nncf finds ranges"):
+def test_options_that_others_lack_are_refused(tmp_path: Path, fields: dict[str, Any], quantizer: str) -> None:
+    usual = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": quantizer}
+    with pytest.raises(ConversionError, match=f"--int8-by {quantizer} finds ranges"):
         convert(Recipe.model_validate({**usual, **fields}))
+
+
+def test_a_missing_modelopt_is_reported_before_the_conversion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(precision, "find_spec", lambda name: None if name == "modelopt" else found(name))
+    fields = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": "modelopt"}
+    with pytest.raises(EngineUnavailable, match="not installed") as caught:
+        convert(Recipe.model_validate(fields))
+    assert caught.value.extra == "modelopt"
 
 
 @pytest.mark.parametrize(
