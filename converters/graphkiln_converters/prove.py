@@ -288,7 +288,8 @@ def _why_alike(samples: Sequence[ReferenceSamples]) -> str:
             return ""
         fixed = {}
         for name, array in group.outputs.items():
-            of_first = first.outputs[name] if group.whole else array[:1]
+            of_first = first.outputs[name] if group.whole or len(array) == 1 else array
+            of_first = of_first if group.whole else of_first[:1]
             if np.shape(of_first)[not group.whole :] != array.shape[not group.whole :]:
                 return ""
             fixed[name] = np.broadcast_to(of_first, array.shape)

@@ -60,6 +60,36 @@ class TestSamplesThatDecide:
         with pytest.raises(UndecidedError, match=r"all 6 have the same outputs.*--samples"):
             prove_graph(path, [ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W, "slope": 2 * x})], EXPORT)
 
+    @pytest.mark.parametrize("whole", [False, True])
+    def test_samples_of_several_groups_are_compared(self, path: Path, whole: bool) -> None:
+        """Rows of other sizes and whole samples are groups of their own, and one answer decides nothing."""
+
+        def group_of(seed: int) -> ReferenceSamples:
+            return replace(samples(rows=1, seed=seed), whole=whole)
+
+        prove_graph(path, [group_of(0), group_of(1)], EXPORT)
+        prove_graph(path, [group_of(0)], EXPORT)
+        with pytest.raises(UndecidedError, match="all 3 have the same outputs"):
+            prove_graph(path, [group_of(0)] * 3, EXPORT)
+
+    def test_equal_rows_of_one_group_do_not_hide_the_others(self, path: Path) -> None:
+        x = np.repeat(draw(1, 4), 6, axis=0)
+        equal = ReferenceSamples(feeds={"x": x}, outputs={"y": x @ W, "slope": 2 * x})
+        prove_graph(path, [equal, samples()], EXPORT)
+
+    def test_outputs_of_other_shapes_are_different(self, tmp_path: Path) -> None:
+        text = "(float[n,k] x) => (float[n,k] y) { y = Add(x, one) }"
+        onnx_ir.save(graph(text, one=np.float32(1)), tmp_path / "model.onnx")
+        sizes = [np.zeros((2, size), np.float32) for size in (3, 5)]
+        groups = [ReferenceSamples(feeds={"x": x}, outputs={"y": x + 1}, whole=True) for x in sizes]
+        prove_graph(tmp_path / "model.onnx", groups, EXPORT)
+
+    def test_a_graph_without_inputs_has_one_answer(self, tmp_path: Path) -> None:
+        text = "() => (float[2] y) { y = Identity(one) }"
+        onnx_ir.save(graph(text, one=np.ones(2, np.float32)), tmp_path / "model.onnx")
+        group = ReferenceSamples(feeds={}, outputs={"y": np.ones(2, np.float32)}, whole=True)
+        prove_graph(tmp_path / "model.onnx", [group, group], EXPORT)
+
     def test_golden_samples_differ_where_the_first_do_not(self, path: Path) -> None:
         x = np.concatenate([np.repeat(draw(1, 4), 6, axis=0), draw(3, 4, seed=1)])
         golden = prove_graph(
