@@ -186,14 +186,11 @@ class TestRefused:
             run(store, version=4)
         assert (source.closed, source.rows) == ([], [])
 
-    @pytest.mark.parametrize(("fields", "fault"), [({}, "is not a folder"), ({"name": "a/b"}, "'a/b'")])
-    def test_an_unusable_store_or_name_is_refused_before_the_source_is_opened(
-        self, source: TextSource, tmp_path: Path, fields: dict[str, Any], fault: str
-    ) -> None:
+    def test_an_unusable_store_is_refused_before_the_source_is_opened(self, source: TextSource, tmp_path: Path) -> None:
         """An export and a proof take minutes."""
         (tmp_path / "file").touch()
-        with pytest.raises(ConversionError, match=fault):
-            run(tmp_path / "file", **fields)
+        with pytest.raises(ConversionError, match="is not a folder"):
+            run(tmp_path / "file")
         assert (source.closed, source.rows) == ([], [])
 
     def test_a_failed_export_writes_nothing(

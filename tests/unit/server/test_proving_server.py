@@ -270,6 +270,24 @@ class TestServer:
             for path in (region, other):
                 path.unlink(missing_ok=True)
 
+    def test_regions_that_it_makes_until_its_end_are_removed(
+        self, prover: ProvingServer, store: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        region, end = SHARED_MEMORY / "graphkiln-test-proof-2", module.kill_group
+
+        def make_and_end(process: subprocess.Popen[bytes]) -> None:
+            assert process.poll() is None
+            region.write_text("tensors")
+            end(process)
+            assert process.poll() is not None
+
+        monkeypatch.setattr(module, "kill_group", make_and_end)
+        try:
+            prover.prove(candidates(store, "good"))
+            assert not region.exists()
+        finally:
+            region.unlink(missing_ok=True)
+
     def test_its_port_is_given_to_no_other_program(self) -> None:
         with reserved_port() as port, socket.socket() as other, socket.socket() as triton:
             with pytest.raises(OSError, match="in use"):
