@@ -18,6 +18,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from graphkiln_backend.scoring.column_types import convert_schema
 from graphkiln_backend.scoring.destinations.base import Committed, Result
 from graphkiln_backend.scoring.destinations.parquet import DELTA_FILE, RESULT, ParquetDestination, encode_result
 from graphkiln_backend.scoring.destinations.store import Store
@@ -50,20 +51,10 @@ def as_delta(table: pa.Table) -> pa.Table:
 
 def delta_schema(schema: pa.Schema) -> pa.Schema:
     """Schema of such a table."""
-    return pa.schema([_field(field) for field in schema], schema.metadata)
-
-
-def _field(field: pa.Field) -> pa.Field:
-    return field.with_type(_type(field.type))
+    return convert_schema(schema, _type)
 
 
 def _type(kind: pa.DataType) -> pa.DataType:
-    if pa.types.is_dictionary(kind):
-        return _type(kind.value_type)
-    if pa.types.is_struct(kind):
-        return pa.struct([_field(field) for field in kind])
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
-        return pa.list_(_field(kind.value_field))
     if pa.types.is_timestamp(kind):
         return pa.timestamp("us", "UTC" if kind.tz else None)
     return pa.binary() if pa.types.is_fixed_size_binary(kind) else _TYPES.get(kind, kind)

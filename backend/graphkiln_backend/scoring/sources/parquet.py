@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, NamedTuple
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -41,6 +43,8 @@ _TAIL = 1 << 16
 # may be temporary.
 _DAMAGE = (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowSerializationError, OSError)
 _BYTES, _PATH = "bytes", "path"
+Positions = npt.NDArray[np.int64]  # of rows in a file, ascending
+NO_POSITIONS: Positions = np.empty(0, np.int64)
 
 
 class ParquetReader:
@@ -55,30 +59,29 @@ class ParquetReader:
     def ranges(self, place: Place, files: Iterator[StoredFile], rows: int) -> Iterator[InputRange]:
         """Yield ranges of row groups with enough rows."""
         with RowHashes() as seen:
-            named: list[str] = []
+            named: list[StoredFile] = []
             first: _Footer | None = None
             for footer in map_ahead(partial(self._read_footer, place), files):
                 first = first or footer
                 _check_alike(first, footer)
-                path = place.below(footer.file.path)
                 if self._id_column(footer.image):
-                    named.append(footer.file.path)
-                    for ids in self._read_ids(path):
+                    named.append(footer.file)
+                    for ids in self._read_ids(place, footer.file):
                         seen.add(ids)
-                for extent in _cut(footer.groups, rows, split_all=footer.image.is_path):
-                    yield _range(path, footer, extent)
+                yield from self._ranges_of(self._place(place, footer.file), footer, rows)
             seen.refuse_repeated(
-                lambda: (one for name in named for ids in self._read_ids(place.below(name)) for one in ids), REPEATED
+                lambda: (one for file in named for ids in self._read_ids(place, file) for one in ids), REPEATED
             )
 
     def rows(self, unit: Unit) -> Iterator[Row]:
         """Yield the rows of a range; memory use is a page, independent of the row group."""
-        name, stamp, *extent = decode_part(unit.part)
-        first, last, skipped, before, rows = extent
-        place = locate(unit.path)
-        with _opened(place, stamp) as file:
+        name, stamp, first, last, skipped, before, rows, *further = decode_part(unit.part)
+        place = self._locate(unit.path)
+        with self._open(place, stamp, further) as file:
             image = find_image_column(file.schema_arrow, self._columns, unit.path)
-            table = _ImageTable(file, place, as_id(name), image, self._id_column(image), self._columns.kept)
+            deleted = self._deleted(place, further)
+            named = self._id_column(image)
+            table = _ImageTable(file, place, as_id(name), image, named, self._columns.kept, deleted)
             for group in range(first, last + 1):
                 taken = min(rows, file.metadata.row_group(group).num_rows - skipped)
                 yield from table.rows(group, skipped, taken, before)
@@ -87,25 +90,67 @@ class ParquetReader:
         if not found or found.stamp != stamp:
             raise InputChanged(f"{unit.path} has changed while it was read")
 
+    # A table format overrides these.
+
+    def _place(self, place: Place, file: StoredFile) -> Place:
+        """Place of a file that was listed below another place."""
+        return place.below(file.path)
+
+    def _locate(self, text: str) -> Place:
+        """Place of a file by the path of its units."""
+        return locate(text)
+
+    def _further(self, _: StoredFile) -> list[Any]:
+        """Values for the parts of a file's units, which the next two methods receive."""
+        return []
+
+    def _open(self, place: Place, stamp: str | None, _: list[Any]) -> AbstractContextManager[Any]:
+        """Open a file, as `pq.ParquetFile`."""
+        return opened(place, stamp)
+
+    def _deleted(self, _: Place, __: list[Any]) -> Positions:
+        """Positions of rows that do not count."""
+        return NO_POSITIONS
+
     def _id_column(self, image: ImageColumn) -> str:
         return self._columns.id or (image.name if image.is_path else "")
 
-    def _read_ids(self, path: Place) -> Iterator[list[str]]:
-        with _opened(path, None) as file:
+    def _ranges_of(self, path: Place, footer: _Footer, rows: int) -> Iterator[InputRange]:
+        further = self._further(footer.file)
+        deleted = self._deleted(path, further)
+        for extent in _cut(footer.groups, rows, split_all=footer.image.is_path):
+            *values, size_bytes = extent
+            gone = _between(deleted, extent.before, extent.before + extent.rows)
+            marks = [gone.tobytes()] if len(gone) else []
+            if len(gone) < extent.rows:
+                yield InputRange(
+                    path=checked_text(path.text),
+                    part=encode_part(KIND, (footer.file.path, footer.file.stamp, *values, *further)),
+                    identity=digest(footer.digest, *map(str, values), *marks),
+                    rows=extent.rows - len(gone),
+                    size_bytes=size_bytes,
+                )
+
+    def _read_ids(self, place: Place, stored: StoredFile) -> Iterator[list[str]]:
+        path, further, before = self._place(place, stored), self._further(stored), 0
+        deleted = self._deleted(path, further)
+        with self._open(path, None, further) as file:
             image = find_image_column(file.schema_arrow, self._columns, path.text)
             column = self._id_column(image)
             for batch in file.iter_batches(_IDS_AT_A_TIME, columns=[column], use_threads=False):
-                ids = as_ids(column_of(batch, column), column, path.text)
+                kept, _ = _without(deleted, batch, before)
+                before += len(batch)
+                ids = as_ids(column_of(kept, column), column, path.text)
                 if image.is_path and column == image.name:
                     check_addresses("\n".join(ids).encode(), path.text)
                 yield ids
 
     def _read_footer(self, place: Place, stored: StoredFile) -> _Footer:
-        path = place.below(stored.path)
+        path = self._place(place, stored)
         with path.storage.open(path.path, stored.stamp) as raw:
             raw.seek(max(0, stored.size - _TAIL))
             tail = raw.read()
-        with _opened(path, stored.stamp) as file:
+        with self._open(path, stored.stamp, self._further(stored)) as file:
             metadata = file.metadata
             groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
             return _Footer(
@@ -115,6 +160,20 @@ class ParquetReader:
                 kept={name: plain_type(type_of(file.schema_arrow, name)) for name in self._columns.kept},
                 groups=[(group.num_rows, group.total_byte_size) for group in groups],
             )
+
+
+def _between(positions: Positions, begin: int, end: int) -> Positions:
+    first, last = np.searchsorted(positions, (begin, end))
+    return positions[first:last]
+
+
+def _without(deleted: Positions, batch: pa.RecordBatch, before: int) -> tuple[pa.RecordBatch, Positions]:
+    """Return the rows of a batch that are not deleted, and their positions in the file."""
+    positions = np.arange(before, before + len(batch), dtype=np.int64)
+    if len(gone := _between(deleted, before, before + len(batch))):
+        positions = np.setdiff1d(positions, gone, assume_unique=True)
+        batch = batch.take(pa.array(positions - before))
+    return batch, positions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -162,17 +221,6 @@ def _cut(groups: list[tuple[int, int]], rows: int, *, split_all: bool) -> Iterat
         yield _Extent(first, len(groups) - 1, 0, before - count, count, size)
 
 
-def _range(path: Place, footer: _Footer, extent: _Extent) -> InputRange:
-    *values, size_bytes = extent
-    return InputRange(
-        path=checked_text(path.text),
-        part=encode_part(KIND, (footer.file.path, footer.file.stamp, *values)),
-        identity=digest(footer.digest, *map(str, values)),
-        rows=extent.rows,
-        size_bytes=size_bytes,
-    )
-
-
 def _check_alike(first: _Footer, other: _Footer) -> None:
     """Refuse files with different kept columns, because the results must form one table."""
     for name, kind in other.kept.items():
@@ -184,7 +232,7 @@ def _check_alike(first: _Footer, other: _Footer) -> None:
 
 
 @contextmanager
-def _opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
+def opened(path: Place, stamp: str | None) -> Iterator[pq.ParquetFile]:
     """Open a Parquet file; translate errors to `ScoringError`."""
     with path.storage.open(path.path, stamp) as raw:
         try:
@@ -203,14 +251,16 @@ class _ImageTable:
         name: Prefix of row ids if there is no column of ids.
         named: Column of ids, or empty.
         kept: Columns copied to the results.
+        deleted: Positions of rows that do not count.
     """
 
-    file: pq.ParquetFile
+    file: Any  # as pq.ParquetFile
     place: Place
     name: str
     image: ImageColumn
     named: str
     kept: Sequence[str]
+    deleted: Positions
 
     def rows(self, group: int, skipped: int, rows: int, before: int) -> Iterator[Row]:
         """Yield the rows of a row group; rows from a damaged page on become errors.
@@ -244,7 +294,8 @@ class _ImageTable:
                 return
 
     def _batch(self, batch: pa.RecordBatch, before: int) -> Iterator[Row]:
-        ids = self._ids(batch, before)
+        batch, positions = _without(self.deleted, batch, before)
+        ids = self._ids(batch, positions)
         kept = {column: plain(column_of(batch, column)) for column in self.kept}
         images, folder = column_of(batch, self.image.name), self.place.folder
         for index, name in enumerate(ids):
@@ -256,11 +307,14 @@ class _ImageTable:
 
     def _damaged(self, group: int, skipped: int, rows: int, before: int, reason: str) -> Iterator[Row]:
         """Error rows for unreadable rows, with their ids."""
-        ids = [f"{self.name}:{number}" for number in range(before, before + rows)]
+        gone = _between(self.deleted, before, before + rows)
+        ids = [f"{self.name}:{number}" for number in np.setdiff1d(np.arange(before, before + rows), gone)]
         if self.named:
             try:
-                batches = self._batches([self.named], group, skipped, rows)
-                ids = [name for batch in batches for name in self._ids(batch, before)]
+                ids = []
+                for batch in self._batches([self.named], group, skipped, rows):
+                    ids += self._ids(*_without(self.deleted, batch, before))
+                    before += len(batch)
             except _DAMAGE as error:
                 raise ScoringError(
                     f"{reason}, including the id column '{self.named}'", hint="copy the file again"
@@ -269,10 +323,10 @@ class _ImageTable:
         for name in ids:
             yield Row(id=name, load=partial(refuse_row, reason), kept=kept)
 
-    def _ids(self, batch: pa.RecordBatch, before: int) -> list[str]:
+    def _ids(self, batch: pa.RecordBatch, positions: Positions) -> list[str]:
         if self.named:
             return as_ids(column_of(batch, self.named), self.named, self.place.text)
-        return [f"{self.name}:{number}" for number in range(before, before + len(batch))]
+        return [f"{self.name}:{number}" for number in positions.tolist()]
 
 
 def _load(image: ImageColumn, images: pa.Array, index: int, folder: Place) -> bytes:
