@@ -11,6 +11,7 @@ destination refuses a second one.
 
 from __future__ import annotations
 
+import logging
 import secrets
 import signal
 import time
@@ -18,6 +19,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import pyarrow as pa
+
+from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import LockLost, RunInterrupted
@@ -26,20 +30,25 @@ from graphkiln_backend.scoring.messages import InputRange, Report, RunFinished, 
 from graphkiln_backend.scoring.model import ScoringModel, read_run_model
 from graphkiln_backend.scoring.plan import (
     PLAN,
+    SNAPSHOT,
     check_complete,
+    note_snapshot,
     open_destination,
     open_source,
+    pin_snapshot,
     read_plan,
     read_resume_state,
     remove_stale,
     write_plan,
 )
 from graphkiln_backend.scoring.schedule import Schedule
+from graphkiln_backend.scoring.scorer import result_schema
 from graphkiln_backend.scoring.scratch import Scratch, remove_dead_scratch, scratch_folder
 from graphkiln_backend.system.signals import raising_once
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _WAIT_S = 0.5
+_log = logging.getLogger("graphkiln.scoring")
 
 # Writes `_run.json` and `_errors.parquet` while the destination is locked. The last argument is the error that ends the
 # run, or None.
@@ -65,16 +74,21 @@ def score_data_set(
     with interruptible(), scratch_folder(Scratch.PLAN) as folder:
         request, model = read_run_model(request, folder.path)
         destination = open_destination(request)
+        destination.declare(lambda: _result_columns(request, model))
         destination.prepare()
         with destination.lock(secrets.token_hex(4)) as lock:
             try:
+                request = pin_snapshot(request, destination.notes)
+                note_snapshot(request, destination.notes)
                 _score(request, model, destination, lock=lock, plan=folder.path / PLAN, report=report)
             except LockLost:  # the notes belong to the run that took the lock
                 raise
             except BaseException as error:
                 write_notes(destination, lock, error)
+                _tell_unpublished(destination)
                 raise
             write_notes(destination, lock, None)
+            destination.notes.delete(SNAPSHOT)
     report(RunFinished())
 
 
@@ -116,6 +130,26 @@ def _score(
             drive(schedule, fleet, lock.check)
     check_complete(destination, plan, {each.unit_id: each.reason for each in schedule.failed})
     lock.check()
+    destination.publish((unit.id for unit in read_plan(plan)), lock.check)
+
+
+def _tell_unpublished(destination: Destination) -> None:
+    """Log what a failed run leaves in the destination that readers do not see."""
+    try:
+        if waiting := destination.unpublished():
+            _log.warning("%s", waiting)
+    except GraphkilnError as error:
+        _log.warning("it cannot be said what waits in the destination: %s", error)
+
+
+def _result_columns(request: ScoreRequest, model: ScoringModel) -> pa.Schema:
+    """Columns of the results; the types of kept columns are those of the first row."""
+    kept: dict[str, pa.DataType] = {}
+    if request.keep_columns:
+        source = open_source(request)
+        unit = next(source.ranges(request.rows_per_unit)).unit(model.configuration(request))
+        kept = {name: values.type for name, values in next(source.rows(unit)).kept.items()}
+    return result_schema(kept, model.encoder(request).schema)
 
 
 def drive(

@@ -32,6 +32,7 @@ class ScoreRequest:
 
     Attributes:
         source: Absolute path or address, see `plan.open_source`.
+        snapshot: Id of the snapshot of an Iceberg table, which all workers read; empty until it is pinned.
         model: Absolute path of the model's folder, or an address in a remote store, `s3://BUCKET/STORE/NAME`.
         version: Version number, or None for the newest version.
         destination: Absolute path or address, see `plan.open_destination`.
@@ -40,6 +41,7 @@ class ScoreRequest:
     """
 
     source: str
+    snapshot: str = ""
     model: Path | str
     version: int | None = None
     destination: str

@@ -5,9 +5,10 @@ The plan is a Parquet file that is streamed: neither planning nor resuming needs
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
@@ -20,9 +21,12 @@ from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.object_store import ObjectStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
-from graphkiln_backend.scoring.destinations.store import Store
+from graphkiln_backend.scoring.destinations.store import Notes, Store
 from graphkiln_backend.scoring.encoders import RESERVED
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.iceberg import FORM as ICEBERG_FORM
+from graphkiln_backend.scoring.iceberg import PREFIX as ICEBERG
+from graphkiln_backend.scoring.iceberg import Snapshot, TableName
 from graphkiln_backend.scoring.messages import InputRange, ScoreRequest, Unit
 from graphkiln_backend.scoring.sources.base import Columns, Source
 from graphkiln_backend.scoring.sources.delta import delta_location
@@ -35,6 +39,7 @@ _OBJECT_SCHEMES = ("s3", "gs")
 _SCHEME = re.compile(r"([a-zA-Z][\w+.-]*)://")
 
 PLAN = "_plan.parquet"  # note in the destination
+SNAPSHOT = "_snapshot.json"  # note of an unfinished run that reads an Iceberg table
 _ROW_GROUP_UNITS = 1000
 _ROW_GROUP_BYTES = 4 * MIB  # a unit of a folder contains a thousand file names
 _REMOVE_UNITS = 1000  # between two checks of the lock
@@ -65,7 +70,38 @@ def open_source(request: ScoreRequest) -> Source:
         return TableSource(request.source, request.query, columns)
     if request.query:
         raise ScoringError(f"{request.source} is not a database", hint="--query needs a postgresql:// source")
+    if request.source.startswith(ICEBERG):
+        from graphkiln_backend.scoring.sources.iceberg import IcebergSource
+
+        name = TableName.parse(request.source)
+        return IcebergSource(replace(name, snapshot=request.snapshot or name.snapshot), columns)
     return FileSource(request.source, columns)
+
+
+def pin_snapshot(request: ScoreRequest, notes: Notes | None) -> ScoreRequest:
+    """Pin the snapshot of an Iceberg source: that of an unfinished run of this source, else the newest or named one.
+
+    Args:
+        request: The run.
+        notes: Notes of the destination, if it exists.
+
+    Raises:
+        ScoringError: There is no such table, or it has no snapshot.
+    """
+    if request.snapshot or not request.source.startswith(ICEBERG):
+        return request
+    content = notes.read(SNAPSHOT) if notes is not None else None
+    unfinished = json.loads(content) if content else {}
+    if unfinished.get("source") == request.source:
+        return replace(request, snapshot=unfinished["snapshot"])
+    return replace(request, snapshot=str(Snapshot(TableName.parse(request.source)).id))
+
+
+def note_snapshot(request: ScoreRequest, notes: Notes) -> None:
+    """Note a pinned snapshot, so that the run reads it until it is finished, whatever happens to the table."""
+    if request.snapshot:
+        content = json.dumps({"source": request.source, "snapshot": request.snapshot})
+        notes.replace(SNAPSHOT, memoryview(content.encode()))
 
 
 def open_destination(request: ScoreRequest) -> Destination:
@@ -80,12 +116,19 @@ def open_destination(request: ScoreRequest) -> Destination:
     scheme = found[1] if (found := _SCHEME.match(text)) else ""
     if ledger and (format_ == "delta" or scheme not in _OBJECT_SCHEMES):
         raise ScoringError(f"{redact(text)} needs no ledger: its commits are exclusive", hint="leave out --ledger")
+    if text.startswith(ICEBERG):
+        if format_:
+            raise ScoringError(f"--format {format_} does not apply to Iceberg", hint="leave out --format")
+        from graphkiln_backend.scoring.destinations.iceberg import IcebergDestination
+
+        return IcebergDestination(TableName.parse(text))
     if text.startswith(POSTGRES_SCHEMES):
         if format_:
             raise ScoringError(f"--format {format_} does not apply to PostgreSQL", hint="leave out --format")
         return _open_table(text)
     if scheme and scheme not in _OBJECT_SCHEMES:
-        forms = "a folder, s3://BUCKET/PATH, gs://BUCKET/PATH or postgresql://USER@HOST/DATABASE?table=NAME"
+        tables = f"postgresql://USER@HOST/DATABASE?table=NAME or {ICEBERG_FORM}"
+        forms = f"a folder, s3://BUCKET/PATH, gs://BUCKET/PATH, {tables}"
         raise ScoringError(f"'{redact(text)}' is not supported as a destination", hint=f"use {forms}")
     address = RemoteAddress.parse(text)
     if ledger and address:

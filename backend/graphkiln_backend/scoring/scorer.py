@@ -216,11 +216,7 @@ class Answers:
         Raises:
             ScoringError: A kept column has the name of an output column.
         """
-        kept = [pa.field(name, values[0].type) for name, values in self._kept.items()]
-        fields = [pa.field("id", pa.string()), *kept, *self._schema]
-        fields += [pa.field("model", pa.string()), pa.field("version", pa.int64()), pa.field("error", pa.string())]
-        schema = pa.schema(fields)
-        check_names(schema.names)
+        schema = result_schema({name: values[0].type for name, values in self._kept.items()}, self._schema)
         rows = len(self._ids)
         columns = [
             pa.array(self._ids, pa.string()),
@@ -246,6 +242,22 @@ class Answers:
             return [pa.chunked_array([pa.nulls(len(scored), field.type)]) for field in self._schema]
         positions = pa.array(np.cumsum(scored) - 1, mask=~scored)
         return [column.take(positions) for column in columns]
+
+
+def result_schema(kept: Mapping[str, pa.DataType], answers: pa.Schema) -> pa.Schema:
+    """Return the columns of results.
+
+    Args:
+        kept: Columns of the input and their types.
+        answers: Columns of the encoder.
+
+    Raises:
+        ScoringError: A kept column has the name of an output column.
+    """
+    fields = [pa.field("id", pa.string()), *(pa.field(name, kind) for name, kind in kept.items()), *answers]
+    fields += [pa.field("model", pa.string()), pa.field("version", pa.int64()), pa.field("error", pa.string())]
+    check_names([field.name for field in fields])
+    return pa.schema(fields)
 
 
 def check_names(names: Sequence[str]) -> None:

@@ -79,7 +79,7 @@ def verify(destination: Destination, units: Iterable[Unit], *, spill: Path | Non
         StoreError: The store cannot be read at all.
     """
     planned = {unit.id: (unit.rows, unit.path) for unit in units}
-    committed = list(destination.describe(destination.committed_ids()))
+    committed = list(destination.describe(destination.visible_ids()))
     readable = [one for one in committed if not one.damage]
     findings = [
         *_find_missing(planned, committed),

@@ -17,7 +17,14 @@ from itertools import islice
 from pathlib import Path
 from typing import Unpack
 
-from graphkiln.scoring.options import ScoreOptions, build_request, check_places, check_source
+from graphkiln.scoring.options import (
+    ScoreOptions,
+    build_request,
+    check_places,
+    check_source,
+    destination_exists,
+    with_pinned_snapshot,
+)
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.engines.hardware import gpus
 from graphkiln_backend.scoring.messages import ScoreRequest, Unit
@@ -150,6 +157,7 @@ def estimate_request(request: ScoreRequest, report: Callable[[str], None] = lamb
         GraphkilnError: The request is invalid, or the cluster cannot be reached.
     """
     check_places(request)
+    request = with_pinned_snapshot(request)
     check_source(request)
     report("preparing the model")
     begun = time.monotonic()
@@ -217,7 +225,7 @@ def plan_units(request: ScoreRequest, configuration: str) -> tuple[Planned, list
     with scratch_folder(Scratch.PLAN) as folder:
         plan = folder.path / PLAN
         totals = write_plan(plan, open_source(request).ranges(request.rows_per_unit), configuration)
-        exists = "://" in request.destination or Path(request.destination).exists()
+        exists = destination_exists(request)
         state = read_resume_state(open_destination(request).committed_ids() if exists else (), plan)
         planned = Planned(
             units=totals.units,

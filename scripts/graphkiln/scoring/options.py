@@ -14,8 +14,10 @@ from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.repository.version_folders import is_version, version_number
 from graphkiln_backend.scoring.destinations.parquet import DELTA_LOG, object_name
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.iceberg import PREFIX as ICEBERG
+from graphkiln_backend.scoring.iceberg import TableName
 from graphkiln_backend.scoring.messages import ID_DIGITS, ScoreRequest
-from graphkiln_backend.scoring.plan import POSTGRES_SCHEMES, open_source
+from graphkiln_backend.scoring.plan import POSTGRES_SCHEMES, open_destination, open_source, pin_snapshot
 from graphkiln_backend.scoring.sources.places import PathPattern, is_pattern, split_pattern
 from graphkiln_backend.server.run_folder import installed_backend_names
 from graphkiln_backend.storage.address import RemoteAddress
@@ -112,7 +114,7 @@ def _as_list(values: Sequence[str] | str) -> Iterable[str]:
 def absolute(text: str) -> str:
     """Make a path or `file:///` address absolute; return other addresses unchanged."""
     text = text.removeprefix("file://") if text.startswith("file:///") else text
-    return text if _SCHEME.match(text) else os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  keeps *
+    return text if _SCHEME.match(text) or text.startswith(ICEBERG) else os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  keeps *
 
 
 def parse_model(text: str) -> tuple[str, int | None]:
@@ -158,11 +160,29 @@ def check_places(request: ScoreRequest) -> None:
     (source_service, source), (service, destination) = _located(request.source), _located(request.destination)
     if source_service == service:
         _check_apart(source, destination, request)
-    if "://" not in request.destination:
+    if "://" not in request.destination and not request.destination.startswith(ICEBERG):
         try:
             _check_foreign(Path(request.destination))
         except OSError as error:
             raise ScoringError(f"cannot list the destination {request.destination}: {error.strerror}") from error
+
+
+def destination_exists(request: ScoreRequest) -> bool:
+    """True if the destination may hold results or notes of earlier runs."""
+    if request.destination.startswith(ICEBERG):
+        return open_destination(request).exists
+    return "://" in request.destination or Path(request.destination).exists()
+
+
+def with_pinned_snapshot(request: ScoreRequest) -> ScoreRequest:
+    """Pin the snapshot of an Iceberg source, before anything is written.
+
+    Raises:
+        ScoringError: There is no such table or snapshot.
+    """
+    if not request.source.startswith(ICEBERG):
+        return request
+    return pin_snapshot(request, open_destination(request).notes if destination_exists(request) else None)
 
 
 def check_source(request: ScoreRequest) -> None:
@@ -218,6 +238,8 @@ def _check_foreign(folder: Path) -> None:
 
 def _located(text: str) -> tuple[str, str]:
     """Split a path or address into its service and the path there, with links resolved."""
+    if text.startswith(ICEBERG):
+        return TableName.parse(text).text, ""
     if "://" not in text:
         return "", os.path.realpath(text)  # pathlib fails for a loop of links
     try:

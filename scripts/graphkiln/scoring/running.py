@@ -19,7 +19,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from graphkiln.scoring.metrics import RunMetrics
-from graphkiln.scoring.options import ScoreOptions, absolute, build_request, check_places, check_source
+from graphkiln.scoring.options import (
+    ScoreOptions,
+    absolute,
+    build_request,
+    check_places,
+    check_source,
+    with_pinned_snapshot,
+)
 from graphkiln.scoring.run_state import Progress, QuarantinedRow, RunState, WorkerRecord
 from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import GraphkilnError
@@ -169,6 +176,7 @@ def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRe
     from graphkiln_backend.scoring import driver  # imports Ray, which takes a second
 
     check_places(request)
+    request = with_pinned_snapshot(request)
     check_source(request)
     request = with_version(request)
     state, metrics, begun = RunState(), RunMetrics(), datetime.now(UTC)

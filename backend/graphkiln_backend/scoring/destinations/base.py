@@ -7,7 +7,7 @@ refused.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -74,6 +74,18 @@ class Destination(ABC):
         """
         return Lock(self.notes, run_id)
 
+    @property
+    def exists(self) -> bool:
+        """False if there is nothing yet, not even notes; not all destinations know."""
+        return True
+
+    def declare(self, columns: Callable[[], pa.Schema]) -> None:  # noqa: B027 - only some need it
+        """Declare the columns of the results, before `prepare`; workers do not.
+
+        Args:
+            columns: Finds them out, at some cost.
+        """
+
     @abstractmethod
     def prepare(self) -> None:
         """Prepare for a run, and check that commits are atomic and exclusive.
@@ -85,6 +97,10 @@ class Destination(ABC):
     @abstractmethod
     def committed_ids(self) -> Iterator[str]:
         """Yield the ids of all committed units."""
+
+    def visible_ids(self) -> Iterator[str]:
+        """Yield the ids of units that readers see: all committed ones, unless the run publishes them at its end."""
+        return self.committed_ids()
 
     @abstractmethod
     def commit(self, result: Result) -> None:
@@ -110,3 +126,18 @@ class Destination(ABC):
     @abstractmethod
     def remove(self, unit_ids: Iterable[str]) -> None:
         """Delete results; uncommitted units are ignored."""
+
+    def publish(self, unit_ids: Iterable[str], check: Callable[[], None]) -> None:  # noqa: B027 - as `declare`
+        """Make the results of all planned units visible, and no others, if commits alone do not.
+
+        Args:
+            unit_ids: All planned units, which are committed.
+            check: Raises if the lock is lost; called before each step.
+
+        Raises:
+            ScoringError: They cannot be published; repeating the call is safe.
+        """
+
+    def unpublished(self) -> str:
+        """Say which results are committed, but not visible; empty if there are none."""
+        return ""

@@ -13,6 +13,7 @@ from pathlib import PurePosixPath
 
 from graphkiln_backend.images.formats import SUFFIXES
 from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.iceberg import FORM as ICEBERG_FORM
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.sources import listing, parquet, tars
 from graphkiln_backend.scoring.sources.base import (
@@ -113,9 +114,10 @@ def _refuse_tables(files: Iterator[StoredFile], text: str) -> Iterator[StoredFil
     for file in files:
         table = "Delta Lake" if LOG in file.path.split("/") else "Iceberg" if _ICEBERG_LOG.fullmatch(file.path) else ""
         if table:
+            way = f"name it by its catalog, {ICEBERG_FORM}" if table == "Iceberg" else "export its rows as Parquet"
             raise ScoringError(
                 f"{text} is a table of {table} ({file.path}), so some of its files may be obsolete",
-                hint=f"export its rows as Parquet, or read all files with '{text}/**/*.parquet'",
+                hint=f"{way}, or read all files with '{text}/**/*.parquet'",
             )
         yield file
 

@@ -109,7 +109,8 @@ class OpenedFile(BufferedIOBase):
 
     def read(self, size: int | None = -1, /) -> bytes:
         """Read bytes."""
-        return self._explained(lambda: self._file.read(-1 if size is None else size))
+        everything = size is None or size < 0  # files of Arrow take no -1
+        return self._explained(lambda: self._file.read() if everything else self._file.read(size or 0))
 
     def seek(self, offset: int, whence: int = SEEK_SET, /) -> int:
         """Change the position."""
