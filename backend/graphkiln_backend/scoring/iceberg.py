@@ -511,13 +511,14 @@ class ResultTable:
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         own = convert_schema(schema_to_pyarrow(self._table.schema()), _small)
-        needed = {field.name: str(field.type) for field in writable_schema(schema)}
-        if needed != {field.name: str(field.type) for field in own}:
-            columns = ", ".join(f"{name} {kind}" for name, kind in needed.items())
-            there = ", ".join(f"{field.name} {field.type}" for field in own)
+        needed = {field.name: field.type for field in writable_schema(schema)}
+        there = {field.name: field.type for field in own}
+        if needed != there:
+            differ = sorted(name for name in {**needed, **there} if needed.get(name) != there.get(name))
+            words = ", ".join(f"{name} {needed.get(name)} (it is {there.get(name)})" for name in differ)
             raise ScoringError(
-                f"{self._name.text} has other columns than the results: {there}",
-                hint=f"choose another table; one with {columns} is created if it is missing",
+                f"{self._name.text} has other columns than the results: {words}",
+                hint="choose another table; it is created if it is missing",
             )
         if not self._table.spec().is_unpartitioned():
             raise ScoringError(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from iceberg_tables import open_catalog
 from scoring_runs import destination_at
 
 from graphkiln.scoring.running import collect_errors
@@ -49,6 +50,7 @@ def rclone() -> Iterator[RcloneServer]:
     params=[
         "folder",
         "delta",
+        "iceberg",
         pytest.param("s3"),
         pytest.param("table", marks=pytest.mark.slow),
         pytest.param("ledger", marks=pytest.mark.slow),
@@ -64,6 +66,9 @@ def open_it(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
     match request.param:
         case "delta":
             form = "delta"
+        case "iceberg":
+            open_catalog(tmp_path, fixture("monkeypatch"))
+            where = "iceberg:lake/shop.answers"
         case "s3":
             fixture("bucket")
             where = f"s3://{fixture('s3_server')}/models/out"
@@ -79,6 +84,7 @@ def open_it(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Open]:
 
     def open_it() -> Destination:
         opened.append(destination_at(where, ledger, form))
+        opened[-1].declare(lambda: result(unit()).table.schema)
         return opened[-1]  # type: ignore[no-any-return]
 
     yield open_it
@@ -99,6 +105,7 @@ def test_committed_results_are_read_back(destination: Destination, open_it: Open
     units = [unit(number) for number in range(3)]
     for each in units:
         destination.commit(result(each))
+    destination.publish([each.id for each in units], lambda: None)
     expected = result(units[0]).table
     assert destination.read(units[0].id, expected.column_names).to_pydict() == expected.to_pydict()
     found = verify(open_it(), units)
@@ -119,6 +126,7 @@ def test_a_second_attempt_is_refused_until_the_unit_is_removed(destination: Dest
     assert list(destination.committed_ids()) == []
     assert "none of its 3 rows" in verify(destination, [unit()]).findings[0].message
     destination.commit(result(unit(), "new"))
+    destination.publish([unit().id], lambda: None)
     assert verify(destination, [unit()]).ok
 
 
@@ -142,7 +150,9 @@ def test_one_of_simultaneous_commits_wins(open_it: Open) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    found = verify(open_it(), [unit(number) for number in range(5)])
+    units = [unit(number) for number in range(5)]
+    open_it().publish([each.id for each in units], lambda: None)
+    found = verify(open_it(), units)
     assert found.ok, found.findings
     (winner,) = winners
     assert open_it().read(unit(0).id, ["id"]).column("id")[0].as_py().startswith(f"{winner}/")
