@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import Any, BinaryIO, cast
 
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable, StoreError
-from graphkiln_backend.scoring.sources.objects import ObjectStorage
+from graphkiln_backend.scoring.sources.objects import ObjectStorage, error_codes
 from graphkiln_backend.scoring.sources.storage import OpenedFile
 from graphkiln_backend.storage.address import RemoteAddress, RemoteStoreError
-from graphkiln_backend.storage.files import open_file_system, translate
+from graphkiln_backend.storage.files import causes_of, open_file_system, translate
 
 # Some servers return the checksum of the whole object for a range. Pages of Parquet have checksums anyway.
 _CHECKSUMS = {"response_checksum_validation": "when_required"}
 _DAMAGED = {"ChecksumError", "IncompleteReadError"}
+_REFUSED = {"PreconditionFailed", "412"}  # by a condition of a put
 _BLOCK = 1 << 20  # read ahead
 _LEDGER = "let a database decide which attempt of a unit counts: --ledger postgresql://USER@HOST/DATABASE"
 
@@ -173,6 +174,9 @@ class ObjectStore:
         except (FileNotFoundError, FileExistsError):
             raise
         except Exception as error:
+            # s3fs knows a refused condition by an element that not all servers write.
+            if _REFUSED & {code for cause in causes_of(error) for code in error_codes(cause)}:
+                raise FileExistsError(str(error)) from error
             raise self._explain(error) from error
 
     def _explain(self, error: Exception) -> ScoringError:

@@ -100,7 +100,7 @@ class ObjectStorage:
         if isinstance(error, ScoringError):
             return error
         named = replace(self._address, text=f"{self._address.scheme}://{path}")
-        codes = {code for cause in causes_of(error) for code in _codes(cause)}
+        codes = {code for cause in causes_of(error) for code in error_codes(cause)}
         if codes & _REPLACED:
             return InputChanged(f"{named} has been replaced since it was listed")
         meaning = translate(error, named)
@@ -187,7 +187,7 @@ def _split(path: str) -> tuple[str, str]:
     return bucket, key
 
 
-def _codes(error: BaseException) -> Iterator[str]:
+def error_codes(error: BaseException) -> Iterator[str]:
     """Class name and service codes of an error."""
     yield type(error).__name__
     response = getattr(error, "response", None)
