@@ -107,15 +107,14 @@ def test_destination_of_another_input_or_configuration_is_refused(folder: Path) 
 
 def test_commands_and_programs_of_the_manual(folder: Path, repository: Path) -> None:
     manual = (repository / "docs" / "scoring.md").read_text()
-    (commands,) = re.findall(r"^```bash\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
+    commands, *_ = re.findall(r"^```bash\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
     for line in commands.splitlines():
         words = line.partition("  #")[0].split()
         finished = run_command(*words[1:], cwd=folder)
         assert finished.returncode == 0, (line, finished.stderr)
     programs = re.findall(r"^```python\n(.*?)^```", manual, re.MULTILINE | re.DOTALL)
-    assert len(programs) == 2
     said = []
-    for program in programs:
+    for program in programs[:2]:  # those of Iceberg need its commands: tests/documentation
         done = subprocess.run(
             [sys.executable, "-c", program], cwd=folder, capture_output=True, text=True, timeout=200, check=False
         )

@@ -21,8 +21,8 @@ def score(
     source: Annotated[
         str,
         typer.Argument(
-            help="Folder or pattern of images, .txt listing, .parquet, Delta table, .tar shards, or postgresql:// "
-            "query; local, on s3:// or gs://.",
+            help="Folder or pattern of images, .txt listing, .parquet, Delta table, .tar shards, postgresql:// query, "
+            "or iceberg:CATALOG/NAMESPACE.TABLE; local, on s3:// or gs://.",
             show_default=False,
         ),
     ] = "",
@@ -32,7 +32,9 @@ def score(
     out: Annotated[
         str,
         typer.Option(
-            help="Folder, s3:// or gs:// for Parquet files, or postgresql://HOST/DB?table=NAME.", metavar="DEST"
+            help="Folder, s3:// or gs:// for Parquet files, postgresql://HOST/DB?table=NAME, or "
+            "iceberg:CATALOG/NAMESPACE.TABLE.",
+            metavar="DEST",
         ),
     ] = "",
     address: Annotated[

@@ -29,7 +29,9 @@ from graphkiln_backend.scoring.messages import InputRange, Unit
 from graphkiln_backend.scoring.verify import verify
 
 ANSWERS = "iceberg:lake/shop.answers"
-UNITS = [InputRange(path=f"photos/{number}", part="", identity=str(number), rows=2).unit("model") for number in range(4)]
+UNITS = [
+    InputRange(path=f"photos/{number}", part="", identity=str(number), rows=2).unit("model") for number in range(4)
+]
 
 
 class Killed(BaseException):
@@ -99,7 +101,9 @@ def test_readers_see_nothing_until_one_snapshot_has_all(catalog: Catalog) -> Non
         destination.commit(result(unit))
     assert ids(catalog) == []
     assert not verify(destination, UNITS).ok
-    assert re.match(r"4 units are finished in .*/_graphkiln, but not in iceberg:lake/shop\.answers", destination.unpublished())
+    assert re.match(
+        r"4 units are finished in .*/_graphkiln, but not in iceberg:lake/shop\.answers", destination.unpublished()
+    )
     publish(destination, *UNITS)
     assert ids(catalog) == expected(*UNITS)
     assert len(catalog.load_table("shop.answers").snapshots()) == len(commits(catalog)) == 1
@@ -273,7 +277,9 @@ def test_commit_that_cannot_be_known_is_refused(catalog: Catalog, monkeypatch: p
     for snapshot in table.snapshots()[:-1]:
         expire = expire.by_id(snapshot.snapshot_id)
     expire.commit()
-    with pytest.raises(ScoringError, match=r"snapshots have been expired since: it cannot be known .*another destination"):
+    with pytest.raises(
+        ScoringError, match=r"snapshots have been expired since: it cannot be known .*another destination"
+    ):
         publish(opened(), *UNITS)
     assert ids(catalog) == ["foreign"]
 
@@ -323,7 +329,8 @@ def test_table_of_the_user_with_columns_in_another_order(catalog: Catalog) -> No
     assert ids(catalog) == expected(*UNITS)
 
 
-def test_other_columns_are_refused_by_a_unit(catalog: Catalog) -> None:
+@pytest.mark.usefixtures("catalog")
+def test_other_columns_are_refused_by_a_unit() -> None:
     destination = staged(UNITS[0])
     with pytest.raises(ScoringError, match="has other columns than the results: scores"):
         destination.commit(result(UNITS[1], pa.float64()))
@@ -340,10 +347,13 @@ def test_other_columns_are_refused_by_a_unit(catalog: Catalog) -> None:
     ],
 )
 def test_unknown_places_are_refused(catalog: Catalog, text: str, words: str) -> None:
-    with pytest.raises(ScoringError, match=words):
+    def prepare() -> None:
         made = destination_at(text)
         made.declare(lambda: result(UNITS[0]).table.schema)
         made.prepare()
+
+    with pytest.raises(ScoringError, match=words):
+        prepare()
     assert catalog.list_tables("shop") == []
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import datetime
+import json
+import zlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,11 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from iceberg_tables import add_delete_file, delete_positions, open_catalog
+from iceberg_tables import add_delete_file, configure, delete_positions, open_catalog
 from pyiceberg.catalog import Catalog
 from pyiceberg.manifest import DataFileContent, FileFormat
 from pyiceberg.table import Table
 from pyiceberg.types import LongType
+from pyroaring import BitMap
 from scored_inputs import Answerable, plan, read_all, read_unit
 from scoring_runs import destination_at
 
@@ -83,7 +86,8 @@ def test_appended_rows_are_new_units(table: Table) -> None:
     assert len(after - before) == 1
 
 
-def test_ids_without_a_column_are_files_and_positions(table: Table) -> None:
+@pytest.mark.usefixtures("table")
+def test_ids_without_a_column_are_files_and_positions() -> None:
     found = read_all(source(id="", kept=("n",)))
     assert len({row.id for row in found}) == 3
     assert all(row.id.startswith("data/") and ".parquet:" in row.id for row in found)
@@ -141,11 +145,6 @@ def test_deletion_vectors_are_read(catalog: Catalog) -> None:
 
 def puffin(place: Path, path: str, positions: list[int]) -> None:
     """Source: the Puffin specification, "deletion-vector-v1", and RoaringFormatSpec with one bitmap of 32 bits."""
-    import json
-    import zlib
-
-    from pyroaring import BitMap
-
     vector = (1).to_bytes(8, "little") + (0).to_bytes(4, "little") + BitMap(positions).serialize()
     marked = bytes.fromhex("D1D33964") + vector
     blob = len(marked).to_bytes(4, "big") + marked + zlib.crc32(marked).to_bytes(4, "big")
@@ -228,25 +227,24 @@ def test_path_of_an_image_must_be_absolute(catalog: Catalog, tmp_path: Path) -> 
     assert "relative to a data file" in second.error
 
 
-def test_unknown_catalogs_tables_columns_and_snapshots(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("table")
+def test_unknown_catalogs_tables_columns_and_snapshots(monkeypatch: pytest.MonkeyPatch) -> None:
     for text, words in (
         ("iceberg:nope/shop.photos", r"no catalog named 'nope' \(configure it on every node, in \.pyiceberg\.yaml"),
         ("iceberg:lake/shop.nope", r"there is no table iceberg:lake/shop\.nope"),
         ("iceberg:lake/nope.photos", r"there is no table iceberg:lake/nope\.photos"),
         (f"{PHOTOS}@nope", r"has no snapshot nope: it was expired, or never existed .*newest one is"),
-        (f"{PHOTOS}@7", r"has no snapshot 7"),
+        (f"{PHOTOS}@7", "has no snapshot 7"),
     ):
         with pytest.raises(ScoringError, match=words):
             plan(source(text))
     for columns in ({"kept": ("nope",)}, {"id": "nope"}, {"image": "nope"}):
-        with pytest.raises(ScoringError, match="has no column 'nope' .*image, n, shop, day"):
+        with pytest.raises(ScoringError, match=r"has no column 'nope' .*image, n, shop, day"):
             plan(source(**columns))
     for text in ("iceberg:lake", "iceberg:lake/photos", "iceberg:/shop.photos", "iceberg:lake/a/b.c", f"{PHOTOS}@"):
         with pytest.raises(ScoringError, match="names no Iceberg table"):
             TableName.parse(text)
     monkeypatch.setenv("PYICEBERG_CATALOG__LAKE__URI", "http://127.0.0.1:9/")
-    from iceberg_tables import configure
-
     configure({}, monkeypatch)
     with pytest.raises(SourceUnavailable, match=r"catalog lake: .*refused.*is its catalog running"):
         plan(source())
