@@ -24,7 +24,6 @@ from graphkiln_backend.graph.modules import require_packages
 from graphkiln_backend.graph.text import redact
 from graphkiln_backend.scoring.column_types import convert_schema
 from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable, StoreError
-from graphkiln_backend.scoring.sources.storage import OpenedFile
 
 PREFIX = "iceberg:"
 FORM = f"{PREFIX}CATALOG/NAMESPACE.TABLE"
@@ -317,7 +316,7 @@ class Snapshot:
                 return None
 
     def open(self, path: str) -> BinaryIO:
-        """Open a file.
+        """Open a file; its reads raise errors of Arrow.
 
         Raises:
             ScoringError: It is gone.
@@ -325,12 +324,11 @@ class Snapshot:
         """
         with explained(str(self), _source_unavailable):
             try:
-                file = self._table.io.new_input(path).open()
+                return cast("BinaryIO", self._table.io.new_input(path).open())
             except FileNotFoundError as error:
                 raise ScoringError(
                     f"{self} counts {path}, which is gone: was the snapshot expired?", hint="score another snapshot"
                 ) from error
-        return cast("BinaryIO", OpenedFile(file, lambda error: _source_unavailable(f"cannot read {path}: {error}")))
 
     def project(self, file: pq.ParquetFile, constants: Mapping[str, Any]) -> ProjectedFile:
         """Return a file with the columns of this snapshot, by field ids.

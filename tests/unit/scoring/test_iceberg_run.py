@@ -107,6 +107,7 @@ def test_run_verified_interrupted_resumed_and_continued(catalog: Catalog, monkey
     assert verify(ANSWERS).ok
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("inline")
 def test_snapshot_that_vanished_is_named_and_nothing_is_written(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
@@ -173,8 +174,8 @@ def drive(out: str, environment: dict[str, str]) -> subprocess.Popen[str]:
 @pytest.mark.timeout(1800)
 def test_driver_killed_at_random_moments(catalog: Catalog, tmp_path: Path) -> None:
     """A third of the moments is in the whole run, the others are in the commit. The input grows after each kill."""
-    support = REPOSITORY / "tests" / "support"
-    environment = {**os.environ, **catalog_variables(tmp_path / "lake"), "PYTHONPATH": str(support)}
+    path = f"{REPOSITORY / 'tests' / 'support'}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    environment = {**os.environ, **catalog_variables(tmp_path / "lake"), "PYTHONPATH": path}
     begun = time.monotonic()
     with drive("iceberg:lake/shop.measured", environment) as whole:
         assert whole.stdout

@@ -10,15 +10,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
-from graphkiln_backend.scoring.errors import ScoringError
+from graphkiln_backend.scoring.errors import ScoringError, SourceUnavailable
 from graphkiln_backend.scoring.iceberg import ProjectedFile, Snapshot, TableName
 from graphkiln_backend.scoring.messages import InputRange, Row, Unit
 from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.parquet import ParquetReader, Positions, opened
 from graphkiln_backend.scoring.sources.places import Place
-from graphkiln_backend.scoring.sources.storage import StoredFile
+from graphkiln_backend.scoring.sources.storage import OpenedFile, StoredFile
 
 
 class IcebergSource:
@@ -155,4 +155,5 @@ class _SnapshotStorage:
             raise ScoringError(
                 f"{path} has {size} bytes, but {self._snapshot} counts {stamp}: it is damaged", hint="restore the file"
             )
-        return self._snapshot.open(path)
+        file = OpenedFile(self._snapshot.open(path), lambda error: SourceUnavailable(f"cannot read {path}: {error}"))
+        return cast("BinaryIO", file)

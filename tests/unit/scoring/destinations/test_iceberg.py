@@ -113,6 +113,7 @@ def test_readers_see_nothing_until_one_snapshot_has_all(catalog: Catalog) -> Non
     assert len(commits(catalog)) == 1, "there was nothing to add"
 
 
+@pytest.mark.wide
 def test_changed_input_replaces_units_in_one_snapshot_and_back(catalog: Catalog) -> None:
     run(*UNITS[:2])
     run(*UNITS[:3])
@@ -200,6 +201,7 @@ def test_request_of_a_dead_driver_that_arrives_late(catalog: Catalog, monkeypatc
     assert len(late) == 1
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize("fault", [lose_response, be_down])
 def test_catalog_that_fails_is_asked_again(catalog: Catalog, monkeypatch: pytest.MonkeyPatch, fault: Any) -> None:
     destination = staged(*UNITS)
@@ -209,6 +211,7 @@ def test_catalog_that_fails_is_asked_again(catalog: Catalog, monkeypatch: pytest
     assert len(commits(catalog)) == 1
 
 
+@pytest.mark.wide
 def test_catalog_that_stays_down(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(iceberg, "_ATTEMPTS", 3)
     destination = staged(*UNITS)
@@ -263,6 +266,7 @@ def test_checks_see_a_planted_second_commit(catalog: Catalog, monkeypatch: pytes
     assert len(commits(catalog)) == 2
 
 
+@pytest.mark.wide
 def test_commit_that_cannot_be_known_is_refused(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     destination = staged(*UNITS)
     append_foreign(catalog)
@@ -284,6 +288,7 @@ def test_commit_that_cannot_be_known_is_refused(catalog: Catalog, monkeypatch: p
     assert ids(catalog) == ["foreign"]
 
 
+@pytest.mark.wide
 def test_rewritten_table_is_refused(catalog: Catalog) -> None:
     run(*UNITS)
     table = catalog.load_table("shop.answers")
@@ -294,6 +299,7 @@ def test_rewritten_table_is_refused(catalog: Catalog) -> None:
     assert ids(catalog) == expected(*UNITS)
 
 
+@pytest.mark.wide
 def test_table_that_is_rewritten_after_a_kill_has_the_results_once(
     catalog: Catalog, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -321,6 +327,7 @@ def test_other_tables_are_refused_and_left_alone(catalog: Catalog) -> None:
     assert catalog.load_table("shop.answers").current_snapshot() is None
 
 
+@pytest.mark.wide
 def test_table_of_the_user_with_columns_in_another_order(catalog: Catalog) -> None:
     schema = result(UNITS[0]).table.schema
     fields = [schema.field(name) for name in ("error", "id", "scores")]
@@ -329,6 +336,7 @@ def test_table_of_the_user_with_columns_in_another_order(catalog: Catalog) -> No
     assert ids(catalog) == expected(*UNITS)
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("catalog")
 def test_other_columns_are_refused_by_a_unit() -> None:
     destination = staged(UNITS[0])
@@ -337,6 +345,7 @@ def test_other_columns_are_refused_by_a_unit() -> None:
     assert list(destination.committed_ids()) == [UNITS[0].id]
 
 
+@pytest.mark.wide
 @pytest.mark.parametrize(
     ("text", "words"),
     [
@@ -357,6 +366,7 @@ def test_unknown_places_are_refused(catalog: Catalog, text: str, words: str) -> 
     assert catalog.list_tables("shop") == []
 
 
+@pytest.mark.wide
 def test_catalog_that_is_down(catalog: Catalog, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(catalog, SqlCatalog)
     configure({"PYICEBERG_CATALOG__LAKE__URI": "http://127.0.0.1:9/"}, monkeypatch)
@@ -364,6 +374,7 @@ def test_catalog_that_is_down(catalog: Catalog, monkeypatch: pytest.MonkeyPatch)
         opened().prepare()
 
 
+@pytest.mark.wide
 def test_without_a_run_there_is_nothing_to_verify(catalog: Catalog) -> None:
     assert not opened().exists
     with pytest.raises(ScoringError, match=r"there is no table iceberg:lake/shop\.answers"):
@@ -372,6 +383,7 @@ def test_without_a_run_there_is_nothing_to_verify(catalog: Catalog) -> None:
         catalog.load_table("shop.answers")
 
 
+@pytest.mark.wide
 def test_a_second_attempt_is_refused(catalog: Catalog) -> None:
     destination = staged(*UNITS)
     with pytest.raises(CommitConflict):
@@ -382,6 +394,7 @@ def test_a_second_attempt_is_refused(catalog: Catalog) -> None:
     assert ids(catalog) == expected(*UNITS)
 
 
+@pytest.mark.wide
 def test_notes_are_hidden_from_the_removal_of_orphan_files(catalog: Catalog) -> None:
     run(*UNITS)
     own = {path.relative_to(opened_folder(catalog)).parts[0] for path in opened_folder(catalog).rglob("*")}
@@ -438,6 +451,7 @@ def test_other_readers_see_the_same_values(catalog: Catalog) -> None:
     assert read.column("there").cast(pa.int64()).to_pylist() == [5_000_000]
 
 
+@pytest.mark.wide
 def test_files_have_field_ids_and_columns_their_shape(catalog: Catalog) -> None:
     field = pa.field("OUTPUT", pa.list_(pa.float32()), metadata={"shape": "[2, 2]"})
     made = pa.table([["a"], [[1.0, 2.0, 3.0, 4.0]], pa.nulls(1, pa.string())],
@@ -451,6 +465,7 @@ def test_files_have_field_ids_and_columns_their_shape(catalog: Catalog) -> None:
     assert task.file.record_count == 1
 
 
+@pytest.mark.wide
 def test_unsupported_type_is_refused_and_leaves_no_table(catalog: Catalog) -> None:
     with pytest.raises(ScoringError, match=r"Iceberg has no column for this: .*duration.*--keep-columns"):
         write(table_of({"t": pa.array([1], pa.duration("us"))}))

@@ -78,6 +78,7 @@ def test_newest_or_named_snapshot_is_read(table: Table) -> None:
     assert images(f"{PHOTOS}@old") == [b"1", b"2", b"3"]
 
 
+@pytest.mark.wide
 def test_appended_rows_are_new_units(table: Table) -> None:
     before = {unit.id for unit in plan(source())}
     table.append(rows(4))
@@ -86,6 +87,7 @@ def test_appended_rows_are_new_units(table: Table) -> None:
     assert len(after - before) == 1
 
 
+@pytest.mark.wide
 @pytest.mark.usefixtures("table")
 def test_ids_without_a_column_are_files_and_positions() -> None:
     found = read_all(source(id="", kept=("n",)))
@@ -110,6 +112,7 @@ def test_deleted_positions_are_not_read_and_change_their_unit_only(table: Table)
     assert images(f"{PHOTOS}@{table.snapshots()[1].snapshot_id}") == [b"1", b"2", b"3"]
 
 
+@pytest.mark.wide
 def test_deletes_in_large_row_groups(catalog: Catalog) -> None:
     table = catalog.create_table("shop.photos", SCHEMA, properties={"write.parquet.row-group-limit": "40"})
     table.append(rows(*range(100)))
@@ -123,6 +126,7 @@ def test_deletes_in_large_row_groups(catalog: Catalog) -> None:
     assert found == [b"%d" % number for number in range(100) if number not in gone]
 
 
+@pytest.mark.wide
 def test_row_that_was_updated_has_its_id_once(table: Table) -> None:
     (of_two,) = (path for path in data_paths(table) if pq.read_metadata(local(path)).num_rows == 2)
     table.append(rows(1))
@@ -132,6 +136,7 @@ def test_row_that_was_updated_has_its_id_once(table: Table) -> None:
     assert images() == [b"1", b"2", b"3"]
 
 
+@pytest.mark.wide
 def test_deletion_vectors_are_read(catalog: Catalog) -> None:
     """Of version 3: pyiceberg writes none, so this one is written by hand."""
     table = catalog.create_table("shop.photos", SCHEMA, properties={"format-version": "2"})
@@ -167,6 +172,7 @@ def test_equality_deletes_are_refused(table: Table) -> None:
     assert images(f"{PHOTOS}@{older}") == [b"1", b"2", b"3"]
 
 
+@pytest.mark.wide
 def test_partition_columns_are_kept(catalog: Catalog) -> None:
     table = catalog.create_table("shop.photos", SCHEMA)
     with table.update_spec() as update:
@@ -211,6 +217,7 @@ def test_columns_are_found_by_their_ids(table: Table) -> None:
     assert row.kept == {"shop": "Käse 1"}, "a snapshot has the columns of its time"
 
 
+@pytest.mark.wide
 def test_image_in_a_struct(catalog: Catalog) -> None:
     kind = pa.struct([("path", pa.string()), ("bytes", pa.binary())])
     table = catalog.create_table("shop.photos", pa.schema([("photo", kind), ("tags", pa.list_(pa.string()))]))
@@ -218,6 +225,7 @@ def test_image_in_a_struct(catalog: Catalog) -> None:
     assert read_all(source(id="photo.path", kept=("tags",))) == [Answerable("a.jpg", b"1", "", {"tags": ["x", "y"]})]
 
 
+@pytest.mark.wide
 def test_path_of_an_image_must_be_absolute(catalog: Catalog, tmp_path: Path) -> None:
     (tmp_path / "1.png").write_bytes(b"one")
     table = catalog.create_table("shop.photos", pa.schema([("image", pa.string())]))
@@ -250,6 +258,7 @@ def test_unknown_catalogs_tables_columns_and_snapshots(monkeypatch: pytest.Monke
         plan(source())
 
 
+@pytest.mark.wide
 def test_table_without_rows_is_refused(catalog: Catalog, table: Table) -> None:
     catalog.create_table("shop.empty", SCHEMA)
     with pytest.raises(ScoringError, match="has no snapshot, and so no rows"):
@@ -259,6 +268,7 @@ def test_table_without_rows_is_refused(catalog: Catalog, table: Table) -> None:
         plan(source())
 
 
+@pytest.mark.wide
 def test_damaged_and_missing_files_are_named(table: Table) -> None:
     units = plan(source())
     path = data_paths(table)[0]
