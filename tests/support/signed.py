@@ -6,11 +6,12 @@ import json
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
+import trustme
 from cryptography import x509
-from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat
+from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 
 from graphkiln_backend.repository.signing import sign_version
 from graphkiln_backend.repository.signing_keys import SigningKey, TrustedKeys, generate_key_pair, public_file
@@ -86,45 +87,28 @@ class Authority:
         trusted: Its own certificate, a file.
     """
 
-    def __init__(self, folder: Path, name: str = "authority") -> None:
+    def __init__(self, folder: Path) -> None:
         folder.mkdir(exist_ok=True)
-        self._folder = folder
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        own = self._build(self._name, self._key.public_key(), days=9).add_extension(
-            x509.BasicConstraints(ca=True, path_length=None), critical=True
-        )
-        self.trusted = folder / f"{name}.pem"
-        self.trusted.write_bytes(own.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
+        self._folder, self._ca = folder, trustme.CA()
+        self.trusted = folder / "authority.pem"
+        self._ca.cert_pem.write_to_path(self.trusted)
 
-    def certify(self, name: str, *, days: int = 9, signs: bool = True) -> SigningKey:
-        """Make a key with a certificate that ends in some days, perhaps in the past."""
-        key, certificate = ec.generate_private_key(ec.SECP256R1()), self._folder / f"{name}.crt"
-        (self._folder / name).write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption()))
-        (self._folder / name).chmod(0o600)
-        subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
-        usage = x509.KeyUsage(signs, False, False, False, not signs, False, False, False, False)
-        built = self._build(subject, key.public_key(), days=days).add_extension(usage, critical=True)
-        if not signs:
-            purpose = x509.ExtendedKeyUsage([x509.oid.ExtendedKeyUsageOID.SERVER_AUTH])
-            built = built.add_extension(purpose, critical=False)
-        certificate.write_bytes(built.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
-        return SigningKey.read(self._folder / name, certificate=certificate)
+    def certify(self, name: str, end: datetime | None = None) -> SigningKey:
+        """Make a key with a certificate."""
+        made = self._ca.issue_cert(f"{name}@example.com", common_name=name, not_after=end)
+        key, certificate = self._folder / name, self._folder / f"{name}.crt"
+        made.private_key_pem.write_to_path(key)
+        key.chmod(0o600)
+        made.cert_chain_pems[0].write_to_path(certificate)
+        return SigningKey.read(key, certificate=certificate)
 
-    def revoke(self, key: SigningKey) -> Path:
+    def revoke(self, key: SigningKey) -> None:
         """Write a list with the certificate of a key."""
         assert key.certificate
         now = datetime.now(UTC)
+        authority = x509.load_pem_x509_certificate(self.trusted.read_bytes())
         serial = x509.load_pem_x509_certificate(key.certificate.read_bytes()).serial_number
         revoked = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(now).build()
-        listed = x509.CertificateRevocationListBuilder().issuer_name(self._name).last_update(now)
-        signed = listed.next_update(now + timedelta(days=1)).add_revoked_certificate(revoked)
-        path = self._folder / "revoked.pem"
-        path.write_bytes(signed.sign(self._key, SHA256()).public_bytes(Encoding.PEM))
-        return path
-
-    def _build(self, subject: x509.Name, key: ec.EllipticCurvePublicKey, days: int) -> x509.CertificateBuilder:
-        now = datetime.now(UTC)
-        begin = now - timedelta(days=5)
-        builder = x509.CertificateBuilder(self._name, subject, key, x509.random_serial_number()).not_valid_before(begin)
-        return builder.not_valid_after(now + timedelta(days=days))
+        listed = x509.CertificateRevocationListBuilder(authority.subject, now, now + timedelta(days=1), [], [revoked])
+        secret: Any = load_pem_private_key(self._ca.private_key_pem.bytes(), None)
+        (self._folder / "revoked.pem").write_bytes(listed.sign(secret, SHA256()).public_bytes(Encoding.PEM))

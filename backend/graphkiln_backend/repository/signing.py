@@ -5,8 +5,8 @@ the files that all versions of the model share (config.pbtxt, labels). Names are
 name is signed, too, so that an old version cannot be presented as a new one, or one model as another. Hidden files are
 neither signed nor served.
 
-The library `model_signing` signs and checks signatures; its command line verifies what is signed here, and the reverse.
-It imports a thousand modules, therefore it is imported where it is needed.
+The library `model_signing` signs and verifies; its command line verifies what is signed here, and the reverse. It
+imports a thousand modules, therefore it is imported where it is needed.
 
 Source: OpenSSF Model Signing, "Model Signing Format" (Sigstore bundle, DSSE envelope, in-toto statement).
 """
@@ -18,9 +18,9 @@ import hashlib
 import json
 import stat
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -29,7 +29,7 @@ from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.files import MIB, open_regular, read_text
 from graphkiln_backend.repository import attestation
 from graphkiln_backend.repository.attestation import ATTESTATION_FILE
-from graphkiln_backend.repository.signing_keys import SigningKey, TrustedKeys, short
+from graphkiln_backend.repository.signing_keys import HOW_TO_SIGN, SigningKey, TrustedKeys, Verifier, short
 from graphkiln_backend.repository.stores import walk
 from graphkiln_backend.repository.version_folders import is_ignored, is_version, version_folders, visible
 
@@ -38,9 +38,7 @@ if TYPE_CHECKING:
     from model_signing import hashing
 
 SIGNATURE_FILE = "model.sig"
-HOW_TO_SIGN = "graphkiln sign STORE/MODEL --key FILE"
 _PREDICATE_TYPE = "https://model_signing/signature/v1.0"
-_OLD_KIND = "in graphkiln's old format: sign it again"
 _LIMIT = 16 * MIB
 _NAMED = 3
 
@@ -76,7 +74,11 @@ def sign_version(model: Path, version: int, key: SigningKey) -> Statement:
     """
     from model_signing import signing
 
-    files = signable_files(model, version)
+    files = list(signable_files(model, version).values())
+    hidden = [path.relative_to(model) for path in model.rglob("*") if is_ignored(path.name)]
+    others = [path.name for number, path in version_folders(visible(model)).items() if number != version]
+    # Named in the signature, so that other tools verify the same files.
+    ignored = [*hidden, *others, SIGNATURE_FILE, f"{version}/{SIGNATURE_FILE}", f"{version}/{ATTESTATION_FILE}"]
     folder = model / str(version)
     part = folder / f".{SIGNATURE_FILE}"
     try:
@@ -90,14 +92,15 @@ def sign_version(model: Path, version: int, key: SigningKey) -> Statement:
         else:
             # Annotated as a str, but handed to cryptography, which takes bytes.
             config.use_elliptic_key_signer(private_key=key.file, password=key.passphrase)  # type: ignore[arg-type]
-        config.set_hashing_config(_listing(list(files.values()), _not_signed(model, version))).sign(model, part)
+        config.set_hashing_config(_listing(files, map(str, ignored))).sign(model, part)
         part.replace(folder / SIGNATURE_FILE)
-    except ValueError as error:
+    except (ValueError, TypeError) as error:
         raise RepositoryError(f"{folder} cannot be signed: {error}") from error
     finally:
         part.unlink(missing_ok=True)
     (folder / ATTESTATION_FILE).unlink(missing_ok=True)
-    return _read(folder / SIGNATURE_FILE, version).statement(key.words)
+    words = f"by {short(key.key_id)}" + (f" with {key.certificate.name}" if key.certificate else "")
+    return replace(_read(folder / SIGNATURE_FILE, version)[1], signer=words)
 
 
 def signable_files(model: Path, version: int) -> dict[str, Path]:
@@ -124,62 +127,39 @@ def _is_covered(name: str, version: int) -> bool:
     return name not in {f"{version}/{SIGNATURE_FILE}", f"{version}/{ATTESTATION_FILE}"}
 
 
-def _not_signed(model: Path, version: int) -> list[str]:
-    """Paths to name in the signature as ignored, so that other tools verify the same files."""
-    hidden = [path.relative_to(model) for path in model.rglob("*") if is_ignored(path.name)]
-    others = [path.name for number, path in version_folders(visible(model)).items() if number != version]
-    return [*map(str, hidden), *others, SIGNATURE_FILE, *(f"{version}/{n}" for n in (SIGNATURE_FILE, ATTESTATION_FILE))]
+def is_signed(model: Path, version: int) -> bool:
+    """Return true if a version has a signature, valid or not."""
+    return _place(model, version) is not None
 
 
-def find_signer(model: Path, version: int, trusted: TrustedKeys) -> Statement:
+def _place(model: Path, version: int) -> Path | None:
+    """The signature of a version, or of the whole model."""
+    own = model / str(version)
+    places = (own / SIGNATURE_FILE, own / ATTESTATION_FILE, model / SIGNATURE_FILE)
+    return next((path for path in places if path.exists()), None)
+
+
+def find_signer(model: Path, version: int, trusted: TrustedKeys | None) -> Statement:
     """Find the signature of a version by a trusted signer, without reading the version's files.
 
     Args:
         model: The model's folder.
         version: The version's number.
-        trusted: The trusted public keys.
+        trusted: The trusted signers; None to take what is listed, by whomever.
 
     Raises:
-        RepositoryError: No trusted key signed it, it is about another version, or the lists of files differ.
+        RepositoryError: No trusted signer signed it, it is about another version, or the lists of files differ.
         ManifestError: The signature is damaged.
         OSError: The signature cannot be read.
     """
-    if found := find_statement(model, version, trusted):
-        return found
-    raise RepositoryError("it is not signed", hint=HOW_TO_SIGN)
-
-
-def find_statement(model: Path, version: int, trusted: TrustedKeys | None) -> Statement | None:
-    """Find the signature of a version; as `find_signer`, but None if there is none.
-
-    Without trusted keys, what it lists is returned, and nothing is known of who wrote the list.
-    """
-    if place := _place(model, version):
-        signature = _read(place, version)
-        found = signature.statement(_check(signature, trusted) if trusted else f"{signature.claim}, not checked")
-    elif old := attestation.read(model / str(version), trusted.names if trusted else None):
-        signer = f"{old.signer}, {_OLD_KIND}"
-        found = Statement(model=old.model, version=old.version, files=old.files, signer=signer)
+    place = _place(model, version)
+    if place is None:
+        raise RepositoryError("it is not signed", hint=HOW_TO_SIGN)
+    if place.name == ATTESTATION_FILE:
+        statement = Statement(**attestation.read(place, trusted.names if trusted else None))
     else:
-        return None
-    _check_statement(found, model, version)
-    return found
-
-
-def is_signed(model: Path, version: int) -> bool:
-    """Return true if a version has a signature, valid or not."""
-    return _place(model, version) is not None or (model / str(version) / ATTESTATION_FILE).exists()
-
-
-def _place(model: Path, version: int) -> Path | None:
-    """The signature of a version, or of the whole model if the version has none of either format."""
-    own = model / str(version)
-    places = [own / SIGNATURE_FILE] + ([] if (own / ATTESTATION_FILE).exists() else [model / SIGNATURE_FILE])
-    return next((path for path in places if path.exists()), None)
-
-
-def _check_statement(statement: Statement, model: Path, version: int) -> None:
-    """Check that a statement is about a version and lists exactly its files, without reading the files."""
+        bundle, statement = _read(place, version)
+        statement = replace(statement, signer=_check(bundle, trusted))
     if statement.model != model.name or statement.version not in {None, version}:
         number = f" version {statement.version}" if statement.version else ""
         raise RepositoryError(
@@ -192,6 +172,7 @@ def _check_statement(statement: Statement, model: Path, version: int) -> None:
         raise RepositoryError(
             f"its files differ from those that were signed: {', '.join(filter(None, differences))}", hint=HOW_TO_SIGN
         )
+    return statement
 
 
 def check_files(statement: Statement, model: Path) -> None:
@@ -222,12 +203,7 @@ def check_hash(name: str, found: str, signed: str) -> None:
 
 
 def hash_stream(source: BinaryIO, pass_on: Callable[[bytes], Any] = lambda _: None) -> str:
-    """Compute the SHA-256 of the rest of a stream, hexadecimal.
-
-    Args:
-        source: The stream.
-        pass_on: Called with each chunk.
-    """
+    """Compute the SHA-256 of the rest of a stream, hexadecimal; `pass_on` is called with each chunk."""
     digest = hashlib.sha256()
     while chunk := source.read(MIB):
         digest.update(chunk)
@@ -235,60 +211,12 @@ def hash_stream(source: BinaryIO, pass_on: Callable[[bytes], Any] = lambda _: No
     return digest.hexdigest()
 
 
-# The file.
+def _read(path: Path, version: int) -> tuple[dict[str, Any], Statement]:
+    """Read a signature without verifying it.
 
-
-@dataclass(frozen=True, slots=True)
-class _Signature:
-    """A signature as it was read, not verified.
-
-    Attributes:
-        bundle: Its parts that are read here: exactly these are verified, so that no second reading of the file, or of
-            a field with two names, can differ from what was verified.
-        model: Name of the signed folder.
-        files: The signed files that belong to the version.
-    """
-
-    bundle: Mapping[str, Any]
-    model: str
-    files: Mapping[str, str]
-
-    def statement(self, signer: str) -> Statement:
-        return Statement(model=self.model, files=self.files, signer=signer)
-
-    @property
-    def material(self) -> Mapping[str, Any]:
-        found: Mapping[str, Any] = self.bundle["verificationMaterial"]
-        return found
-
-    @property
-    def hint(self) -> str:
-        """Id of the key; empty if the signature was not made by a key, or does not say."""
-        return str((self.material.get("publicKey") or {}).get("hint") or "")
-
-    @property
-    def claim(self) -> str:
-        """The signer as named by the signature itself."""
-        if "publicKey" in self.material:
-            return f"by {short(self.hint) or 'a key'}"
-        return "by Sigstore" if "certificate" in self.material else f"by {_subject(self.chain()[0])}"
-
-    def chain(self) -> list[Certificate]:
-        """Certificates, the signer's first."""
-        from cryptography.x509 import load_der_x509_certificate
-
-        try:
-            listed = self.material["x509CertificateChain"]["certificates"]
-            chain = [load_der_x509_certificate(base64.b64decode(each["rawBytes"])) for each in listed]
-        except (ValueError, KeyError, TypeError) as error:
-            raise RepositoryError("its certificate is damaged", hint=HOW_TO_SIGN) from error
-        if not chain:
-            raise RepositoryError("its signature has no certificate", hint=HOW_TO_SIGN)
-        return chain
-
-
-def _read(path: Path, version: int) -> _Signature:
-    """Read a signature.
+    Returns:
+        The bundle with those parts only that are read here, and the statement. Exactly these parts are verified later:
+        no second reading of the file, or of a field with two names, can differ from what was verified.
 
     Raises:
         ManifestError: It is damaged, or of another kind.
@@ -300,120 +228,114 @@ def _read(path: Path, version: int) -> _Signature:
         material = dict(document["verificationMaterial"])
         bundle = {"mediaType": document["mediaType"], "verificationMaterial": material, "dsseEnvelope": envelope}
         payload = json.loads(base64.b64decode(envelope["payload"], validate=True))
-        if (kind := payload["predicateType"]) != _PREDICATE_TYPE:
-            raise ManifestError(f"{path}: unsupported statement {kind}, expected {_PREDICATE_TYPE}", hint=HOW_TO_SIGN)
-        (subject,), predicate = payload["subject"], payload["predicate"]
-        how = predicate["serialization"]["method"], predicate["serialization"]["hash_type"]
-        if how != ("files", "sha256"):
+        kind, predicate = payload["predicateType"], payload["predicate"]
+        serialization = predicate.get("serialization", {})
+        how = serialization.get("method"), serialization.get("hash_type")
+        if (kind, how) != (_PREDICATE_TYPE, ("files", "sha256")):
             raise ManifestError(
-                f"{path} lists {how[0]} by {how[1]}, expected files by sha256",
-                hint="sign without options for shards and hashes",
+                f"{path}: unsupported statement {kind} of {how[0]} by {how[1]}, expected files by sha256",
+                hint=HOW_TO_SIGN,
             )
+        (subject,) = payload["subject"]
         files = {str(each["name"]): str(each["digest"]) for each in predicate["resources"]}
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        covered = {name: files[name] for name in sorted(files) if _is_covered(name, version)}
+        return bundle, Statement(model=str(subject["name"]), files=covered, signer="")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise ManifestError(f"{path} is damaged", hint=HOW_TO_SIGN) from error
-    signed = {name: sha256 for name, sha256 in sorted(files.items()) if _is_covered(name, version)}
-    return _Signature(bundle, str(subject["name"]), signed)
 
 
-# Verifying.
-
-
-def _check(signature: _Signature, trusted: TrustedKeys) -> str:
-    """Verify a signature; return the trusted signer in words.
+def _check(bundle: Mapping[str, Any], trusted: TrustedKeys | None) -> str:
+    """Verify a signature; return the signer in words.
 
     Raises:
         RepositoryError: It is not valid, or by a signer that is not trusted.
     """
-    material = signature.material
+    material = bundle["verificationMaterial"]
+    kind, key_id = "sigstore", ""
+    claim = "by Sigstore"
     if "publicKey" in material:
-        return _check_key(signature, trusted)
-    if "x509CertificateChain" in material:
-        return _check_certificates(signature, trusted)
-    if "certificate" in material:
-        return _check_identity(signature, trusted)
-    raise RepositoryError("its signature is of an unknown kind, expected a key or a certificate", hint=HOW_TO_SIGN)
-
-
-def _check_key(signature: _Signature, trusted: TrustedKeys) -> str:
-    claimed = {signature.hint} if signature.hint else trusted.keys.keys()
-    refused = _not_trusted(signature.claim, trusted)
-    for key_id in trusted.keys.keys() & claimed:
-        with _as_file(trusted.keys[key_id]) as file:
-            try:
-                _verify(signature, "elliptic_key", public_key=file)
-            except RepositoryError as error:
-                refused = error
-            else:
-                return f"by {trusted.names[key_id]} ({short(key_id)})"
+        kind, key_id = "elliptic_key", str((material["publicKey"] or {}).get("hint") or "")
+        claim = f"by {short(key_id) or 'a key'}"
+    elif "x509CertificateChain" in material:
+        kind, chain = "certificate", _chain(material)
+        claim = f"by {_subject(chain[0])}"
+    if trusted is None:
+        return f"{claim}, not checked"
+    known = ", ".join(each.words for each in trusted.verifiers) or "no key of this format is trusted"
+    refused = RepositoryError(f"it is signed {claim}, which is not trusted", hint=f"{HOW_TO_SIGN}; trusted: {known}")
+    for verifier in trusted.verifiers:
+        if verifier.kind != kind or (key_id and key_id != verifier.key_id):
+            continue
+        try:
+            if kind == "certificate":
+                _check_dates(chain, trusted)
+            _verify(bundle, verifier)
+        except RepositoryError as error:
+            refused = error
+        else:
+            return claim if kind == "certificate" else f"by {verifier.words}"
     raise refused
 
 
-def _check_certificates(signature: _Signature, trusted: TrustedKeys) -> str:
-    chain = signature.chain()
-    if not trusted.authorities:
-        raise _not_trusted(signature.claim, trusted)
-    now = datetime.now(UTC)
+def _chain(material: Mapping[str, Any]) -> list[Certificate]:
+    """Certificates of a signature, the signer's first."""
+    from cryptography.x509 import load_der_x509_certificate
+
+    try:
+        listed = material["x509CertificateChain"]["certificates"]
+        first, *others = [load_der_x509_certificate(base64.b64decode(each["rawBytes"])) for each in listed]
+    except (ValueError, KeyError, TypeError) as error:
+        raise RepositoryError("its certificate is damaged", hint=HOW_TO_SIGN) from error
+    return [first, *others]
+
+
+def _check_dates(chain: Iterable[Certificate], trusted: TrustedKeys) -> None:
+    """Refuse certificates that have ended, which the library accepts because signatures have no time, and revoked ones.
+
+    Raises:
+        RepositoryError: One of them has ended, is not valid yet, or is revoked.
+    """
     for each in chain:
-        # The library compares with the time at which the signer's certificate begins, because signatures have no time.
-        if not each.not_valid_before_utc <= now <= each.not_valid_after_utc:
+        begin, end = each.not_valid_before_utc, each.not_valid_after_utc
+        if not begin <= datetime.now(UTC) <= end:
             raise RepositoryError(
-                f"the certificate {_subject(each)} is valid from {each.not_valid_before_utc:%Y-%m-%d} to "
-                f"{each.not_valid_after_utc:%Y-%m-%d}",
+                f"the certificate {_subject(each)} is valid from {begin:%Y-%m-%d} to {end:%Y-%m-%d}",
                 hint="sign the version again, with a certificate that is valid today",
             )
-        if any(
-            revoked.issuer == each.issuer and revoked.get_revoked_certificate_by_serial_number(each.serial_number)
-            for revoked in trusted.revoked
-        ):
+        lists = (revoked for revoked in trusted.revoked if revoked.issuer == each.issuer)
+        if any(revoked.get_revoked_certificate_by_serial_number(each.serial_number) for revoked in lists):
             raise RepositoryError(f"the certificate {_subject(each)} is revoked", hint=HOW_TO_SIGN)
-    with _as_file(b"".join(trusted.authorities)) as file:
-        _verify(signature, "certificate", certificate_chain=[file])
-    return signature.claim
-
-
-def _check_identity(signature: _Signature, trusted: TrustedKeys) -> str:
-    refused = _not_trusted(signature.claim, trusted)
-    for each in trusted.identities:
-        with _as_file(each.trust_config) as file:
-            try:
-                _verify(signature, "sigstore", identity=each.identity, oidc_issuer=each.issuer, trust_config=file)
-            except RepositoryError as error:
-                refused = error
-            else:
-                return f"by {each.identity} ({each.issuer})"
-    raise refused
-
-
-def _not_trusted(words: str, trusted: TrustedKeys) -> RepositoryError:
-    known = [*map(short, trusted.names), *(each.identity for each in trusted.identities)]
-    return RepositoryError(
-        f"it is signed {words}, which is not trusted",
-        hint=f"{HOW_TO_SIGN}, with one of {', '.join(known)}" if known else HOW_TO_SIGN,
-    )
 
 
 class _ValidSignatureError(Exception):
     """Ends the library's work when the signature is valid: files are compared while they are copied."""
 
 
-def _verify(signature: _Signature, kind: str, **trust: Any) -> None:
+def _verify(bundle: Mapping[str, Any], verifier: Verifier) -> None:
     """Verify a signature, not the files.
-
-    Args:
-        signature: The signature.
-        kind: Name of the library's verifier.
-        trust: Its options.
 
     Raises:
         RepositoryError: It is not valid.
     """
     from model_signing import verifying
 
-    with _as_file(json.dumps(signature.bundle).encode()) as file:
+    with ExitStack() as stack:
+
+        def as_file(content: bytes) -> Path:  # the library takes paths only
+            file = stack.enter_context(tempfile.NamedTemporaryFile(prefix="graphkiln-"))
+            file.write(content)
+            file.flush()
+            return Path(file.name)
+
+        options: dict[str, Any] = {
+            name: as_file(value) if isinstance(value, bytes) else value for name, value in verifier.options.items()
+        }
+        if verifier.kind == "certificate":
+            options["certificate_chain"] = [options["certificate_chain"]]
+        signature = as_file(json.dumps(bundle).encode())
         try:
-            config = getattr(verifying.Config(), f"use_{kind}_verifier")(**trust)
-            config.set_hashing_config(_listing(None)).verify(file.parent, file)
+            config = getattr(verifying.Config(), f"use_{verifier.kind}_verifier")(**options)
+            config.set_hashing_config(_listing(None)).verify(signature.parent, signature)
         except _ValidSignatureError:
             return
         except Exception as error:  # of five libraries
@@ -435,15 +357,6 @@ def _listing(files: list[Path] | None, ignored: Iterable[str] = ()) -> hashing.C
 
     listing: hashing.Config = Listing()  # type: ignore[no-untyped-call]
     return listing.set_ignored_paths(paths=ignored, ignore_git_paths=False).set_allow_symlinks(True)
-
-
-@contextmanager
-def _as_file(content: bytes) -> Iterator[Path]:
-    """Write bytes into a file for the library, which takes paths only."""
-    with tempfile.NamedTemporaryFile(prefix="graphkiln-") as file:
-        file.write(content)
-        file.flush()
-        yield Path(file.name)
 
 
 def _subject(certificate: Certificate) -> str:

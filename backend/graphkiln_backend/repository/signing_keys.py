@@ -11,7 +11,7 @@ import json
 import logging
 import os
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 _T = TypeVar("_T")
 _log = logging.getLogger("graphkiln.repository")
 
+HOW_TO_SIGN = "graphkiln sign STORE/MODEL --key FILE"
 PUBLIC_SUFFIX = ".pub"
 IDENTITY_SUFFIX = ".sigstore.json"
 _LIMIT = MIB
@@ -60,11 +61,6 @@ class SigningKey:
     certificate: Path | None = None
     chain: Sequence[Path] = ()
 
-    @property
-    def words(self) -> str:
-        """The signer in words."""
-        return f"by {short(self.key_id)}" + (f" with {self.certificate.name}" if self.certificate else "")
-
     @classmethod
     def read(
         cls,
@@ -77,8 +73,7 @@ class SigningKey:
         """Read a private key.
 
         Raises:
-            RepositoryError: The file cannot be read or holds no private key that can sign, the passphrase is wrong, or
-                the certificate is that of another key.
+            RepositoryError: The file cannot be read or holds no private key that can sign, or the passphrase is wrong.
         """
         require_library()
         from cryptography.hazmat.primitives.serialization import load_pem_private_key
@@ -95,13 +90,6 @@ class SigningKey:
                 f"{file} cannot be {what}: expected a private key in PEM", hint=_HOW_TO_MAKE
             ) from error
         key_id = _key_id(private.public_key(), file)
-        if certificate:
-            _check_certificate(certificate, chain, private.public_key())
-            if passphrase:
-                raise RepositoryError(
-                    f"{file} is encrypted: Model Signing signs with a certificate by unencrypted keys only",
-                    hint=f"openssl pkey -in {file} -out FILE",
-                )
         if not passphrase and can_others_read(file):
             _log.warning("other users can read the private key %s and sign with it: chmod 600 %s", file, file)
         return cls(file, key_id, passphrase, certificate, tuple(chain))
@@ -146,38 +134,36 @@ def public_file(private: Path) -> Path:
     return private.with_name(private.name + PUBLIC_SUFFIX)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class Identity:
-    """A signer that Sigstore knows by an address.
+@dataclass(frozen=True, slots=True)
+class Verifier:
+    """A signer, or many, as the library verifies them.
 
     Attributes:
-        identity: Address of a person or a workflow, such as `ann@example.com`.
-        issuer: OpenID provider that vouches for it.
-        trust_config: Sigstore's trusted root with its keys, so that no network is needed.
+        kind: `elliptic_key`, `certificate` or `sigstore`.
+        words: Who is trusted.
+        options: Options of the library; bytes are the content of a file.
+        key_id: Id of the key; empty for the other kinds.
     """
 
-    identity: str
-    issuer: str
-    trust_config: bytes
+    kind: str
+    words: str
+    options: Mapping[str, bytes | str]
+    key_id: str = ""
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class TrustedKeys:
     """What a server trusts.
 
     Attributes:
-        names: Key id -> name of the file that holds it.
-        keys: Key id -> public key in PEM. Ed25519 keys of old signatures are in `names` only.
-        authorities: Certificates in PEM, the roots of trust.
+        names: Key id -> name of the file that holds it; also of Ed25519 keys, which signed in the old format.
+        verifiers: Whose signatures are accepted.
         revoked: Lists of revoked certificates.
-        identities: Signers by way of Sigstore.
     """
 
     names: dict[str, str] = field(default_factory=dict)
-    keys: dict[str, bytes] = field(default_factory=dict)
-    authorities: list[bytes] = field(default_factory=list)
+    verifiers: list[Verifier] = field(default_factory=list)
     revoked: list[CertificateRevocationList] = field(default_factory=list)
-    identities: list[Identity] = field(default_factory=list)
 
     @classmethod
     def read(cls, place: Path) -> TrustedKeys:
@@ -189,14 +175,20 @@ class TrustedKeys:
             RepositoryError: A file cannot be read, holds nothing of this kind, or holds a private key.
         """
         require_library()
-        trusted = cls()
+        trusted, authorities = cls(), b""
         for file in key_files(place):
-            trusted._add_identity(file) if file.name.endswith(IDENTITY_SUFFIX) else trusted._add(file)
-        if not (trusted.names or trusted.authorities or trusted.identities):
+            if file.name.endswith(IDENTITY_SUFFIX):
+                trusted.verifiers.append(_read_identity(file))
+            else:
+                authorities += trusted._add(file)
+        if authorities:
+            trusted.verifiers.append(Verifier("certificate", "certificates", {"certificate_chain": authorities}))
+        if not (trusted.names or trusted.verifiers):
             raise RepositoryError(f"no public key in {place}: expected *.pub or *.pem files", hint=_HOW_TO_MAKE)
         return trusted
 
-    def _add(self, file: Path) -> None:
+    def _add(self, file: Path) -> bytes:
+        """Add what a file holds; return its certificates."""
         from cryptography import x509
         from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PublicKey
         from cryptography.hazmat.primitives.serialization import load_pem_public_key
@@ -210,33 +202,34 @@ class TrustedKeys:
         blocks = [(match[1], match[0].encode() + b"\n") for match in _PEM_BLOCK.finditer(text)]
         if not blocks:
             raise RepositoryError(f"{file} holds no public key in PEM format", hint=_HOW_TO_MAKE)
+        authorities = b""
         for kind, block in blocks:
             if kind == "CERTIFICATE":
                 _load(x509.load_pem_x509_certificate, block, file)
-                self.authorities.append(block)
+                authorities += block
             elif kind == "X509 CRL":
                 self.revoked.append(_load(x509.load_pem_x509_crl, block, file))
+            elif isinstance(public := _load(load_pem_public_key, block, file), Ed25519PublicKey):
+                self.names[public.public_bytes_raw().hex()] = file.stem
             else:
-                public = _load(load_pem_public_key, block, file)
-                if isinstance(public, Ed25519PublicKey):
-                    self.names[public.public_bytes_raw().hex()] = file.stem
-                    continue
                 key_id = _key_id(public, file)
-                self.names[key_id], self.keys[key_id] = file.stem, block
+                self.names[key_id], words = file.stem, f"{file.stem} ({short(key_id)})"
+                self.verifiers.append(Verifier("elliptic_key", words, {"public_key": block}, key_id))
+        return authorities
 
-    def _add_identity(self, file: Path) -> None:
-        try:
-            document = json.loads(_read(file))
-            config = _read(file.parent / document["trust_config"])
-            identity = Identity(
-                identity=str(document["identity"]), issuer=str(document["issuer"]), trust_config=config.encode()
-            )
-        except (ValueError, KeyError, TypeError, RecursionError) as error:
-            raise RepositoryError(
-                f"{file} is no identity of Sigstore",
-                hint='expected {"identity": ADDRESS, "issuer": URL, "trust_config": FILE}',
-            ) from error
-        self.identities.append(identity)
+
+def _read_identity(file: Path) -> Verifier:
+    try:
+        document = json.loads(_read(file))
+        identity, issuer, config = (str(document[key]) for key in ("identity", "issuer", "trust_config"))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RepositoryError(
+            f"{file} is no identity of Sigstore",
+            hint='expected {"identity": ADDRESS, "issuer": URL, "trust_config": FILE}',
+        ) from error
+    options: dict[str, bytes | str] = {"identity": identity, "oidc_issuer": issuer}
+    options["trust_config"] = _read(file.parent / config).encode()
+    return Verifier("sigstore", f"{identity} ({issuer})", options)
 
 
 def key_files(place: Path) -> list[Path]:
@@ -263,15 +256,6 @@ def require_library() -> None:
         raise RepositoryError(
             "signing and verifying need the package 'model-signing'", hint="pip install 'graphkiln[sign]'"
         )
-
-
-def _check_certificate(certificate: Path, chain: Iterable[Path], public: EllipticCurvePublicKey) -> None:
-    from cryptography.x509 import load_pem_x509_certificate, load_pem_x509_certificates
-
-    for file in chain:
-        _load(load_pem_x509_certificates, _read(file).encode(), file)
-    if _load(load_pem_x509_certificate, _read(certificate).encode(), certificate).public_key() != public:
-        raise RepositoryError(f"{certificate} is the certificate of another key", hint="give the one of --key")
 
 
 def _load(load: Callable[[bytes], _T], block: bytes, file: Path) -> _T:

@@ -32,8 +32,8 @@ from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError, Serv
 from graphkiln_backend.graph.files import open_regular
 from graphkiln_backend.repository.remote_copy import Changes, RemoteCopy
 from graphkiln_backend.repository.remote_model import is_model
-from graphkiln_backend.repository.signing import HOW_TO_SIGN, check_hash, find_signer, hash_stream
-from graphkiln_backend.repository.signing_keys import TrustedKeys, key_files
+from graphkiln_backend.repository.signing import check_hash, find_signer, hash_stream
+from graphkiln_backend.repository.signing_keys import HOW_TO_SIGN, TrustedKeys, key_files
 from graphkiln_backend.repository.stores import StoredModel, scan_stores
 from graphkiln_backend.repository.version_folders import is_version
 from graphkiln_backend.server.mirror import Mirror

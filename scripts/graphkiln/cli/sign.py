@@ -12,7 +12,6 @@ import typer
 from graphkiln_backend.graph.errors import GraphkilnError, RepositoryError
 
 if TYPE_CHECKING:
-    from graphkiln_backend.repository.signing import Statement
     from graphkiln_backend.repository.signing_keys import SigningKey
 
 NOT_SIGNED = "no"
@@ -142,17 +141,14 @@ def check_signers(version: Path, trusted: Path | None) -> str:
         RepositoryError: Files differ from the signature, or no trusted key has signed.
         ManifestError: The signature is damaged.
     """
-    from graphkiln_backend.repository.signing import check_files, find_signer, find_statement
+    from graphkiln_backend.repository.signing import check_files, find_signer, is_signed
     from graphkiln_backend.repository.signing_keys import TrustedKeys
 
     version = version.absolute()
     model, number = version.parent, int(version.name)
-    if trusted:
-        statement: Statement | None = find_signer(model, number, TrustedKeys.read(trusted))
-    else:
-        statement = find_statement(model, number, None)
-    if statement is None:
+    if not trusted and not is_signed(model, number):
         return NOT_SIGNED
+    statement = find_signer(model, number, TrustedKeys.read(trusted) if trusted else None)
     check_files(statement, model)
     return statement.signer
 

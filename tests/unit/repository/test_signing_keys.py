@@ -113,14 +113,14 @@ def test_keys_of_another_type(tmp_path: Path, options: tuple[str, ...], kind: st
 
 def test_certificates(tmp_path: Path) -> None:
     authority = Authority(tmp_path)
-    key = authority.certify("release")
-    with pytest.raises(RepositoryError, match="is the certificate of another key"):
-        SigningKey.read(authority.certify("other").file, certificate=key.certificate)
-    with pytest.raises(RepositoryError, match=r"release holds a .* that cannot be read"):
-        SigningKey.read(key.file, certificate=key.file)
     generate_key_pair(tmp_path / "encrypted", b"secret")
+    authority.revoke(authority.certify("release"))
     trusted = TrustedKeys.read(tmp_path)
-    assert (len(trusted.authorities), list(trusted.names.values())) == (1, ["encrypted"])
+    assert [each.kind for each in trusted.verifiers] == ["elliptic_key", "certificate"]
+    assert (list(trusted.names.values()), len(trusted.revoked)) == (["encrypted"], 1)
+    authority.trusted.write_text(authority.trusted.read_text().replace("M", "N"))
+    with pytest.raises(RepositoryError, match="certificate that cannot be read"):
+        TrustedKeys.read(tmp_path)
 
 
 @pytest.mark.parametrize("content", ["", "[]", '{"identity": "a", "issuer": "b"}'])
