@@ -278,6 +278,15 @@ def test_smallest_of_equally_fast_sizes_is_chosen(timed: Any) -> None:
     assert measured.rates == {"1": 0.5, "2": 1.0, "4": 1.01, "8": 0.6667}
 
 
+def test_only_short_runs_are_repeated(timed: Any) -> None:
+    """Long ones take the time of many images, at each first start of a model."""
+    measure_sizes(timed, [1, 2, 4, 8], SyntheticInputs())
+    assert timed.runs == 4
+    timed.runs, timed.row_s = 0, {1: 0.1, 2: 0.1, 4: 0.1, 8: 0.1}
+    measure_sizes(timed, [1, 2, 4, 8], SyntheticInputs())
+    assert timed.runs == 2 * 3 + 2
+
+
 def test_failing_sizes_are_not_chosen(timed: Any) -> None:
     timed.most = 1
     assert measure_sizes(timed, [1, 2, 4], SyntheticInputs()).chosen == "1"
