@@ -122,16 +122,25 @@ class RepositoryControl:
         elif error := self._change(model, "unload", _TIMEOUT_S, {}):
             raise ConnectionError(f"{model} cannot be unloaded: {error}")
 
-    def count_answered(self, model: str, version: int) -> int:
-        """Count the requests that a version has answered since it was loaded, over HTTP; 0 if Triton does not tell.
+    def read_counters(self, model: str, version: int) -> dict[str, int]:
+        """Read what Triton has counted of a version since it was loaded, over HTTP; empty if it does not tell.
+
+        Returns:
+            Requests, executions, nanoseconds of each phase, and executions of each batch size: none ever decreases.
 
         Source: Triton's statistics extension.
         """
         status, body = self._send("GET", f"/v2/models/{in_path(model)}/versions/{version}/stats", _TIMEOUT_S)
         try:
-            return int(json.loads(body)["model_stats"][0]["inference_count"]) if status == HTTPStatus.OK else 0
-        except (ValueError, KeyError, IndexError, TypeError):
-            return 0
+            (row,) = json.loads(body)["model_stats"] if status == HTTPStatus.OK else [{}]
+            counters = {name: int(row[name]) for name in ("inference_count", "execution_count") if name in row}
+            for phase, sums in row.get("inference_stats", {}).items():
+                counters |= {f"{phase} {unit}": int(value) for unit, value in sums.items()}
+            for batch in row.get("batch_stats", ()):
+                counters[f"batches of {batch['batch_size']}"] = int(batch["compute_infer"]["count"])
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return {}
+        return counters
 
     def _change(self, model: str, verb: str, timeout_s: float, parameters: Mapping[str, str]) -> str:
         """Load or unload a model over HTTP; return the error, or an empty text."""

@@ -119,15 +119,15 @@ class ServedProofs:
             self._record(shown[name], version, answers, replayed=True)
         return {which: answers.reason for which, answers in found.items() if answers.reason}
 
-    def count_answered(self, models: Iterable[ShownModel]) -> dict[tuple[str, int], int]:
-        """Count the requests that versions with golden samples have answered since they were loaded.
+    def read_counters(self, models: Iterable[ShownModel]) -> dict[tuple[str, int], dict[str, int]]:
+        """Read what the server has counted of versions with golden samples since they were loaded.
 
         Raises:
             OSError: The server does not respond.
         """
         control = RepositoryControl(http=self.address, headers=self.headers)
         versions = [(model.stored.name, version) for model in models for version in model.provable]
-        return {which: control.count_answered(*which) for which in versions} if self.address else {}
+        return {which: control.read_counters(*which) for which in versions} if self.address else {}
 
     def _targets(self, models: Sequence[ShownModel]) -> list[Target]:
         return [

@@ -122,9 +122,9 @@ class VersionController:
         self._replay_interval_s = replay_interval_s
         self._strict = strict
         self._unasked: set[str] = set()  # models that were loaded, and not asked their golden samples since
-        # In explicit mode: what served at the last look, and how many requests it had answered.
+        # In explicit mode: what served at the last look, and what Triton had counted of it.
         self._followed: dict[str, ShownModel] = {}
-        self._answered: dict[tuple[str, int], int] = {}
+        self._counters: dict[tuple[str, int], dict[str, int]] = {}
         self.fault = ""
         self._thread: threading.Thread | None = None
         self._changing = threading.Lock()  # held while versions are loaded
@@ -357,11 +357,15 @@ class VersionController:
             return
         for name in {row.model for row in self._proofs.book.rows()} - serving.keys():
             self._proofs.book.keep(name, ())
-        # Triton counts anew after each load: fewer answers than at the last look show a version that was replaced in
-        # place, unless it has answered more since than the one before in all.
-        answered = self._proofs.count_answered(self._followed.values())
-        again = {name for (name, version), count in answered.items() if count < self._answered.get((name, version), 0)}
-        self._answered = answered
+        # Triton counts anew after each load, and tells nothing else about it: a counter below that of the last look
+        # shows a version that was replaced in place. One that has passed all of them since is found by the replays.
+        counters = self._proofs.read_counters(self._followed.values())
+        again = {
+            which[0]
+            for which, now in counters.items()
+            if any(now.get(name, 0) < count for name, count in self._counters.get(which, {}).items())
+        }
+        self._counters = counters
         self._followed = {
             name: model
             for name, model in self._followed.items()
@@ -378,7 +382,7 @@ class VersionController:
         for model in models.values():
             self._proofs.note(model)
         wrong = self._proofs.replay([*models.values()], self._stop.is_set)
-        self._answered |= self._proofs.count_answered(models.values())
+        self._counters |= self._proofs.read_counters(models.values())
         changed: set[str] = set()
         for (name, version), reason in wrong.items():
             stored = models[name].stored

@@ -61,17 +61,32 @@ def test_a_load_that_fails_says_why(body: bytes, words: str) -> None:
         assert control(server.port).load("a", 5) == words
 
 
+STATISTICS = {
+    "name": "a b", "version": "2", "last_inference": 1795928805584, "inference_count": 7, "execution_count": 3,
+    "inference_stats": {"success": {"count": 5, "ns": 90}, "queue": {"count": 5, "ns": 40}},
+    "batch_stats": [{"batch_size": 8, "compute_input": {"count": 9, "ns": 1}, "compute_infer": {"count": 2, "ns": 60}}],
+    "memory_usage": [],
+}  # fmt: skip
+COUNTERS = {
+    "inference_count": 7, "execution_count": 3, "batches of 8": 2,
+    "success count": 5, "success ns": 90, "queue count": 5, "queue ns": 40,
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
-    ("body", "status", "count"),
+    ("body", "status", "counters"),
     [
-        (b'{"model_stats": [{"name": "a b", "version": "2", "inference_count": 7}]}', "200 OK", 7),
-        (b'{"error": "not ready"}', "400 Bad Request", 0),
-        (b"?", "200 OK", 0),
+        (json.dumps({"model_stats": [STATISTICS]}).encode(), "200 OK", COUNTERS),
+        (b'{"model_stats": [{"name": "a b", "version": "2", "inference_count": 7}]}', "200 OK", {"inference_count": 7}),
+        (b'{"model_stats": []}', "200 OK", {}),
+        (b'{"model_stats": [{"inference_stats": []}]}', "200 OK", {}),
+        (b'{"error": "not ready"}', "400 Bad Request", {}),
+        (b"?", "200 OK", {}),
     ],
 )
-def test_answered_requests(body: bytes, status: str, count: int) -> None:
+def test_counters(body: bytes, status: str, counters: dict[str, int]) -> None:
     with CannedHttp([http(body, status)]) as server:
-        assert control(server.port).count_answered("a b", 2) == count
+        assert control(server.port).read_counters("a b", 2) == counters
     assert server.requests[0].startswith(b"GET /v2/models/a%20b/versions/2/stats HTTP/1.1\r\n")
 
 

@@ -685,6 +685,7 @@ class FakeProofs:
     def __init__(self) -> None:
         self.book = ProofBook()
         self.answered: Counter[tuple[str, int]] = Counter()
+        self.counters: dict[str, int] = {}  # others
         self.refused: dict[tuple[str, int], str] = {}
         self.wrong: dict[tuple[str, int], str] = {}
         self.admitted: list[tuple[str, int]] = []
@@ -712,9 +713,9 @@ class FakeProofs:
     def note(self, model: ShownModel) -> None:
         self.book.keep(model.stored.name, model.versions)
 
-    def count_answered(self, models: Iterable[ShownModel]) -> dict[tuple[str, int], int]:
+    def read_counters(self, models: Iterable[ShownModel]) -> dict[tuple[str, int], dict[str, int]]:
         names = [(model.stored.name, version) for model in models for version in model.provable]
-        return {which: self.answered[which] for which in names}
+        return {which: {"requests": self.answered[which], **self.counters} for which in names}
 
 
 OTHER = 'backend: "python"'
@@ -968,17 +969,29 @@ class TestProofsThroughTheServer:
         explicit.follow()
         assert explicit.proofs.asked == [[("m", 2)], [("late", 1)]]
 
-    def test_explicit_mode_asks_a_version_that_was_replaced_in_place(self, explicit: ProvenSetup) -> None:
+    @pytest.mark.parametrize(
+        ("answers", "counters"),
+        [(2, {"queue ns": 900}), (9, {"queue ns": 400}), (9, {"batches of 8": 1}), (9, {})],
+        ids=["fewer requests", "less time", "other batches", "nothing"],
+    )
+    def test_explicit_mode_asks_a_version_that_was_replaced_in_place(
+        self, explicit: ProvenSetup, answers: int, counters: dict[str, int]
+    ) -> None:
+        """It may have answered more requests since than the one before in all."""
         explicit.start()
         explicit.settle()
         explicit.add("m", 1)
         explicit.triton.load("m", 1)
         explicit.proofs.answered["m", 1] = 4  # the samples
+        explicit.proofs.counters = {"queue ns": 500}
         explicit.follow()
         explicit.proofs.asked.clear()
+        explicit.proofs.answered["m", 1] += 1
+        explicit.follow()
+        assert explicit.proofs.asked == []
         explicit.add("m", 1, "other files")
         explicit.triton.load("m", 1)
-        explicit.proofs.answered["m", 1] = 2
+        explicit.proofs.answered["m", 1], explicit.proofs.counters = answers, counters
         for _ in range(2):
             explicit.follow()
             assert explicit.proofs.asked == [[("m", 1)]]
