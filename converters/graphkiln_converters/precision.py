@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -25,7 +25,7 @@ import onnx_ir
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime.quantization import Coverage, Quantization, count_integer_products, quantize
-from graphkiln_backend.engines.registry import load_engine
+from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine
 from graphkiln_backend.engines.timing import fastest_runs_s
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -39,18 +39,29 @@ from graphkiln_backend.graph.errors import (
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Reading
 from graphkiln_backend.passes.base import Rewritten, run_passes
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.graph_file import OPSET, load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
 from graphkiln_backend.passes.rounding import emulate
-from graphkiln_backend.proof.policy import BY_PRECISION
+from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY
 from graphkiln_backend.repository.onnx_file import PRODUCTS
 from graphkiln_backend.system.resources import usable_cores
-from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, prove_graph, prove_served, with_own_limit
+from graphkiln_converters.prove import (
+    Proof,
+    ProvenGraph,
+    ReferenceSamples,
+    prove_graph,
+    prove_served,
+    replay_golden,
+    with_own_limit,
+)
 from graphkiln_converters.recipe import Recipe
 
 _log = logging.getLogger("graphkiln.converters")
+
+_OTHER_QUANTIZERS = ("nncf", "modelopt")  # modules, and extras, beside ONNX Runtime's
 
 
 def check_lowers(recipe: Recipe, source: Precision, preprocess: Preprocess | None) -> None:
@@ -111,7 +122,7 @@ def check_precision_options(recipe: Recipe) -> None:
                 f"--int8-by {recipe.int8_by} finds ranges and leaves biases in its own way",
                 hint="leave out --calibration-method and quantize_bias, or --int8-by",
             )
-        if find_spec(recipe.int8_by) is None:
+        if recipe.int8_by in _OTHER_QUANTIZERS and find_spec(recipe.int8_by) is None:
             raise EngineUnavailable(
                 f"--int8-by {recipe.int8_by} needs a library that is not installed", extra=recipe.int8_by
             )
@@ -167,7 +178,24 @@ def lower_and_prove(
         ConversionError: Nothing was lowered.
         VerificationError: The outputs changed more than the policy allows.
     """
-    target = fp32.graph.parent / recipe.precision / fp32.graph.name  # in a separate folder, with its weights
+    if recipe.int8_by == "fastest":
+        proven, note = _prove_fastest(fp32, recipe, samples, calibration, batch_sizes)
+    else:
+        proven, note = _lower_and_prove(fp32, recipe, samples, calibration, batch_sizes, folder=recipe.precision), ""
+    speed = compare_speed(fp32.graph, proven.graph, proven.proof.golden) if recipe.precision is Precision.INT8 else ""
+    return replace(proven, notes=(*proven.notes, *filter(None, [note, speed])))
+
+
+def _lower_and_prove(
+    fp32: ProvenGraph,
+    recipe: Recipe,
+    samples: Sequence[ReferenceSamples],
+    calibration: Arrays,
+    batch_sizes: tuple[int, ...],
+    *,
+    folder: str,
+) -> ProvenGraph:
+    target = fp32.graph.parent / folder / fp32.graph.name  # in a separate folder, with its weights
     target.parent.mkdir()
     trial = target.parent / "trial" / target.name
     limits = with_own_limit(BY_PRECISION[recipe.precision], recipe.relative_l2)
@@ -214,15 +242,85 @@ def lower_and_prove(
         notes = lowered.notes
     _log.info("proving the lowered graph")
     proof = prove_lowered(lowered)
-    speed = compare_speed(fp32.graph, lowered.graph, proof.golden) if recipe.precision is Precision.INT8 else ""
     return ProvenGraph(
         graph=lowered.graph,
         proof=proof,
         rewritten=fp32.rewritten.then(lowered.rewritten),
         verification=(*fp32.verification, *proof.verification),
-        notes=(*fp32.notes, *notes, *filter(None, [speed])),
+        notes=(*fp32.notes, *notes),
         precision=recipe.precision,
     )
+
+
+def _prove_fastest(
+    fp32: ProvenGraph,
+    recipe: Recipe,
+    samples: Sequence[ReferenceSamples],
+    calibration: Arrays,
+    batch_sizes: tuple[int, ...],
+) -> tuple[ProvenGraph, str]:
+    """Quantize with each installed quantizer, and keep the graph that is fastest on this CPU among those proven.
+
+    Returns:
+        The graph, and a note on the choice.
+
+    Raises:
+        GraphkilnError: No quantizer makes a graph that passes the proof: the error of ONNX Runtime's.
+    """
+    proven: dict[str, ProvenGraph] = {}
+    refused: dict[str, GraphkilnError] = {}
+    for quantizer in ("onnxruntime", *filter(find_spec, _OTHER_QUANTIZERS)):
+        _log.info("quantizing by %s", quantizer)
+        pinned = recipe.model_copy(update={"int8_by": quantizer})
+        try:
+            proven[quantizer] = _lower_and_prove(
+                fp32, pinned, samples, calibration, batch_sizes, folder=f"{recipe.precision}-{quantizer}"
+            )
+        except GraphkilnError as error:
+            refused[quantizer] = error
+    if not proven:
+        raise next(iter(refused.values()))
+    _log.info("comparing the speed of quantizers")
+    taken = _fastest_times(proven, samples[0].ranking or samples[0].task)
+    if not taken:
+        chosen, text = next(iter(proven)), "not compared: no engine of this machine runs it"
+    else:
+        chosen = min(taken, key=lambda name: taken[name][0])
+        seconds, engine = taken[chosen]
+        text = f"the fastest on {hardware.cpu_name()}, with {engine}"
+        if engine != REFERENCE_ENGINE:
+            text += f" (set engine: {engine}, or auto)"
+        slower = [f"{name} {seconds / took:.2f}x with {by}" for name, (took, by) in taken.items() if name != chosen]
+        text = "; ".join([text, *slower])
+    left_out = [f"{name} refused: {str(error).splitlines()[0]}" for name, error in refused.items()]
+    text = "; ".join([f"quantized by {chosen}: {text}", *left_out])
+    _log.info("%s", text)
+    return proven[chosen], text
+
+
+def _fastest_times(graphs: Mapping[str, ProvenGraph], reading: Reading | None) -> dict[str, tuple[float, str]]:
+    """Measure graphs in turns, in each engine; the least seconds of each, and the engine.
+
+    An engine that does not give the golden outputs of a graph is not measured with it.
+    """
+    feeds = next(iter(graphs.values())).proof.golden.batch(_BATCH)
+    found: dict[str, tuple[float, str]] = {}
+    for engine in _ENGINES:
+        with ExitStack() as opened:
+            runs = {}
+            for name, each in graphs.items():
+                try:
+                    session = opened.enter_context(load_engine(engine).build(each.graph, _to_compare(engine)))
+                    trusted, limits = each.proof.golden.graph_outputs, REPLAY[Precision.INT8]
+                    replay_golden(session, each.proof.golden, trusted, limits, reading=reading, sizes=(1, 2, _BATCH))
+                except GraphkilnError as error:
+                    _log.debug("int8 by %s is not measured with %s: %s", name, engine, error)
+                else:
+                    runs[name] = partial(session.run, feeds)
+            times = fastest_runs_s(runs) if runs else {}
+        for name, seconds in times.items():
+            found[name] = min((seconds, engine), found.get(name, (seconds, engine)))
+    return found
 
 
 def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
@@ -498,6 +596,13 @@ def _is_dequantized(value: onnx_ir.Value | None) -> bool:
 # with its many small layers, reaches 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
 
 _BATCH = 4
+_ENGINES = ("onnxruntime", "openvino")
+
+
+def _to_compare(engine: str) -> SessionConfig:
+    return SessionConfig(
+        engine=engine, device=CPU, threads=usable_cores(), spin=True, reason="to compare", largest_batch=_BATCH
+    )
 
 
 def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
@@ -507,13 +612,10 @@ def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
     """
     feeds, graphs = golden.batch(_BATCH), {Precision.FP32: fp32, Precision.INT8: int8}
     times: dict[str, Mapping[str, float]] = {}
-    for engine in ("onnxruntime", "openvino"):
-        config = SessionConfig(
-            engine=engine, device=CPU, threads=usable_cores(), spin=True, reason="to compare", largest_batch=_BATCH
-        )
+    for engine in _ENGINES:
         try:
             with ExitStack() as opened:
-                built = load_engine(engine)
+                built, config = load_engine(engine), _to_compare(engine)
                 sessions = {name: opened.enter_context(built.build(graph, config)) for name, graph in graphs.items()}
                 times[engine] = fastest_runs_s(
                     {name: partial(session.run, feeds) for name, session in sessions.items()}

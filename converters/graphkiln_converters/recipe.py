@@ -187,8 +187,8 @@ class Recipe(BaseModel):
     calibration_method: Annotated[Literal["minmax", "entropy", "percentile"], Flag(panel=_GRAPH)] = Field(
         default="minmax", description="minmax, entropy or percentile."
     )
-    int8_by: Annotated[Literal["onnxruntime", "nncf", "modelopt"], Flag(panel=_GRAPH)] = Field(
-        default="onnxruntime", description="Quantizer: onnxruntime, nncf or modelopt."
+    int8_by: Annotated[Literal["onnxruntime", "nncf", "modelopt", "fastest"], Flag(panel=_GRAPH)] = Field(
+        default="onnxruntime", description="Quantizer: onnxruntime, nncf, modelopt, or fastest of those installed."
     )
 
     samples: Annotated[Path | None, Flag(panel=_PROOF, default="synthetic")] = Field(

@@ -215,6 +215,75 @@ def test_an_engine_that_refuses_int8_is_not_measured(
     assert "onnxruntime" not in compare_speed(fp32, int8, golden)
 
 
+@pytest.fixture
+def two_quantizers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """ModelOpt is not installed: it takes ten seconds to import."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(precision, "find_spec", lambda name: None if name == "modelopt" else found(name))
+    monkeypatch.setattr(precision, "compare_speed", lambda *_: "compared")
+
+
+def taking_by_quantizer(monkeypatch: pytest.MonkeyPatch, **seconds: tuple[float, float]) -> None:
+    """Set the seconds of each quantizer's graph with ONNX Runtime and OpenVINO."""
+    engine = iter(range(2))
+
+    def times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+        assert all(run() for run in runs.values())
+        at = next(engine)
+        return {name: seconds[name][at] for name in runs}
+
+    monkeypatch.setattr("graphkiln_converters.precision.fastest_runs_s", times)
+
+
+@pytest.mark.usefixtures("cpu_with_vnni", "two_quantizers")
+class TestFastestQuantizer:
+    def test_the_fastest_in_any_engine_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
+        lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9)
+        assert lowered.graph == tmp_path / "int8-nncf" / "model.onnx"
+        assert [verdict.step for verdict in lowered.verification] == ["export", "int8"]
+        choice = lowered.notes[-2]
+        assert choice.startswith("quantized by nncf: the fastest on ")
+        assert choice.endswith("with openvino (set engine: openvino, or auto); onnxruntime 0.50x with onnxruntime")
+        assert lowered.notes[-1] == "compared"
+
+    def test_the_default_quantizer_may_be_the_fastest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.1, 0.3), nncf=(0.4, 0.2))
+        lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9)
+        assert lowered.graph.parent.name == "int8-onnxruntime"
+        assert lowered.notes[-2].endswith("with onnxruntime; nncf 0.50x with openvino")
+
+    def test_a_graph_that_is_not_proven_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """However fast it is."""
+
+        def wrong(*_: object, **__: object) -> None:
+            raise VerificationError("wrong numbers", report="none")
+
+        monkeypatch.setattr(precision, "quantize_by_nncf", wrong)
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.1, 0.1))
+        lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest")
+        assert lowered.graph.parent.name == "int8-onnxruntime"
+        assert "nncf refused: wrong numbers" in lowered.notes[-2]
+
+    def test_an_engine_with_other_outputs_is_not_measured(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def replay(session: Any, *_: object, **__: object) -> None:
+            if "openvino" in type(session).__module__:
+                raise VerificationError("other outputs", report="none")
+
+        monkeypatch.setattr(precision, "replay_golden", replay)
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.01), nncf=(0.4, 0.01))
+        assert (
+            lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9).graph.parent.name
+            == "int8-onnxruntime"
+        )
+
+    def test_no_proven_graph_is_refused_as_the_default_is(self, tmp_path: Path) -> None:
+        with pytest.raises(ConversionError, match="was quantized"):
+            lower(tmp_path, USUAL, precision="int8", int8_by="fastest", keep_fp32=["MatMul"])
+
+
 # Search for the fewest nodes that must be kept.
 
 NAMES = [f"node{number}" for number in range(16)]
@@ -385,7 +454,7 @@ def test_an_error_of_modelopt_suggests_the_default_quantizer(unquantized: Path, 
     assert "leave --int8-by out" in caught.value.hint
 
 
-@pytest.mark.parametrize("quantizer", ["nncf", "modelopt"])
+@pytest.mark.parametrize("quantizer", ["nncf", "modelopt", "fastest"])
 @pytest.mark.parametrize("fields", [{"calibration_method": "entropy"}, {"quantize_bias": False}])
 def test_options_that_others_lack_are_refused(tmp_path: Path, fields: dict[str, Any], quantizer: str) -> None:
     usual = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": quantizer}
