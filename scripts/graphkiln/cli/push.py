@@ -19,7 +19,7 @@ def push(
     store: Annotated[Path, typer.Argument(help="Folder of models, or of one: STORE/MODEL.")],
     address: Annotated[str, typer.Argument(help="oci://HOST/REPOSITORY:TAG", metavar="ADDRESS")],
 ) -> None:
-    """Push a model store to a container registry, as an artifact of CNCF ModelPack.
+    """Push a model store to a container registry (CNCF ModelPack).
 
     `graphkiln serve --model-store ADDRESS` serves it from there. Signatures (`graphkiln sign`) are included.
     Credentials are those of `docker login`.

@@ -47,7 +47,7 @@ def sign(
         typer.Option(help="Certificates between it and the trusted authority, in PEM.", metavar="FILE"),
     ] = None,
 ) -> None:
-    """Sign the files of versions, in the format of OpenSSF Model Signing.
+    """Sign the files of versions (OpenSSF Model Signing).
 
     The signature covers the SHA-256 of every file of the version and of files that the model's versions share, such as
     config.pbtxt: after a change of these, sign all versions again. It is stored in the version's model.sig.
