@@ -305,9 +305,15 @@ def _undecided(reason: str, hint: str = "") -> UndecidedError:
 
 
 def _run(session: Session, feeds: Arrays, size: int) -> dict[str, AnyArray]:
-    """Run a graph in batches of a size; 0 for whole inputs."""
+    """Run a graph in batches of a size; 0 for whole inputs. Compare the outputs with what it declares."""
+
+    def run(batch: Arrays) -> dict[str, AnyArray]:
+        found = session.run(batch)
+        session.signature.check_answers(batch, found)
+        return found
+
     try:
-        return run_in_batches(session.run, feeds, size) if size else session.run(feeds)
+        return run_in_batches(run, feeds, size) if size else run(feeds)
     except (SignatureError, ExecutionError, ConversionError) as error:
         dims = {name: [size, *array.shape[1:]] if size else list(array.shape) for name, array in feeds.items()}
         shapes = ", ".join(f"{name} {shape}" for name, shape in dims.items())

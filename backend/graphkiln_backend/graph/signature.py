@@ -144,12 +144,26 @@ class Signature:
             if spec.name in feeds:
                 _check_tensor(spec, feeds[spec.name], sizes)
 
+    def check_answers(self, feeds: Mapping[str, AnyArray], outputs: Mapping[str, AnyArray]) -> None:
+        """Validate the outputs of a graph against its declaration, like `check`; equal symbols as in the inputs, too.
 
-def _check_tensor(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> None:
+        Raises:
+            SignatureError: An output differs from what the graph declares.
+        """
+        sizes: dict[str, int] = {}
+        for spec in (*self.inputs, *self.optional_inputs):
+            if spec.name in feeds:
+                _mismatch(spec, feeds[spec.name], sizes)
+        for spec in self.outputs:
+            if spec.name in outputs:
+                _check_tensor(spec, outputs[spec.name], sizes, "output")
+
+
+def _check_tensor(spec: TensorSpec, array: AnyArray, sizes: dict[str, int], kind: str = "input") -> None:
     wrong = _mismatch(spec, array, sizes)
     if wrong:
         got = f"{_dtype_name(array)}[{','.join(map(str, array.shape))}]"
-        raise SignatureError(f"wrong {wrong} of input '{spec.name}'", expected=str(spec), got=got)
+        raise SignatureError(f"wrong {wrong} of {kind} '{spec.name}'", expected=str(spec), got=got)
 
 
 def _mismatch(spec: TensorSpec, array: AnyArray, sizes: dict[str, int]) -> str:

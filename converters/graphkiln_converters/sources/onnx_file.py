@@ -5,7 +5,7 @@ from __future__ import annotations
 import _thread
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -28,7 +28,7 @@ from graphkiln_backend.graph.errors import (
     RepositoryError,
     SignatureError,
 )
-from graphkiln_backend.graph.signature import Signature
+from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 from graphkiln_backend.passes.graph_file import from_proto, load, make_dense, tidied
 from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
@@ -73,6 +73,7 @@ class OnnxModel(SourceModel):
         replaced: Outputs that are not tensors.
         outputs: Output names of the exported graph.
         freed: The graph with a dynamic batch in place of a fixed one, or None.
+        answered: Shapes of outputs that the file declares wrongly.
     """
 
     takes_fixed_batch = True
@@ -82,6 +83,7 @@ class OnnxModel(SourceModel):
     replaced: tuple[ReplacedOutput, ...] = ()
     outputs: tuple[str, ...] = ()
     freed: onnx_ir.Model | None = None
+    answered: Mapping[str, tuple[Dim, ...]] = field(default_factory=dict)
     _temporary: TemporaryDirectory[str]
 
     def run(self, feeds: Mapping[str, AnyArray]) -> dict[str, AnyArray]:
@@ -100,8 +102,16 @@ class OnnxModel(SourceModel):
         """See `SourceModel.export`; dynamic dimensions are kept, and old opsets are converted."""
         if self.freed:
             return self.freed
-        model = _load(self.path)
+        model = self.graph()
         raise_opset(model)
+        return model
+
+    def graph(self) -> onnx_ir.Model:
+        """The graph of the file, whose outputs have the shapes that they are computed in."""
+        model = _load(self.path)
+        for value in model.graph.outputs:
+            if value.name in self.answered:
+                value.shape = onnx_ir.Shape(self.answered[value.name])
         return model
 
     def close(self) -> None:
@@ -120,17 +130,23 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
     check_file(path)
     temporary = TemporaryDirectory(prefix="graphkiln-")
     try:
-        signature = read_signature(path)  # rejects pipes and weights outside the folder before a runtime opens them
+        declared = read_signature(path)  # rejects pipes and weights outside the folder before a runtime opens them
         replaced = read_replaced_outputs(path)
         session = open_reference(path, Path(temporary.name))
+        answered = _answered_shapes(session, declared, _inputs(declared, recipe, 0, path, session))
+        signature = replace(
+            declared,
+            outputs=tuple(replace(spec, shape=answered.get(spec.name, spec.shape)) for spec in declared.outputs),
+        )
         model = OnnxModel(
             description=location,
             libraries=("onnx", "onnxruntime"),
             path=path,
             session=session,
             inputs=_inputs(signature, recipe, 1, path, session),
-            notes=tuple(map(str, replaced)),
+            notes=(*map(str, replaced), *_corrections(declared, signature)),
             replaced=replaced,
+            answered=answered,
             outputs=tuple(spec.name for spec in signature.outputs),
             _temporary=temporary,
         )
@@ -143,6 +159,71 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
     except BaseException:
         temporary.cleanup()
         raise
+
+
+def _answered_shapes(
+    session: Session, signature: Signature, inputs: tuple[InputSpec, ...]
+) -> dict[str, tuple[Dim, ...]]:
+    """Find outputs that are computed in other shapes than the graph declares, and these shapes.
+
+    Exporters of trees and hand-made graphs declare one column for several, and clients read it in the metadata.
+    """
+    runs: list[tuple[Mapping[str, AnyArray], Mapping[str, AnyArray]]] = []
+    for sizes in _distinct_sizes(signature):
+        if runs and not sizes:
+            break
+        found = synthetic_samples(inputs, 1, sizes, seed=0)
+        feeds = {name: np.asarray(array[0]) for name, array in found.items()}
+        with suppress(ExecutionError, SignatureError):  # sizes that the graph rejects
+            runs.append((feeds, session.run(feeds, [spec.name for spec in signature.outputs])))
+    wrong = {}
+    for spec in signature.outputs:
+        if any(not isinstance(outputs[spec.name], np.ndarray) for _, outputs in runs):
+            continue  # maps, which become tensors
+        try:
+            for feeds, outputs in runs:
+                replace(signature, outputs=(spec,)).check_answers(feeds, outputs)
+        except SignatureError:
+            wrong[spec.name] = _shape_of(spec, signature, runs)
+    return wrong
+
+
+def _distinct_sizes(signature: Signature) -> Iterator[dict[str, dict[int, int]]]:
+    """Sizes of the dynamic dimensions of inputs: twice some that tell the symbols apart, then the usual ones."""
+    symbols = list(dict.fromkeys(dim for spec in signature.inputs for dim in spec.shape if isinstance(dim, str)))
+    for first in (3, 4) if symbols else ():
+        yield {
+            spec.name: {
+                axis: first + 2 * symbols.index(dim) for axis, dim in enumerate(spec.shape) if isinstance(dim, str)
+            }
+            for spec in signature.inputs
+        }
+    yield {}
+
+
+def _shape_of(
+    spec: TensorSpec, signature: Signature, runs: Sequence[tuple[Mapping[str, AnyArray], Mapping[str, AnyArray]]]
+) -> tuple[Dim, ...]:
+    """Describe the shapes in which an output was computed: sizes that stayed, symbols of inputs that they followed."""
+    shapes = [outputs[spec.name].shape for _, outputs in runs]
+    if len({*map(len, shapes)}) > 1:
+        return spec.shape
+    followed: dict[tuple[int, ...], Dim] = {}
+    for given in signature.inputs:
+        for axis, dim in enumerate(given.shape):
+            if isinstance(dim, str):
+                followed.setdefault(tuple(feeds[given.name].shape[axis] for feeds, _ in runs), dim)
+    found: list[Dim] = []
+    for axis, sizes in enumerate(zip(*shapes, strict=True)):
+        stays = len({*sizes}) == 1
+        found.append(followed.get(sizes, sizes[0] if stays else free_dim(spec.name, axis)))
+    return tuple(found)
+
+
+def _corrections(declared: Signature, answered: Signature) -> Iterator[str]:
+    for before, after in zip(declared.outputs, answered.outputs, strict=True):
+        if before != after:
+            yield f"the file declares {before}, and computes {after}: corrected"
 
 
 def _check_evaluation_mode(model: OnnxModel, inputs: tuple[InputSpec, ...]) -> None:
@@ -174,13 +255,13 @@ def _with_batches(model: OnnxModel, signature: Signature, recipe: Recipe) -> Onn
     """Return the source, batched if its rows are independent, else unbatched with the reason."""
     reason = read_mixing(model.path) or without_batch(signature)
     if signature.batchable:
-        reason = dependent_rows(model.run, model.run, model.inputs, rounding_limits(_load(model.path)))
+        reason = dependent_rows(model.run, model.run, model.inputs, rounding_limits(model.graph()))
     elif not reason and recipe.batch == "fixed":
         reason = "--batch fixed"
     elif not reason:
         copy = Path(model._temporary.name) / "freed.onnx"  # noqa: SLF001 - its own
         try:
-            graph = _load(model.path)
+            graph = model.graph()
             freed = replace(model, batch_size=saved_size(signature), freed=graph)
             return replace(freed, freed=free_and_prove(graph, freed.run, freed.inputs, copy))
         except GraphkilnError as error:

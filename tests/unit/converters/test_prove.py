@@ -171,6 +171,18 @@ class TestProof:
         with pytest.raises(VerificationError):
             prove_graph(tmp_path / "model.onnx", [ReferenceSamples(feeds={"x": x}, outputs={"y": expected})], EXPORT)
 
+    @pytest.mark.parametrize("declared", ["[batch,2]", "[batch,k]", "[k,batch]"])
+    def test_outputs_of_other_shapes_than_declared_are_refused(self, tmp_path: Path, declared: str) -> None:
+        """Clients read the shapes in the metadata; `k` is a size of the input, and the output has another."""
+        path = tmp_path / "m.onnx"
+        made = graph(f"(float[batch,k] x) => (float{declared} y) {{ c = Concat<axis=1>(x, x) y = Relu(c) }}")
+        onnx_ir.save(made, path)
+        x = draw(6, 3)
+        sample = ReferenceSamples(feeds={"x": x}, outputs={"y": np.maximum(np.concatenate([x, x], axis=1), 0)})
+        with pytest.raises(VerificationError, match="the outputs changed") as caught:
+            prove_graph(path, [sample], EXPORT)
+        assert "of output 'y'" in caught.value.report
+
     def test_infinite_outputs_are_left_out_of_the_largest_difference(self, tmp_path: Path) -> None:
         text = "(float[batch,2] x) => (float[batch,2] y, float[batch,2] z) { y = Log(x) z = Mul(x, two) }"
         onnx_ir.save(graph(text, two=np.float32(2)), tmp_path / "model.onnx")

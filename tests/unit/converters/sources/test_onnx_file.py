@@ -48,6 +48,33 @@ def test_inputs_are_those_of_the_graph(tmp_path: Path) -> None:
     model.close()
 
 
+@pytest.mark.parametrize(
+    ("text", "declared", "computed"),
+    [
+        ("(float[n,4] x) => (float[n,2] y) { y = MatMul(x, w) }", ["n", 1], ["n", 2]),
+        ("(float[1,4] x) => (float[1,2] y) { y = MatMul(x, w) }", [1, 3], ["batch", 2]),
+        ("(float[n,a] x) => (float[n,k] y) { c = Concat<axis=1>(x, x) y = Relu(c) }", ["n", "a"], ["n", "y.1"]),
+        ("(float[n,a] x, float[n,b] z) => (float[n,a] y) { y = Concat<axis=1>(x) }", ["n", "b"], ["n", "a"]),
+        ("(float[n,a] x) => (float[n,a,1] y) { t = Unsqueeze(x, last) y = Relu(t) }", ["n", "a"], ["n", "a", 1]),
+        ("(float[n,4] x) => (float[n,2] y) { y = MatMul(x, w) }", ["n", 2], []),
+        ("(float[n,m] x) => (float[n,m] y) { y = Relu(x) }", ["n", "other"], []),
+    ],
+    ids=["columns", "fixed batch", "symbol", "another input's", "rank", "right", "another symbol"],
+)
+def test_outputs_have_the_shapes_in_which_they_are_computed(
+    tmp_path: Path, text: str, declared: list[str | int], computed: list[str | int]
+) -> None:
+    made = graph(text, w=np.ones((4, 2), "f4"), last=np.array([2]))
+    made.graph.outputs[0].shape = onnx_ir.Shape(declared)
+    onnx_ir.save(made, tmp_path / "m.onnx")
+    model = open_source(str(tmp_path / "m.onnx"), OPTIONS)
+    (value,) = model.export().graph.outputs
+    model.close()
+    found = [dim if isinstance(dim, int) else dim.value for dim in value.shape or ()]
+    assert found == (computed or declared)
+    assert [note for note in model.notes if note.startswith("the file declares y")] == [*model.notes[: bool(computed)]]
+
+
 @pytest.mark.parametrize("opset", [13, OPSET])
 def test_an_old_opset_is_converted(tmp_path: Path, opset: int) -> None:
     model = open_source(str(write(tmp_path / "m.onnx", ["n", 2], opset=opset)), OPTIONS)
