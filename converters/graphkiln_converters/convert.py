@@ -8,6 +8,7 @@ outputs: an `Edge` records how the passes changed them.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
@@ -154,6 +155,7 @@ def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | Non
         check_free(folder, recipe.version)
     with nullcontext(exported) if exported else export_source(recipe) as source, TemporaryDirectory() as temporary:
         graph = source.graph
+        recipe = recipe.model_copy(update={"keep_names": keeps_names(source.model, recipe)})
         model = with_index_ranges(with_fitting_labels(with_task(source.model, recipe, graph), recipe, graph), graph)
         warn_without_preprocess(model)
         answers = source.answers if exported else None
@@ -162,6 +164,16 @@ def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | Non
         seconds = time.perf_counter() - begun
         version = new_version(recipe, model, proven, command=command, seconds=seconds, digests=digests)
         return write_version(version, folder, recipe.version)
+
+
+_NUMBERED = re.compile(r"input_\d+")  # of PyTorch code that does not name its inputs
+
+
+def keeps_names(model: SourceModel, recipe: Recipe) -> bool:
+    """Return true if a version has the source's names, which tell inputs of one type apart."""
+    if recipe.keep_names is not None:
+        return recipe.keep_names
+    return model.named or (len(model.inputs) > 1 and not all(_NUMBERED.fullmatch(spec.name) for spec in model.inputs))
 
 
 _KEEP_QUANTIZED = (
@@ -185,7 +197,12 @@ def _rewrite_and_prove(
     edge, preprocess = candidate.rewritten.edge, remaining_preprocess(model, candidate.rewritten.edge)
     for kind, names in (("inputs", edge.inputs), ("outputs", edge.outputs)):  # of one type, they are easily swapped
         if renamed := ", ".join(f"{old} -> {new}" for old, new in names.items() if old != new):
-            _log.info("%s: %s (--keep-names keeps those of the source)", kind, renamed)
+            reason = (
+                "an input has that name, or it has characters that cannot be printed"
+                if recipe.keep_names
+                else "--keep-names keeps those of the source"
+            )
+            _log.info("%s: %s (%s)", kind, renamed, reason)
     rounding = candidate.rounding
     precision = Precision.INT8 if has_quantized_activations(candidate.graph) else rounding.precision
     check_lowers(recipe, precision, preprocess)
@@ -427,11 +444,8 @@ def open_model(recipe: Recipe) -> SourceModel:
 
             source = add_gradient(source, recipe.gradient)
         if recipe.samples and source.fits_samples:
-            inputs = {f"INPUT_{number}": spec for number, spec in enumerate(source.inputs)}
-            found = read_samples(recipe.samples, inputs, None, MOST_READ, keep_types=True)
-            source = source.fitting(
-                {spec.name: found[spec.name if spec.name in found else name] for name, spec in inputs.items()}
-            )
+            inputs = {spec.name: spec for spec in source.inputs}
+            source = source.fitting(read_samples(recipe.samples, inputs, None, MOST_READ, keep_types=True))
         return replace(
             source,
             inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=bool(source.whole)),
@@ -721,7 +735,7 @@ def rewrite(
     at_edge = edge_passes(
         graph,
         outputs=recipe.outputs,
-        keep_names=recipe.keep_names,
+        keep_names=bool(recipe.keep_names),
         preprocess=preprocess if embedded else None,
         softmax=recipe.softmax,
         top_k=recipe.top_k,

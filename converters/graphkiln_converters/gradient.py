@@ -140,6 +140,7 @@ def add_gradient(source: SourceModel, gradient: str) -> GradientModel:
         labels=source.labels,
         gradient=f"{name}_gradient",
         random_weights=source.random_weights,
+        named=source.named,
         model=source,
         output=output,
         input=name,

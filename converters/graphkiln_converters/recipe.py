@@ -110,7 +110,9 @@ class Recipe(BaseModel):
         default=(), description="Sizes of one sample."
     )
 
-    keep_names: Annotated[bool, Flag(panel=_EDGE)] = Field(default=False, description="The source's own tensor names.")
+    keep_names: Annotated[
+        bool | None, Flag(panel=_EDGE, default="kept for ONNX, scikit-learn, transformers, and several inputs")
+    ] = Field(default=None, description="The source's tensor names, or INPUT_<i> and OUTPUT_<i>.")
     dynamic: Annotated[tuple[str, ...], Flag(panel=_EDGE, metavar="NAME:AXIS=MIN..MAX")] = Field(
         default=(), description="Another dimension that varies."
     )

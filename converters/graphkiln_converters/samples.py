@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -132,8 +132,15 @@ class Sampler:
         return self._as_feeds(read_samples(path, self.inputs, self.preprocess, MOST_READ))
 
     def _as_feeds(self, feeds: Arrays) -> Arrays:
-        """Convert a user's samples to inputs of the graph; samples with the source's names are inputs of the source."""
-        return feeds if feeds.keys() == self.inputs.keys() else self.edge.to_graph_feeds(feeds)
+        """Convert a user's samples to inputs of the graph; samples with the source's names are inputs of the source.
+
+        Where the graph keeps these names, samples with the types and sizes of the source's inputs are its inputs.
+        """
+        if feeds.keys() == self.inputs.keys() and (
+            self.edge.inputs or not all(_fits_source(feeds[spec.name], spec) for spec in self.model.inputs)
+        ):
+            return feeds
+        return self.edge.to_graph_feeds(feeds)
 
     def _targets(self, path: Path) -> TaskTargets | None:
         """Ground truth of a folder of images for the task, or None."""
@@ -190,6 +197,12 @@ class Sampler:
             return self.edge.to_graph_outputs(self.edge.keep(run(given)))
         found = run_in_batches(lambda batch: self.edge.keep(run(batch)), given, self.model.reference_batch)
         return self.edge.to_graph_outputs(found)
+
+
+def _fits_source(samples: AnyArray, spec: InputSpec) -> bool:
+    sizes = samples.shape[-len(spec.shape) :] if spec.shape else ()
+    fits = all(axis in spec.dynamic or size == sizes[axis] for axis, size in enumerate(spec.shape))
+    return samples.dtype == spec.dtype.numpy and fits
 
 
 def each_sample(arrays: Arrays) -> list[dict[str, AnyArray]]:
@@ -317,7 +330,10 @@ def read_samples(
         return _images(path, inputs, preprocess, most)
     else:
         arrays = _read_arrays(path, "samples")
-    specs = dict(zip(_names_in(arrays, path, inputs), inputs.values(), strict=True))
+    names = _names_in(arrays, path, inputs)
+    if names == _by_position(inputs):
+        arrays, names = dict(zip(inputs, (arrays[name] for name in names), strict=True)), list(inputs)
+    specs = dict(zip(names, inputs.values(), strict=True))
     for name, spec in specs.items():
         if arrays[name].ndim == len(spec.shape):  # a single sample may lack the axis of samples
             arrays[name] = arrays[name][None]
@@ -362,10 +378,10 @@ def _recorded_arrays(path: Path, inputs: Mapping[str, InputSpec], most: int) -> 
 
 
 def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> list[str]:
-    """Names of the inputs in a file: those of the saved graph, or else of the source."""
+    """Names of the inputs in a file: those of the saved graph, or else of the source, or `INPUT_<i>`."""
     sources = [spec.name for spec in inputs.values()]
-    for names in (list(inputs), sources):
-        if all(name in arrays for name in names):
+    for names in (list(inputs), sources, _by_position(inputs)):
+        if names and all(name in arrays for name in names):
             return names
     lacking = min(([name for name in names if name not in arrays] for names in (list(inputs), sources)), key=len)
     other = f"; the source's names are also accepted: {', '.join(sources)}" if sources != list(inputs) else ""
@@ -373,6 +389,12 @@ def _names_in(arrays: Arrays, path: Path, inputs: Mapping[str, InputSpec]) -> li
         f"the samples of {path} lack input {', '.join(lacking)}",
         hint=f"it has {', '.join(arrays) or 'no arrays'}{other}",
     )
+
+
+def _by_position(inputs: Collection[str], prefix: str = "INPUT") -> list[str]:
+    """Names of arrays by the number of their tensor; none if a tensor has such a name, and perhaps another number."""
+    numbered = [f"{prefix}_{number}" for number in range(len(inputs))]
+    return [] if {*numbered} & {*inputs} else numbered
 
 
 def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[str]) -> tuple[Arrays, Arrays]:
@@ -390,8 +412,8 @@ def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[st
         ConversionError: The file cannot be read, or an array is missing or does not match.
     """
     arrays = _read_arrays(path, "reference")
-    feeds = {spec.name: _recorded(arrays, path, spec.name, f"INPUT_{number}") for number, spec in enumerate(inputs)}
-    recorded = {name: _recorded(arrays, path, name, f"OUTPUT_{number}") for number, name in enumerate(outputs)}
+    feeds = _recorded(arrays, path, [spec.name for spec in inputs], "INPUT")
+    recorded = _recorded(arrays, path, outputs, "OUTPUT")
     for spec in inputs:
         found = feeds[spec.name]
         if found.dtype != spec.dtype.numpy or found.ndim != len(spec.shape) + 1:
@@ -406,13 +428,16 @@ def read_reference(path: Path, inputs: Sequence[InputSpec], outputs: Sequence[st
     return feeds, recorded
 
 
-def _recorded(arrays: Arrays, path: Path, *names: str) -> AnyArray:
-    for name in names:
-        if name in arrays:
-            return arrays[name]
-    raise ConversionError(
-        f"{path} lacks '{names[0]}'", hint=f"it has {', '.join(arrays) or 'no arrays'}: save with numpy.savez"
-    )
+def _recorded(arrays: Arrays, path: Path, names: Sequence[str], prefix: str) -> dict[str, AnyArray]:
+    """The arrays of tensors, by name or else by number."""
+    found = {}
+    for name, numbered in zip(names, _by_position(names, prefix) or names, strict=True):
+        if name not in arrays and numbered not in arrays:
+            raise ConversionError(
+                f"{path} lacks '{name}'", hint=f"it has {', '.join(arrays) or 'no arrays'}: save with numpy.savez"
+            )
+        found[name] = arrays[name if name in arrays else numbered]
+    return found
 
 
 def read_targets(path: Path, labels: Sequence[str], most: int) -> Targets | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 import shutil
 import sys
 import tempfile
@@ -48,6 +49,7 @@ from graphkiln_backend.repository.version_folders import version_number
 from graphkiln_converters.prove import ReferenceSamples, prove_graph
 
 _MAX_BATCH_SIZE = 32
+_NUMBERED = re.compile(r"\b(INPUT|OUTPUT)_\d+\b")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -399,7 +401,7 @@ def check_fits(config: Path, signature: Signature, *, accepts_images: bool = Fal
     except RepositoryError as error:
         raise ConversionError(
             f"{config} does not fit the new version: {error.message}",
-            hint="choose another --name, or remove what contradicts it from config.pbtxt",
+            hint=f"{_names_before(error)}choose another --name, or remove what contradicts it from config.pbtxt",
         ) from error
 
 
@@ -420,5 +422,10 @@ def check_newest_fits(model_folder: Path, config: Path) -> None:
         raise ConversionError(
             f"version {newest.name} of '{model_folder.name}' has another signature than the new version: "
             f"{error.message}",
-            hint="choose another --name: Triton has one signature for all versions of a model",
+            hint=f"{_names_before(error)}choose another --name: Triton has one signature for all versions of a model",
         ) from error
+
+
+def _names_before(error: RepositoryError) -> str:
+    """Advice where the versions before may have been converted with numbered tensors."""
+    return "give --no-keep-names for INPUT_<i> and OUTPUT_<i>, or " if _NUMBERED.search(str(error)) else ""

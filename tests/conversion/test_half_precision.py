@@ -43,8 +43,8 @@ def test_files_of_16_and_64_bits(
     assert version.manifest.conversion.precision is precision
     (verdict,) = version.manifest.verification
     assert verdict.relative_l2_limit <= limit
-    assert version.golden.inputs["INPUT_0"].dtype == NUMPY[border]
-    assert version.golden.graph_outputs["OUTPUT_0"].dtype == NUMPY[border]
+    assert version.golden.inputs["x"].dtype == NUMPY[border]
+    assert version.golden.graph_outputs["y"].dtype == NUMPY[border]
     assert bool(version.manifest.conversion.notes) == (inside in (BF16, F64))
     for engine in ("onnxruntime",) if border == F64 else ("onnxruntime", "openvino"):
         proven = verify(version, engine=engine, precision=None, samples=None, threads=1)
@@ -65,7 +65,7 @@ def test_bf16_samples(run: Convert, tmp_path: Path) -> None:
         np.savez(tmp_path / "samples.npz", INPUT_0=images.astype(dtype))
         version = read_version(run(str(source), name=f"m{number}", samples=str(tmp_path / "samples.npz")))
         assert version.golden
-        np.testing.assert_array_equal(version.golden.inputs["INPUT_0"], images[:4].astype(ml_dtypes.bfloat16))
+        np.testing.assert_array_equal(version.golden.inputs["x"], images[:4].astype(ml_dtypes.bfloat16))
 
 
 @pytest.mark.parametrize("precision", ["bf16", "int8"])

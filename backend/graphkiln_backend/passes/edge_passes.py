@@ -18,7 +18,7 @@ from graphkiln_backend.graph.text import did_you_mean
 from graphkiln_backend.passes.base import Pass
 from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.graph_file import save
-from graphkiln_backend.passes.splicing import append, prepend
+from graphkiln_backend.passes.splicing import append, free_name, inner_values, prepend
 
 NCHW_TO_NHWC, NHWC_TO_NCHW = (0, 2, 3, 1), (0, 3, 1, 2)
 
@@ -102,7 +102,7 @@ class Rename(Pass):
     inputs: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, str] = field(default_factory=dict)
     name = "rename"
-    summary = "inputs to INPUT_<i>, outputs to OUTPUT_<i>"
+    summary = "inputs to INPUT_<i>, outputs to OUTPUT_<i>, where their names are not kept"
 
     def why_skip(self, model: onnx_ir.Model) -> str:
         """Skip a graph whose names are the new ones already."""
@@ -111,16 +111,15 @@ class Rename(Pass):
         return "" if any(new.get(str(value.name), value.name) != value.name for value in values) else "named so already"
 
     def __call__(self, model: onnx_ir.Model) -> Edge:
-        """Rename inputs and outputs; an inner value with one of the new names gets a suffix."""
+        """Rename inputs and outputs; an inner value with one of the new names gets another."""
         input_names = [self.inputs.get(str(value.name), str(value.name)) for value in model.graph.inputs]
         output_names = [self.outputs.get(str(value.name), str(value.name)) for value in model.graph.outputs]
         OutputFixPass()(model)  # splits an input that is also an output into two values, and renames the input
         at_edge = {id(value) for value in (*model.graph.inputs, *model.graph.outputs)}
         taken = {*input_names, *output_names}
-        for node in model.graph:
-            for value in node.outputs:
-                if id(value) not in at_edge and value.name in taken:
-                    value.name = f"{value.name}_inner"
+        for value in list(inner_values(model.graph)):
+            if id(value) not in at_edge and value.name in taken:
+                value.name = free_name(model.graph, f"{value.name}_inner", taken)
         for values, names in ((model.graph.inputs, input_names), (model.graph.outputs, output_names)):
             for value, name in zip(values, names, strict=True):
                 value.name = name
@@ -225,7 +224,8 @@ class EmbedPreprocess(Pass):
         for op_type, factors in (("Div", self._scale()), ("Sub", self._shift())):
             node = prepend(model, model.graph.inputs[0], op_type, {}, shape=model.graph.inputs[0].shape)
             arranged = factors.reshape(-1, 1, 1) if is_chw else factors
-            constant = onnx_ir.Value(name=f"{op_type.lower()}_pixels", const_value=onnx_ir.tensor(arranged))
+            name = free_name(model.graph, f"{op_type.lower()}_pixels")
+            constant = onnx_ir.Value(name=name, const_value=onnx_ir.tensor(arranged))
             model.graph.register_initializer(constant)
             node.resize_inputs(2)
             node.replace_input_with(1, constant)
@@ -297,7 +297,7 @@ class TopK(Pass):
 
     Attributes:
         k: Number of scores.
-        index_name: Name of the index output, INT64 `[batch, k]`.
+        index_name: Name of the index output, INT64 `[batch, k]`, unless the graph has it.
     """
 
     k: int
@@ -318,25 +318,28 @@ class TopK(Pass):
             raise ConversionError(
                 f"top-k {self.k}: the output {name} has {classes} scores", hint=f"choose at most {classes}: --top-k"
             )
-        size = onnx_ir.Value(name=f"{name}_k", const_value=onnx_ir.tensor(np.array([self.k], np.int64)))
+        index_name = free_name(model.graph, self.index_name)
+        size = onnx_ir.Value(
+            name=free_name(model.graph, f"{name}_k"), const_value=onnx_ir.tensor(np.array([self.k], np.int64))
+        )
         model.graph.register_initializer(size)
         shape = onnx_ir.Shape([*list(value.shape or ())[:-1], self.k])
         top = append(model, value, "TopK", {"axis": -1}, shape=shape, constants=[size], outputs=2)
         indices = top.outputs[1]
-        indices.name, indices.dtype, indices.shape = self.index_name, onnx_ir.DataType.INT64, shape
+        indices.name, indices.dtype, indices.shape = index_name, onnx_ir.DataType.INT64, shape
         model.graph.outputs.insert(1, indices)
         return Edge(
-            to_graph_outputs=lambda outputs: self._rank(outputs, name),
-            ranking=Ranking(scores=name, indices=self.index_name),
+            to_graph_outputs=lambda outputs: self._rank(outputs, name, index_name),
+            ranking=Ranking(scores=name, indices=index_name),
         )
 
-    def _rank(self, outputs: Arrays, name: str) -> dict[str, AnyArray]:
+    def _rank(self, outputs: Arrays, name: str, index_name: str) -> dict[str, AnyArray]:
         """Replace an output with its top k and their indices; ties go to the lower index, as in ONNX's TopK."""
         if name not in outputs:
             return dict(outputs)
         scores = outputs[name]
         order = np.argsort(-scores, axis=-1, kind="stable")[..., : self.k]
-        ranked = {name: np.take_along_axis(scores, order, axis=-1), self.index_name: order.astype(np.int64)}
+        ranked = {name: np.take_along_axis(scores, order, axis=-1), index_name: order.astype(np.int64)}
         return {**ranked, **{other: array for other, array in outputs.items() if other != name}}
 
 

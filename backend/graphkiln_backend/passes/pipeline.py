@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import onnx_ir
 
@@ -42,7 +42,8 @@ def edge_passes(
     Args:
         model: The graph, with the names of its source.
         outputs: Outputs to keep; empty for all.
-        keep_names: Keep the source's names instead of `INPUT_<i>` and `OUTPUT_<i>`.
+        keep_names: Keep the source's names instead of `INPUT_<i>` and `OUTPUT_<i>`, except those that Triton cannot
+            hold.
         preprocess: Normalization to embed, or None to leave it to the client.
         softmax: Return probabilities.
         top_k: Number of best scores to return with their indices; 0 for all scores.
@@ -53,9 +54,15 @@ def edge_passes(
     if outputs:
         passes.append(PruneOutputs(outputs))
         names = [name for name in names if name in outputs]
-    if not keep_names:
-        inputs = {str(value.name): f"INPUT_{number}" for number, value in enumerate(model.graph.inputs)}
-        passes.append(Rename(inputs, {name: f"OUTPUT_{number}" for number, name in enumerate(names)}))
+    of_inputs = [str(value.name) for value in model.graph.inputs]
+    taken = (*of_inputs, *names) if keep_names else ()
+    rename = Rename(
+        _new_names(of_inputs, "INPUT", () if keep_names else of_inputs, taken),
+        # An output with the name of an input is the same value in the graph, and would be two tensors in a request.
+        _new_names(names, "OUTPUT", of_inputs if keep_names else names, taken),
+    )
+    if rename.inputs or rename.outputs:
+        passes.append(rename)
     if softmax:
         passes.append(Softmax())
     if top_k:
@@ -65,6 +72,24 @@ def edge_passes(
     if nhwc:
         passes.append(Nhwc(inputs=preprocess is None, outputs=True))
     return tuple(passes)
+
+
+def _new_names(names: Sequence[str], prefix: str, replaced: Collection[str], taken: Collection[str]) -> dict[str, str]:
+    """Number tensors: those whose names are replaced, and those with characters that end a name in Triton.
+
+    Args:
+        names: Names of the inputs, or of the outputs.
+        prefix: Prefix of the new names.
+        replaced: Names that are not kept.
+        taken: Names that no tensor may get.
+    """
+    new: dict[str, str] = {}
+    for number, name in enumerate(names):
+        if name in replaced or not name.isprintable():
+            new[name] = f"{prefix}_{number}"
+            while new[name] in taken:
+                new[name] += "_"
+    return new
 
 
 def without(passes: Sequence[Pass], skipped: Sequence[str]) -> tuple[Pass, ...]:
@@ -85,7 +110,7 @@ def catalog() -> tuple[tuple[Pass, str], ...]:
     return (
         *((graph_pass, "always") for graph_pass in OPTIMIZATIONS),
         (PruneOutputs(()), "--outputs"),
-        (Rename(), "without --keep-names"),
+        (Rename(), "--no-keep-names, and for PyTorch models with one input"),
         (Softmax(), "--softmax"),
         (TopK(1), "--top-k"),
         (EmbedPreprocess(Preprocess()), "--input uint8-nhwc"),

@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import onnx_ir
+
+
+def inner_values(graph: onnx_ir.Graph) -> Iterator[onnx_ir.Value]:
+    """Yield every named value of a graph and its subgraphs but the graph's own inputs."""
+    yield from graph.initializers.values()
+    for part in graph.subgraphs():
+        yield from (*part.inputs, *part.initializers.values())
+    for node in graph.all_nodes():
+        yield from node.outputs
+
+
+def free_name(graph: onnx_ir.Graph, wanted: str, taken: Collection[str] = ()) -> str:
+    """Return a name that no value has: a user's own names may be like those of inserted nodes."""
+    known = {*taken, *(value.name for value in (*graph.inputs, *inner_values(graph)))}
+    while wanted in known:
+        wanted = f"{wanted}_"
+    return wanted
 
 
 def prepend(
@@ -31,10 +48,11 @@ def prepend(
     fresh = onnx_ir.Value(name=name, shape=shape, type=onnx_ir.TensorType(dtype) if dtype else value.type)
     node = onnx_ir.node(op_type, [fresh], attributes)
     result = node.outputs[0]
-    result.name, result.shape, result.type = f"{name}_{op_type.lower()}", value.shape, value.type
+    result.name = free_name(model.graph, f"{name}_{op_type.lower()}")
+    result.shape, result.type = value.shape, value.type
     onnx_ir.convenience.replace_all_uses_with(value, result)
     position = list(model.graph.inputs).index(value)
-    value.name = f"{name}_before"
+    value.name = free_name(model.graph, f"{name}_before")
     model.graph.inputs[position] = fresh
     model.graph.insert_before(model.graph[0], node)
     return node
@@ -65,7 +83,7 @@ def append(
     position = list(model.graph.outputs).index(value)
     node = onnx_ir.node(op_type, [value, *(constants or [])], attributes, num_outputs=outputs)
     result = node.outputs[0]
-    value.name = f"{name}_before_{op_type.lower()}"
+    value.name = free_name(model.graph, f"{name}_before_{op_type.lower()}")
     result.name, result.shape, result.type = name, shape, value.type
     model.graph.append(node)
     model.graph.outputs[position] = result

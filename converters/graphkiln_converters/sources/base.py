@@ -81,6 +81,7 @@ class SourceModel(Closeable):
             separate batch dimension.
         gradient: Name of the gradient output; may be empty.
         random_weights: The model is not trained, so its outputs are meaningless.
+        named: Users know its inputs and outputs by name, so that these names are kept by default.
         advice: What a user can do if the proof fails; may be empty.
     """
 
@@ -100,6 +101,7 @@ class SourceModel(Closeable):
     whole: str = ""
     gradient: str = ""
     random_weights: bool = False
+    named: bool = False
     advice: str = ""
 
     @abstractmethod

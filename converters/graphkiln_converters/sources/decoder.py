@@ -120,6 +120,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
     return TorchModel(
         module=freeze(DecoderStep(model)),
         description=f"decoder:{location}",
+        named=True,
         random_weights=random_weights,
         libraries=("torch", "transformers"),
         inputs=_inputs(config),

@@ -72,6 +72,7 @@ def open_source(location: str, recipe: Recipe) -> TorchModel:
         task=own.task if own else None,
         classes=int(model.config.num_labels) if own and isinstance(own.task, Detection) else 0,
         description=f"huggingface:{location}",
+        named=True,
         random_weights=random_weights,
         libraries=("torch", "transformers"),
         inputs=inputs,

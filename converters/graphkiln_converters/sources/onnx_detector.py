@@ -205,6 +205,7 @@ def _described(graph: OnnxModel, image: InputSpec, note: str) -> dict[str, Any]:
     """Fields common to all detectors."""
     return {
         "description": graph.description,
+        "named": True,
         "libraries": ("onnx", "onnxruntime", "torch"),
         "inputs": (image,),
         "batch_size": graph.batch_size,

@@ -110,8 +110,8 @@ class OnnxModel(SourceModel):
         """The graph of the file, whose outputs have the shapes that they are computed in."""
         model = _load(self.path)
         for value in model.graph.outputs:
-            if value.name in self.answered:
-                value.shape = onnx_ir.Shape(self.answered[value.name])
+            if shape := self.answered.get(str(value.name)):
+                value.shape = onnx_ir.Shape(shape)
         return model
 
     def close(self) -> None:
@@ -140,6 +140,7 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
         )
         model = OnnxModel(
             description=location,
+            named=True,
             libraries=("onnx", "onnxruntime"),
             path=path,
             session=session,
@@ -181,8 +182,8 @@ def _answered_shapes(
         if any(not isinstance(outputs[spec.name], np.ndarray) for _, outputs in runs):
             continue  # maps, which become tensors
         try:
-            for feeds, outputs in runs:
-                replace(signature, outputs=(spec,)).check_answers(feeds, outputs)
+            for given, outputs in runs:
+                replace(signature, outputs=(spec,)).check_answers(given, outputs)
         except SignatureError:
             wrong[spec.name] = _shape_of(spec, signature, runs)
     return wrong

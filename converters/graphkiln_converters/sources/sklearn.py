@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import tempfile
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from graphkiln_backend.graph.arrays import as_text, is_text
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import ConversionError, GraphkilnError
 from graphkiln_backend.graph.files import open_regular
+from graphkiln_backend.passes.edge_passes import Rename
 from graphkiln_backend.passes.graph_file import OPSET
 from graphkiln_backend.proof.comparison import compare
 from graphkiln_backend.proof.policy import EXPORT
@@ -264,6 +265,7 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
                 options=vectorizer_options(estimator) or None,
             )
         with_tensor_outputs(graph)
+        _restore_names(graph, [spec.name for spec in inputs])
         double = any(spec.dtype is DType.FP64 for spec in inputs)
         correct_trees(graph, estimator, double=double)
     except Exception as error:
@@ -304,6 +306,7 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
     )
     return SklearnModel(
         description=description,
+        named=True,
         libraries=("scikit-learn", "skl2onnx", "skops"),
         inputs=inputs,
         notes=notes,
@@ -311,6 +314,21 @@ def _export(estimator: Any, inputs: tuple[InputSpec, ...], description: str) -> 
         graph=graph,
         methods=methods,
     )
+
+
+def _restore_names(graph: onnx.ModelProto, columns: Sequence[str]) -> None:
+    """Give the inputs the names of the columns, which skl2onnx changes if they have spaces or are those of outputs."""
+    given = [value.name for value in graph.graph.input]
+    if given == columns:
+        return
+    results = {}
+    for value in graph.graph.output:
+        results[value.name] = value.name
+        while results[value.name] in columns:
+            results[value.name] += "_"
+    model = onnx_ir.from_proto(graph)
+    Rename(dict(zip(given, columns, strict=True)), results)(model)
+    graph.CopyFrom(onnx_ir.to_proto(model))
 
 
 def _declare_outputs(graph: onnx.ModelProto, description: str) -> None:

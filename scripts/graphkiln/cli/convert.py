@@ -234,8 +234,11 @@ def _option(name: str, field: FieldInfo) -> Any:
     for flag in field.metadata:
         if isinstance(flag, Flag):
             default = flag.default or ("" if isinstance(field.default, bool) else str(field.default or ""))
+            spelled = _flag_of(name)
+            if field.annotation == bool | None:  # the default depends on the source
+                spelled = f"{spelled}/--no-{spelled.removeprefix('--')}"
             return typer.Option(
-                _flag_of(name),
+                spelled,
                 help=field.description,
                 metavar=flag.metavar or None,
                 rich_help_panel=flag.panel or None,

@@ -328,6 +328,7 @@ def convert_options(graph: GraphSpec, request: StoryRequest, platform: Platform,
         "shape": (f"3x{request.image_size}x{request.image_size}",),
         "max_batch_size": platform.batch,
         "samples": samples,
+        "keep_names": False,
         **graph.options,
     }
     if labels.exists():
@@ -355,5 +356,7 @@ def sample_paths(folder: Path) -> tuple[Path, Path, Path]:
 
 def _option_words(name: str, value: Any) -> list[str]:
     flag = f"--{name.replace('_', '-')}"
+    if value is False:
+        return [f"--no-{flag.removeprefix('--')}"]
     values = value if isinstance(value, tuple) else (json.dumps(value) if isinstance(value, dict) else value,)
     return [word for item in values for word in (flag, str(item))]

@@ -35,7 +35,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_what_was_written_is_shown(run: RunVerb, source: Path, tmp_path: Path) -> None:
     finished = run("convert", source, "--name", "m", "--model-store", tmp_path)
     assert finished.code == 0, finished.err
-    for fact in ("add-into-producer", "INPUT_0 FP32[batch,4]", "OUTPUT_0 FP32[batch,3]: error", "PASS", "fp32, "):
+    for fact in ("add-into-producer", "x FP32[batch,4]", "y FP32[batch,3]: error", "PASS", "fp32, "):
         assert fact in finished.out
     assert str(tmp_path / "m" / "1") in words(finished.out).replace(" ", "")
     assert max(map(len, finished.out.splitlines())) <= 80
@@ -80,7 +80,7 @@ def test_texts_of_files_are_not_markup(version: Path, capsys: pytest.CaptureFixt
     text = capsys.readouterr().out
     for fact in ("31", "[why]", "kept in fp32: [/bold] conv_1"):
         assert fact in text
-    assert "error" not in next(line for line in text.splitlines() if "OUTPUT_0" in line)  # it was not compared
+    assert "error" not in next(line for line in text.splitlines() if "y FP32" in line)  # it was not compared
     show_conversion(version, replace(manifest, conversion=None))
     assert "nodes before" not in capsys.readouterr().out
 
@@ -119,6 +119,8 @@ class TestOptions:
         ("options", "field", "value"),
         [
             (["--softmax"], "softmax", True),
+            (["--keep-names"], "keep_names", True),
+            (["--no-keep-names"], "keep_names", False),
             (["--top-k", "3"], "top_k", 3),
             (["--relative-l2", "0.5"], "relative_l2", 0.5),
             (["--weights", "w.pth"], "weights", "w.pth"),

@@ -31,7 +31,7 @@ def version(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class TestInspect:
     def test_a_version(self, run: RunVerb, version: Path) -> None:
         shown = run("inspect", version).out
-        for fact in ("INPUT_0 FP32[batch,4]", "1 Gemm", "15 (0.0 MB)", "FP32 100.0%", "opset 18", "- PASS"):
+        for fact in ("x FP32[batch,4]", "1 Gemm", "15 (0.0 MB)", "FP32 100.0%", "opset 18", "- PASS"):
             assert fact in shown
         assert max(map(len, shown.splitlines())) <= 80
         document = json.loads(run("inspect", version, "--json").out)

@@ -29,6 +29,7 @@ from graphkiln_converters.convert import (
     check_given_files,
     check_given_labels,
     convert,
+    keeps_names,
     local_source,
     open_model,
     read_given_labels,
@@ -103,6 +104,41 @@ class TestFp32:
         logged.clear()
         run(store, name="kept", keep_names=True)
         assert not any(" -> " in line for line in logged)
+
+    @pytest.mark.parametrize(
+        ("known", "names", "kept"),
+        [
+            (True, ["image"], True),
+            (False, ["image"], False),
+            (False, ["ids", "mask"], True),
+            (False, ["input_0", "input_1"], False),
+        ],
+        ids=["a known name", "one input", "two inputs", "inputs without names"],
+    )
+    def test_names_are_kept_where_they_tell_inputs_apart(self, known: bool, names: list[str], kept: bool) -> None:
+        source = TextSource.of("", tuple(InputSpec(name=name, shape=(3,)) for name in names), named=known)
+        asked = Recipe(source="text", name="m")
+        assert keeps_names(source, asked) is kept
+        for answer in (True, False):
+            assert keeps_names(source, asked.model_copy(update={"keep_names": answer})) is answer
+
+    @pytest.mark.usefixtures("source")
+    def test_the_manifest_remembers_whether_names_were_kept(self, store: Path) -> None:
+        """A conversion that is repeated by a later release has the tensors that it had."""
+        conversion = Manifest.read(run(store) / "manifest.json").conversion
+        assert conversion is not None
+        assert conversion.recipe["keep_names"] is False
+
+    @pytest.mark.usefixtures("source")
+    def test_versions_of_other_names_name_the_way_out(self, store: Path) -> None:
+        run(store)
+        with pytest.raises(ConversionError, match="'INPUT_0' is not in the graph") as caught:
+            run(store, keep_names=True)
+        assert "--no-keep-names" in caught.value.hint
+        (store / "m" / "config.pbtxt").unlink()
+        with pytest.raises(ConversionError, match="another signature") as caught:
+            run(store, keep_names=True)
+        assert "--no-keep-names" in caught.value.hint
 
     @pytest.mark.usefixtures("source")
     def test_the_manifest_has_the_remaining_preprocessing_labels_and_ranking(self, store: Path) -> None:

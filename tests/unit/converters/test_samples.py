@@ -125,6 +125,21 @@ class TestArrays:
         with pytest.raises(ConversionError, match=r"lack input INPUT_0 .*the source's names are also accepted: image"):
             read_samples(path, inputs, None, 256)
 
+    def test_arrays_by_number_are_accepted(self, tmp_path: Path) -> None:
+        path = save(tmp_path / "s.npz", INPUT_1=draw(4, 3), INPUT_0=draw(4, 2))
+        inputs = {name: InputSpec(name=name, shape=shape) for name, shape in (("ids", (2,)), ("mask", (3,)))}
+        found = read_samples(path, inputs, None, 256)
+        assert {name: array.shape for name, array in found.items()} == {"ids": (4, 2), "mask": (4, 3)}
+
+    def test_numbers_that_are_names_are_no_numbers(self, tmp_path: Path) -> None:
+        """`INPUT_1` is the first input: by number it would be the second."""
+        path = save(tmp_path / "s.npz", INPUT_0=draw(4, 3), INPUT_1=draw(4, 3))
+        inputs = {name: InputSpec(name=name, shape=(3,)) for name in ("INPUT_1", "mask")}
+        with pytest.raises(ConversionError, match="lack input mask"):
+            read_samples(path, inputs, None, 256)
+        with pytest.raises(ConversionError, match="lacks 'mask'"):
+            read_reference(path, tuple(inputs.values()), [])
+
     def test_of_many_samples_evenly_spread_ones_are_read(self, tmp_path: Path) -> None:
         rows = np.arange(100, dtype=np.float32)[:, np.newaxis]
         path = save(tmp_path / "s.npz", x=rows)

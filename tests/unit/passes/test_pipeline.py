@@ -106,6 +106,53 @@ class TestEdgePasses:
         assert edge.output_name("features") == "OUTPUT_0"
         assert edge.input_name("image") == "INPUT_0"
 
+    def test_kept_names_that_no_request_could_hold_are_numbered(self) -> None:
+        """A value that is both an input and an output; NUL, which ends a name in Triton, and its kind."""
+        model = graph("(int64[b] x, int64[b] y, int64[b] INPUT_1) => (int64[b] sum, int64[b] x) { sum = Add(x, y) }")
+        model.graph.inputs[1].name = "a\0b"
+        edge = run_passes(model, edge_passes(model, keep_names=True)).edge
+        assert [value.name for value in model.graph.inputs] == ["x", "INPUT_1_", "INPUT_1"]
+        assert [value.name for value in model.graph.outputs] == ["sum", "OUTPUT_1"]
+        assert (edge.inputs, edge.outputs) == ({"a\0b": "INPUT_1_"}, {"x": "OUTPUT_1"})
+        x, y = np.array([1, 2]), np.array([5, 7])
+        found = compute(model, x=x, INPUT_1_=y, INPUT_1=y)
+        np.testing.assert_array_equal(found["sum"], x + y)
+        np.testing.assert_array_equal(found["OUTPUT_1"], x)
+
+    def test_kept_names_like_those_of_inserted_nodes(self) -> None:
+        text = """(float[b,3,6,6] image) => (float[b,3] image_cast, float[b,3] INDEX_0) {
+            div_pixels = GlobalAveragePool(image)
+            image_cast_before_topk = Flatten(div_pixels)
+            image_cast = Mul(image_cast_before_topk, image_cast_k)
+            INDEX_0 = Relu(image_cast_before_topk)
+        }"""
+        weights = {"image_cast_k": np.array([3, 2, 1], np.float32)}
+        model, pixels = graph(text, **weights), np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), np.uint8)
+        edge = run_passes(
+            model, edge_passes(model, keep_names=True, top_k=2, preprocess=Preprocess(std=(2.0, 3.0, 4.0)))
+        ).edge
+        expected = edge.to_graph_outputs(compute(graph(text, **weights), **edge.to_source_feeds({"image": pixels})))
+        found = compute(model, image=pixels)
+        assert [*found] == [*expected] == ["image_cast", "INDEX_0_", "INDEX_0"]
+        for name, array in expected.items():
+            np.testing.assert_allclose(found[name], array, rtol=1e-4, atol=1e-5)
+        assert edge.ranking is not None
+        assert edge.ranking.indices == "INDEX_0_"
+
+    def test_numbered_names_that_inner_values_have(self) -> None:
+        """Of weights, and of values in the branches of an If."""
+        text = """(float[b] x, bool c) => (float[b] y) {
+            z = Mul(x, INPUT_0)
+            y = If(c) <then_branch = one () => (float[b] t) { OUTPUT_0 = Add(z, z) t = Neg(OUTPUT_0) },
+                       else_branch = two () => (float[b] e) { e = Neg(z) }>
+        }"""
+        weights = {"INPUT_0": np.array([2], np.float32)}
+        model, x = graph(text, **weights), draw(3)
+        run_passes(model, edge_passes(model))
+        for taken in (True, False):
+            expected = compute(graph(text, **weights), x=x, c=np.array(taken))["y"]
+            np.testing.assert_array_equal(compute(model, INPUT_0=x, INPUT_1=np.array(taken))["OUTPUT_0"], expected)
+
     def test_all_edge_passes(self) -> None:
         model, image = network(), np.random.default_rng(0).integers(0, 256, (2, 6, 6, 3), np.uint8)
         passes = edge_passes(model, softmax=True, top_k=2, preprocess=Preprocess(std=(2.0, 3.0, 4.0)), nhwc=True)
