@@ -104,16 +104,18 @@ class SessionConfig:
         """True if the graph is cut into stages or shards."""
         return self.parallel is not None and self.parallel.splits
 
+    @property
+    def runtime(self) -> str:
+        """The engine with its providers of other packages, for people."""
+        return f"{self.engine} with {', '.join(self.providers)}" if self.providers else self.engine
+
     def without_rewrites(self) -> Self:
         """Return a configuration in which ONNX Runtime runs the graph as it is."""
         return replace(self, tuning=replace(self.tuning, graph_level="off"))
 
     def __str__(self) -> str:
         spread = f" with {self.parallel}" if self.parallel else ""
-        providers = f" with {', '.join(self.providers)}" if self.providers else ""
-        return (
-            f"{self.engine}{providers} on {self.device}" + (f" in {self.precision}" if self.precision else "") + spread
-        )
+        return f"{self.runtime} on {self.device}" + (f" in {self.precision}" if self.precision else "") + spread
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

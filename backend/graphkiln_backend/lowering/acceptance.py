@@ -128,7 +128,7 @@ def limits_of(saved: Precision, config: SessionConfig, adoption: Adoption | None
     limits = REPLAY[saved] if adoption is None else adopted_limits(adoption)
     if config.precision in BY_PRECISION and config.precision != saved:
         limits = BY_PRECISION[config.precision]
-    return replace(limits, name=f"{config.precision or saved} on {config.engine}")
+    return replace(limits, name=f"{config.precision or saved} on {config.runtime}")
 
 
 def limits_behind_triton(version: ModelVersion) -> Limits:

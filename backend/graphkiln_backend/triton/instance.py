@@ -399,7 +399,7 @@ def _status(
         model=args["model_name"],
         version=int(args["model_version"]),
         backend=backend,
-        engine=proven.config.engine,
+        engine=proven.config.runtime,
         device=str(proven.config.device),
         precision=placement.precision if placement else "unknown",
         nodes=dict(placement.nodes) if placement else {},

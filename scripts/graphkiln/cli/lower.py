@@ -334,6 +334,7 @@ def session_document(proven: ProvenSession) -> dict[str, Any]:
 def _config(config: SessionConfig) -> dict[str, Any]:
     return {
         "engine": config.engine,
+        "providers": list(config.providers),
         "device": str(config.device),
         "precision": str(config.precision) if config.precision else None,
         "threads": config.threads,
