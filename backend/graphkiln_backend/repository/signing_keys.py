@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -205,7 +206,11 @@ class TrustedKeys:
         authorities = b""
         for kind, block in blocks:
             if kind == "CERTIFICATE":
-                _load(x509.load_pem_x509_certificate, block, file)
+                end = _load(x509.load_pem_x509_certificate, block, file).not_valid_after_utc
+                if end < datetime.now(UTC):
+                    raise RepositoryError(
+                        f"the certificate in {file} ended on {end:%Y-%m-%d}", hint="remove or renew it"
+                    )
                 authorities += block
             elif kind == "X509 CRL":
                 self.revoked.append(_load(x509.load_pem_x509_crl, block, file))

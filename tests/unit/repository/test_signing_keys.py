@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,10 @@ def test_certificates(tmp_path: Path) -> None:
     trusted = TrustedKeys.read(tmp_path)
     assert [each.kind for each in trusted.verifiers] == ["elliptic_key", "certificate"]
     assert (list(trusted.names.values()), len(trusted.revoked)) == (["encrypted"], 1)
+    ended = authority.certify("former", datetime(2026, 1, 2, tzinfo=UTC)).certificate
+    assert ended
+    with pytest.raises(RepositoryError, match=r"the certificate in .*former\.crt ended on 2026-01-02"):
+        TrustedKeys.read(ended)
     authority.trusted.write_text(authority.trusted.read_text().replace("M", "N"))
     with pytest.raises(RepositoryError, match="certificate that cannot be read"):
         TrustedKeys.read(tmp_path)
