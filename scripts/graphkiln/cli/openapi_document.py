@@ -6,7 +6,7 @@ classification.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -152,74 +152,64 @@ def _output_notes(name: str, contract: Contract) -> _Schema:
 
 
 def _schemas(inputs: Sequence[_Tensor], outputs: Sequence[_Tensor], *, required: int) -> _Schema:
-    """Schemas of requests and responses; those of tensors that JSON does not have are left out."""
-    schemas: _Schema = {"Error": _object({"error": {"type": "string"}}), "Metadata": _metadata()}
-    schemas["MetadataTensor"] = _object(
-        {
-            "name": {"type": "string"},
-            "datatype": {"enum": [*DType]},
-            "shape": {"type": "array", "items": {"type": "integer"}, "description": "-1: any size"},
-        }
-    )
-    if all(tensor.in_json for tensor in inputs):
-        schemas |= {f"Input{number}": _tensor_schema(tensor) for number, tensor in enumerate(inputs)}
-        schemas["RequestedOutput"] = _requested_output(outputs)
-        schemas["InferRequest"] = _object(
-            {
-                "inputs": {
-                    "type": "array",
-                    "minItems": required,
-                    "maxItems": len(inputs),
-                    "items": _one_of(f"Input{number}" for number in range(len(inputs))),
-                },
-                "id": {"type": "string", "description": "Repeated in the response."},
-                "outputs": {
-                    "type": "array",
-                    "items": _reference("RequestedOutput"),
-                    "description": "All outputs if left out.",
-                },
-            },
-            optional=("id", "outputs"),
-        )
-    if any(tensor.in_json for tensor in outputs):
-        named = {f"Output{number}": tensor for number, tensor in enumerate(outputs) if tensor.in_json}
-        schemas |= {key: _tensor_schema(tensor) for key, tensor in named.items()}
-        schemas["Classes"] = _classes(outputs)
-        schemas["InferResponse"] = _object(
-            {
-                "model_name": {"type": "string"},
-                "model_version": {"type": "string"},
-                "id": {"type": "string"},
-                "outputs": {"type": "array", "items": _one_of((*named, "Classes"))},
-            },
-            optional=("id",),
-        )
-    return schemas
+    named = {f"Input{number}": _tensor_schema(tensor) for number, tensor in enumerate(inputs)}
+    answers = {f"Output{number}": _tensor_schema(tensor) for number, tensor in enumerate(outputs)}
+    metadata_tensor = {
+        "name": {"type": "string"},
+        "datatype": {"enum": [*DType]},
+        "shape": {"type": "array", "items": {"type": "integer"}, "description": "-1: any size"},
+    }
+    request = {
+        "inputs": {"type": "array", "minItems": required, "maxItems": len(inputs), "items": _any_of([*named])},
+        "id": {"type": "string", "description": "Repeated in the response."},
+        "outputs": {
+            "type": "array", "items": _reference("RequestedOutput"), "description": "All outputs if left out."
+        },
+    }  # fmt: skip
+    response = {
+        "model_name": {"type": "string"},
+        "model_version": {"type": "string"},
+        "id": {"type": "string"},
+        "outputs": {"type": "array", "items": _any_of([*answers, "Classes"])},
+    }
+    return {
+        "Error": _object({"error": {"type": "string"}}),
+        "Metadata": _metadata(),
+        "MetadataTensor": _object(metadata_tensor),
+        **named,
+        "RequestedOutput": _requested_output(outputs),
+        "InferRequest": _object(request, optional=("id", "outputs")),
+        **answers,
+        "Classes": _classes(outputs),
+        "InferResponse": _object(response, optional=("id",)),
+    }
 
 
 def _tensor_schema(tensor: _Tensor) -> _Schema:
-    return {
-        **_object(
-            {
-                "name": {"type": "string", "const": tensor.name},
-                "datatype": {"type": "string", "const": str(tensor.dtype)},
-                "shape": {
-                    "type": "array",
-                    "prefixItems": [_size(size) for size in tensor.shape],
-                    "minItems": len(tensor.shape),
-                    "maxItems": len(tensor.shape),
-                    "items": {"type": "integer"},
-                    "description": f"[{', '.join(map(_readable, tensor.shape))}]",
-                },
-                "data": {
-                    "type": "array",
-                    "items": _element(tensor.dtype),
-                    "description": "All elements in row-major order.",
-                },
-            }
-        ),
-        **tensor.notes,
+    shape = {
+        "type": "array",
+        "prefixItems": [_size(size) for size in tensor.shape],
+        "minItems": len(tensor.shape),
+        "maxItems": len(tensor.shape),
+        "items": {"type": "integer"},
+        "description": f"[{', '.join(map(_readable, tensor.shape))}]",
     }
+    properties: _Schema = {
+        "name": {"type": "string", "const": tensor.name},
+        "datatype": {"type": "string", "const": str(tensor.dtype)},
+        "shape": shape,
+    }
+    if tensor.in_json:
+        elements = "All elements in row-major order."
+        properties["data"] = {"type": "array", "items": _element(tensor.dtype), "description": elements}
+    else:
+        size = {
+            "type": "integer",
+            "minimum": 0,
+            "description": "Bytes of all elements, in the binary part of the body.",
+        }
+        properties["parameters"] = _object({"binary_data_size": size})
+    return {**_object(properties), **tensor.notes}
 
 
 def _size(size: int | tuple[int, int]) -> _Schema:
@@ -249,7 +239,10 @@ def _element(dtype: DType) -> _Schema:
 
 def _requested_output(outputs: Sequence[_Tensor]) -> _Schema:
     classification = {"type": "integer", "minimum": 1, "description": "Number of best classes to return as `Classes`."}
-    parameters = _object({"classification": classification}, optional=("classification",))
+    binary = {"type": "boolean", "description": "Whether the output is in the binary part of the body."}
+    parameters = _object(
+        {"classification": classification, "binary_data": binary}, optional=("classification", "binary_data")
+    )
     return _object(
         {"name": {"type": "string", "enum": [tensor.name for tensor in outputs]}, "parameters": parameters},
         optional=("parameters",),
@@ -367,6 +360,6 @@ def _reference(name: str) -> _Schema:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _one_of(names: Iterator[str] | Sequence[str]) -> _Schema:
+def _any_of(names: Sequence[str]) -> _Schema:
     references = [_reference(name) for name in names]
     return references[0] if len(references) == 1 else {"anyOf": references}

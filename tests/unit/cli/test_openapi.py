@@ -104,7 +104,9 @@ class TestDocument:
         infer = found["paths"]["/v2/models/half/infer"]["post"]
         assert [*infer["requestBody"]["content"]] == ["application/octet-stream"]
         assert [*infer["responses"]["200"]["content"]] == ["application/octet-stream"]
-        assert not {"InferRequest", "InferResponse", "Input0"} & found["components"]["schemas"].keys()
+        declared = {"name": "x", "datatype": name, "shape": [3], "parameters": {"binary_data_size": 6}}
+        assert faults(found, "InferRequest", {"inputs": [declared]}) == []  # the JSON part of a binary body
+        assert faults(found, "InferRequest", {"inputs": [tensor("x", name, [3], [1, 2, 3])]})
 
     def test_texts_and_classes(self, document: Any, tmp_path: Path) -> None:
         zoo.add(tmp_path, "words", zoo.words())
