@@ -82,6 +82,7 @@ class TestTheirTool:
         with pytest.raises(RepositoryError, match=r"1/model\.onnx is not the file that was signed"):
             check(model, signed.trusted)
 
+    @pytest.mark.wide
     def test_certificates(self, signed: SignedStore, tmp_path: Path) -> None:
         authority = Authority(tmp_path / "pki")
         key = authority.certify("release")
