@@ -30,6 +30,7 @@ MODULES = (
     "graphkiln_backend.storage.address",
     "graphkiln_backend.passes.base",
     "graphkiln_backend.scoring.errors",
+    "graphkiln_backend.scoring.iceberg",
     "graphkiln_backend.triton.executor",
     "graphkiln_backend.triton.request_notes",
     "graphkiln_backend.triton.served_model",
