@@ -57,8 +57,8 @@ _REMOVED = {
     "trt_int8_calibration_table_name": _SCALES,
     "trt_int8_use_native_calibration_table": _SCALES,
     "trt_layer_norm_fp32_fallback": "leave it out: lowered graphs keep normalizations in FP32",
-    "trt_dla_enable": "leave it out, or stay with TensorRT 10: TensorRT 11 has no DLA",
-    "trt_dla_core": "leave it out, or stay with TensorRT 10: TensorRT 11 has no DLA",
+    "trt_dla_enable": "leave it out, or stay with TensorRT 10: DLA is not supported up to TensorRT 11.4",
+    "trt_dla_core": "leave it out, or stay with TensorRT 10: DLA is not supported up to TensorRT 11.4",
 }
 _OFF = frozenset(("", "0", "false", "no", "fp32"))
 # Options of Triton's accelerator block -> names of the provider, where they differ.

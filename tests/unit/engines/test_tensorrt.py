@@ -115,7 +115,7 @@ class TestTensorRt11:
             ("int8_calibration_table_name", "table.flatbuffers", "puts the scales into the graph"),
             ("int8_use_native_calibration_table", "true", "puts the scales into the graph"),
             ("trt_layer_norm_fp32_fallback", "1", "keep normalizations in FP32"),
-            ("trt_dla_enable", "1", "TensorRT 11 has no DLA"),
+            ("trt_dla_enable", "1", "DLA is not supported up to TensorRT 11.4"),
         ],
     )
     def test_what_it_dropped_is_refused(self, name: str, value: str, way: str) -> None:
