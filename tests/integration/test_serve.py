@@ -18,6 +18,7 @@ import tritonclient.grpc
 from examples import CPU, tensors
 from running import Server, StartServer, run_command
 
+from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_client import Client
 
 pytestmark = pytest.mark.server
@@ -114,6 +115,18 @@ class TritonPythonModel:
     code, _ = server.stop()
     assert code == 0, server.log
     assert (tmp_path / "collected").read_text() == "all"
+
+
+def test_own_models_are_not_waited_for(start_server: StartServer, digits: Path, tmp_path: Path) -> None:
+    """They have nothing to complete, and Triton calls `finalize` a second after the signal."""
+    shutil.copytree(digits, tmp_path / "store" / "digits")
+    with (tmp_path / "store" / "digits" / "config.pbtxt").open("a") as config:
+        config.write(f"\n{ACCEPT_IMAGES_LINE}\n")
+    server = start_server("--model-store", tmp_path / "store", "--log-verbose=1", "--log-info=true")
+    server.wait_ready()
+    assert server.status("/v2/models/digits.images/ready") == 200
+    assert server.stop()[0] == 0
+    assert "Timeout 29:" not in server.log, "tritonserver counts the seconds that it waits for models"
 
 
 def test_requests_in_flight_are_answered_before_the_end(start_server: StartServer, slow_store: Path) -> None:

@@ -29,6 +29,11 @@ def image_model_name(model: str) -> str:
     return f"{model}{_SUFFIX}"
 
 
+def is_image_model(name: str) -> bool:
+    """True for the name of a companion model."""
+    return name.endswith(_SUFFIX)
+
+
 def accepts_images(value: str) -> bool:
     """Parse a value of `accept_images`; an empty one is false.
 

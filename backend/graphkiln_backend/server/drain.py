@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.edge import Edge
 from graphkiln_backend.server.run_folder import RunFolder
-from graphkiln_backend.server.watchdog import exit_code, is_stub, read_stubs
+from graphkiln_backend.server.watchdog import exit_code, is_stub_of_others, read_stubs
 from graphkiln_backend.system.processes import kill_group
 from graphkiln_backend.system.signals import StopSignals
 from graphkiln_backend.triton.snapshot import SnapshotReader
@@ -137,11 +137,9 @@ class Drain:
         None for models of graphkiln's backend alone: they have nothing to complete, and the second that Triton waits
         before it calls `finalize` would make each stop and restart longer.
         """
-        own = {stub.pid for stub in read_stubs(self._server.pid)}
-        has_others = any(is_stub(process) and process.pid not in own for process in self._processes())
-        if has_others or self._records:
+        if self._records or any(map(is_stub_of_others, self._processes())):
             return _FINALIZE_S
-        return 0.0 if own and not self._writes_traces else _EXIT_S
+        return 0.0 if read_stubs(self._server.pid) and not self._writes_traces else _EXIT_S
 
     def _end(self) -> int:
         """End the server: by SIGTERM, then by SIGKILL."""

@@ -13,13 +13,14 @@ import os
 import signal
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from graphkiln_backend.graph.image_model import is_image_model
 from graphkiln_backend.graph.modules import LazyModule
 from graphkiln_backend.server.flags import ListenAddress, TritonFlags
 from graphkiln_backend.server.run_folder import BACKEND_NAMES
@@ -371,10 +372,12 @@ class Stub:
     ended: bool = False
 
 
-def is_stub(process: psutil.Process) -> bool:
-    """True for a process in which Triton runs a Python model of any backend; false if it has just exited."""
+def is_stub_of_others(process: psutil.Process) -> bool:
+    """True for a process in which Triton runs a Python model that is not graphkiln's; false if it has just exited."""
     with suppress(psutil.Error):
-        return any(Path(word).name == _STUB_PROGRAM for word in process.cmdline())
+        if model := _parse_stub(process.cmdline()):
+            folder, backend = model
+            return backend not in BACKEND_NAMES and not is_image_model(folder.parent.name)
     return False
 
 
@@ -389,20 +392,26 @@ def read_stubs(server: int) -> list[Stub]:
 
 
 def _read(process: psutil.Process, server: int) -> Stub | None:
-    """Parse the command line `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`."""
     try:
         age_s = process_age_s(process.pid)
         if process.status() == psutil.STATUS_ZOMBIE:
             is_own = process.ppid() == server
             return Stub(pid=process.pid, model="", version="", age_s=age_s, ended=True) if is_own else None
-        words = process.cmdline()
+        model = _parse_stub(process.cmdline())
     except (psutil.Error, OSError):  # it has just exited
         return None
-    names = [Path(word).name for word in words]
-    if _STUB_PROGRAM not in names[:-2] or names[-1] not in BACKEND_NAMES:
+    if not model or model[1] not in BACKEND_NAMES:
         return None
-    folder = Path(words[names.index(_STUB_PROGRAM) + 1]).parent
+    folder, _ = model
     return Stub(pid=process.pid, model=folder.parent.name, version=folder.name, age_s=age_s)
+
+
+def _parse_stub(words: Sequence[str]) -> tuple[Path, str] | None:
+    """Read `.../triton_python_backend_stub .../MODEL/VERSION/model.py ... .../BACKEND`: version folder and backend."""
+    names = [Path(word).name for word in words]
+    if _STUB_PROGRAM not in names[:-2]:
+        return None
+    return Path(words[names.index(_STUB_PROGRAM) + 1]).parent, names[-1]
 
 
 # Liveness of the server.
