@@ -30,7 +30,7 @@ from graphkiln_backend.graph.errors import (
 )
 from graphkiln_backend.graph.signature import Dim, Signature, TensorSpec, free_dim
 from graphkiln_backend.passes.graph_file import from_proto, load, make_dense, tidied
-from graphkiln_backend.repository.onnx_file import read_mixing, read_replaced_outputs, read_signature
+from graphkiln_backend.repository.onnx_file import read_graph, read_mixing, read_replaced_outputs, read_signature
 from graphkiln_backend.repository.tensor_outputs import ReplacedOutput, with_tensor_outputs
 from graphkiln_backend.repository.training_mode import EVALUATION_MODE, draws_numbers, find_training
 from graphkiln_backend.system.closing import Closeable
@@ -147,7 +147,7 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
             inputs=_inputs(signature, recipe, 1, path, session),
             notes=(*map(str, replaced), *_corrections(declared, signature)),
             replaced=replaced,
-            answered=answered,
+            answered={**_corrected_rows(path, signature), **answered},
             outputs=tuple(spec.name for spec in signature.outputs),
             _temporary=temporary,
         )
@@ -187,6 +187,16 @@ def _answered_shapes(
         except SignatureError:
             wrong[spec.name] = _shape_of(spec, signature, runs)
     return wrong
+
+
+def _corrected_rows(path: Path, signature: Signature) -> dict[str, tuple[Dim, ...]]:
+    """Shapes of outputs that the file declares with one row, and the signature with a batch: LightGBM's labels."""
+    declared = {value.name: value.type.tensor_type.shape.dim for value in read_graph(path).graph.output}
+    return {
+        spec.name: spec.shape
+        for spec in signature.outputs
+        if spec.varies and [dim.dim_value for dim in declared.get(spec.name, ())][:1] == [1]
+    }
 
 
 def _distinct_sizes(signature: Signature) -> Iterator[dict[str, dict[int, int]]]:

@@ -75,6 +75,18 @@ def test_outputs_have_the_shapes_in_which_they_are_computed(
     assert [note for note in model.notes if note.startswith("the file declares y")] == [*model.notes[: bool(computed)]]
 
 
+def test_labels_that_are_declared_with_one_row_have_a_batch(tmp_path: Path) -> None:
+    """As LightGBM's by onnxmltools."""
+    made = graph("(float[n,4] x) => (int64[n] y) { y = ArgMax<axis=1, keepdims=0>(x) }")
+    made.graph.outputs[0].shape = onnx_ir.Shape([1])
+    onnx_ir.save(made, tmp_path / "m.onnx")
+    model = open_source(str(tmp_path / "m.onnx"), OPTIONS)
+    (value,) = model.export().graph.outputs
+    model.close()
+    assert str(value.shape) == "[n]"
+    assert not model.whole
+
+
 @pytest.mark.parametrize("opset", [13, OPSET])
 def test_an_old_opset_is_converted(tmp_path: Path, opset: int) -> None:
     model = open_source(str(write(tmp_path / "m.onnx", ["n", 2], opset=opset)), OPTIONS)
