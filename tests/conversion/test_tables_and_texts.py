@@ -313,6 +313,22 @@ def test_tables_of_another_precision_are_answered_otherwise_and_need_samples(run
         run(str(tmp_path / "m.skops"), samples=tmp_path / "float32.npz")
 
 
+def test_classes_of_equal_votes_are_those_of_scikit_learn_at_any_batch_size(run: Convert, tmp_path: Path) -> None:
+    """ONNX Runtime adds votes of 1/20 in another order in large batches."""
+    generator = np.random.default_rng(0)
+    table, others = (np.round(generator.normal(size=(rows, 5)), 1) for rows in (400, 3000))
+    estimator = RandomForestClassifier(20, random_state=0).fit(table, generator.integers(0, 3, 400))
+    skops.io.dump(estimator, tmp_path / "m.skops")
+    np.savez(tmp_path / "s.npz", INPUT_0=table.astype(np.float32))
+    folder = run(str(tmp_path / "m.skops"), samples=tmp_path / "s.npz")
+    others = others.astype(np.float32)
+    best = np.sort(estimator.predict_proba(others), axis=1)
+    assert np.isclose(best[:, -1], best[:, -2], atol=1e-9).sum() > 100, "nothing is tested"
+    with OnnxRuntimeEngine().build_reference(folder / "model.onnx") as session:
+        labels = session.run({"X": others})["output_label"]
+    np.testing.assert_array_equal(labels, estimator.predict(others))
+
+
 def test_golden_samples_of_a_forest_differ(run: Convert, tmp_path: Path) -> None:
     table = numbers(0)
     skops.io.dump(DecisionTreeRegressor(max_depth=2).fit(table, target(table)), tmp_path / "m.skops")

@@ -190,8 +190,30 @@ def correct_trees(model: onnx.ModelProto, estimator: Any, *, double: bool) -> No
             given["nodes_values"] = np.where(below > thresholds, np.nextafter(below, np.float32(-np.inf)), below)
         del node.attribute[:]
         node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in given.items())
+        _add_exactly(model.graph, node)
         if double:
             _cast_around(model.graph, node, before=not of_bins)
+
+
+def _add_exactly(graph: onnx.GraphProto, node: onnx.NodeProto) -> None:
+    """Divide the sum of a forest's votes by its number of trees, instead of each vote.
+
+    Sums of 1/20 are rounded, and by ONNX Runtime in another order in large batches: the label of a row whose classes
+    have equal votes would follow the size of its batch, and scikit-learn's is the first. Whole votes have exact sums.
+    """
+    given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+    trees = len({*given["nodes_treeids"]})
+    averages = given.get("post_transform", b"NONE") == b"NONE" and not given.get("base_values")
+    # With weights of one class only, ONNX Runtime compares their sum with 0.5.
+    if trees == 1 or not averages or len({*given.get("class_ids", ())}) < 2 or "class_weights" not in given:
+        return
+    given["class_weights"] = (np.array(given["class_weights"]) * trees).astype(np.float32)
+    del node.attribute[:]
+    node.attribute.extend(onnx.helper.make_attribute(name, value) for name, value in given.items())
+    result, votes, count = node.output[1], f"{node.output[1]}_votes", f"{node.output[1]}_trees"
+    node.output[1] = votes
+    graph.initializer.append(onnx.numpy_helper.from_array(np.array(trees, np.float32), count))
+    graph.node.insert(list(graph.node).index(node) + 1, onnx.helper.make_node("Div", [votes, count], [result]))
 
 
 def _matched(
