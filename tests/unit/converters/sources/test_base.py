@@ -221,3 +221,9 @@ def test_sizes_are_given_or_default(
 def test_sizes_of_another_rank_are_refused() -> None:
     with pytest.raises(ConversionError, match=r"does not fit input 'x' \[b, 3, h\] \(.*: x=3x8\)"):
         sizes_of("x", ("b", 3, "h"), {"": (3,)})
+
+
+def test_known_rows_are_of_their_sizes_only() -> None:
+    spec = InputSpec(name="x", shape=(3,), dynamic={0: (1, 6)}, known=np.ones((2, 3), np.float32))
+    assert synthetic_samples((spec,), 4, {}, seed=0)["x"].tolist() == [[1.0] * 3] * 4
+    assert synthetic_samples((spec,), 4, {"x": {0: 6}}, seed=0)["x"].shape == (4, 6)
