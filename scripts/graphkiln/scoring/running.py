@@ -44,7 +44,7 @@ from graphkiln_backend.scoring.verify import verify as verify_results
 
 SCHEMA = 1
 NOTE, ERRORS = "_run.json", "_errors.parquet"
-_PACKAGES = ("graphkiln", "ray", "pyarrow", "numpy", "pillow", "onnxruntime", "openvino")
+_PACKAGES = ("graphkiln", "ray", "pyarrow", "pyiceberg", "numpy", "pillow", "onnxruntime", "openvino")
 _MAX_EARLIER = 1000
 _ERRORS_SCHEMA = pa.schema([("id", pa.string()), ("unit", pa.string()), ("reason", pa.string())])
 _log = logging.getLogger("graphkiln.scoring")

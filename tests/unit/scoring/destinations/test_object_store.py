@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from botocore.exceptions import ClientError
 from faulty_proxy import CUT, LIE, LOSE, REFUSE, FaultyProxy
 
 from graphkiln_backend.scoring.destinations.base import Result
@@ -152,3 +154,18 @@ class TestFaults:
             store.create("a", memoryview(b"1"))
         assert raised.value.passing
         assert proxy.requests == []
+
+
+def test_condition_that_another_server_refuses_is_a_conflict(
+    store: ObjectStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As s3fs reports the response of servers that do not name the condition."""
+    answer: Any = {"Error": {"Code": "PreconditionFailed"}, "ResponseMetadata": {"HTTPStatusCode": 412}}
+    store.create("a", memoryview(b"first"))
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise OSError(errno.EINVAL, "a condition did not hold") from ClientError(answer, "PutObject")
+
+    monkeypatch.setattr(store._system, "pipe_file", refuse)
+    assert not store.create("a", memoryview(b"other"))
+    assert store.create("a", memoryview(b"first")), "the response to its own put was lost"
