@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from graphkiln.training.train_scenes import committed_detector
+from training.train_scenes import committed_detector
 
 
 class NamedDetector(nn.Module):

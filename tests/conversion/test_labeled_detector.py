@@ -12,9 +12,9 @@ from converting import MODULES, Convert
 from PIL import Image
 
 from graphkiln.story.digits import CLASSES
-from graphkiln.training.scenes import compose_scenes
 from graphkiln_backend.graph.errors import VerificationError
 from graphkiln_backend.graph.manifest import Manifest
+from training.scenes import compose_scenes
 
 pytestmark = pytest.mark.slow
 

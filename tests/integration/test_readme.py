@@ -150,7 +150,7 @@ def test_insufficient_training_writes_nothing(repository: Path, tmp_path: Path) 
         "--output",
         str(tmp_path / "w.safetensors"),
     )
-    module = "graphkiln.training.train_story"
+    module = "training.train_story"
     finished = subprocess.run(
         [sys.executable, "-m", module, *words], capture_output=True, text=True, timeout=200, check=False
     )

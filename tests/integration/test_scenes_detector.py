@@ -17,10 +17,10 @@ from PIL import Image
 from running import Server, Serving, run_command
 
 from graphkiln.story.digits import digit_image
-from graphkiln.training.scenes import Scene, compose_scenes, digit_rows
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.image_model import ACCEPT_IMAGES_LINE
 from graphkiln_client import Client, Detection
+from training.scenes import Scene, compose_scenes, digit_rows
 
 pytestmark = [pytest.mark.server, pytest.mark.slow]
 

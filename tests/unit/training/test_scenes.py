@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from graphkiln.training.augmentation import random_affine
-from graphkiln.training.scenes import (
+from training.augmentation import random_affine
+from training.scenes import (
     DETECTIONS,
     SIDE,
     DigitEmbedding,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from graphkiln.training.train_digits import augment
+from training.train_digits import augment
 
 
 def test_augmentation_inverts_about_half_of_the_samples() -> None:

@@ -9,8 +9,12 @@ import pytest
 import torch
 from PIL import Image
 
-from graphkiln.training.scenes import DigitEmbedding, compose_scenes
-from graphkiln.training.train_scenes import (
+from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
+from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.images.decoding import load_sample
+from graphkiln_backend.proof.tasks import Objects, detection_map
+from training.scenes import DigitEmbedding, compose_scenes
+from training.train_scenes import (
     DETECTION,
     DETECTOR_GRAPH,
     DetectorTargets,
@@ -26,10 +30,6 @@ from graphkiln.training.train_scenes import (
     train_segmenter,
     write_example,
 )
-from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
-from graphkiln_backend.graph.manifest import Manifest
-from graphkiln_backend.images.decoding import load_sample
-from graphkiln_backend.proof.tasks import Objects, detection_map
 
 
 def test_untrained_network_is_refused(tmp_path: Path) -> None:

@@ -9,13 +9,13 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from graphkiln.training.train_story import (
+from graphkiln_backend.graph.preprocess import Preprocess
+from training.train_story import (
     normalize,
     recompute_statistics,
     save_weights,
     top1_accuracy,
 )
-from graphkiln_backend.graph.preprocess import Preprocess
 
 PUBLISHED = Preprocess(mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225))
 

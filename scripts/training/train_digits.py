@@ -19,12 +19,12 @@ from sklearn.model_selection import train_test_split
 from torch import nn
 
 from graphkiln.story.digits import CLASSES, digit_image
-from graphkiln.training.augmentation import random_affine, random_uniform
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.prove import ReferenceSamples
 from graphkiln_converters.sources.pytorch import export_graph, run_module
 from graphkiln_converters.write import SourceInfo, prove_and_write
+from training.augmentation import random_affine, random_uniform
 
 SEED = 20260101
 PREPROCESS = Preprocess(resize=32, crop=(32, 32), mean=(0.5,), std=(0.5,), color="L")

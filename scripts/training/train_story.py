@@ -21,10 +21,10 @@ from torch import nn
 
 from graphkiln.story.digits import CLASSES, Digits, split_digits
 from graphkiln.story.variants import weights_path
-from graphkiln.training.augmentation import random_affine
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import load_sample
 from graphkiln_converters.torch_libraries import import_torchvision
+from training.augmentation import random_affine
 
 SEED = 20260101
 # Image size for a final size of 224, optimizer steps, and strength of the augmentation.

@@ -22,8 +22,16 @@ from PIL import Image
 from torch import nn
 
 from graphkiln.story.digits import CLASSES, digit_image
-from graphkiln.training.augmentation import random_affine
-from graphkiln.training.scenes import (
+from graphkiln_backend.cache.settings import user_cache_folder
+from graphkiln_backend.graph.dtypes import AnyArray
+from graphkiln_backend.graph.preprocess import Preprocess
+from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
+from graphkiln_backend.proof.tasks import Objects, class_map, detection_map, mean_iou, recall_at_1
+from graphkiln_converters.prove import ReferenceSamples
+from graphkiln_converters.sources.pytorch import export_graph
+from graphkiln_converters.write import SourceInfo, prove_and_write
+from training.augmentation import random_affine
+from training.scenes import (
     SIDE,
     STRIDE,
     DigitEmbedding,
@@ -33,14 +41,6 @@ from graphkiln.training.scenes import (
     compose_scenes,
     digit_rows,
 )
-from graphkiln_backend.cache.settings import user_cache_folder
-from graphkiln_backend.graph.dtypes import AnyArray
-from graphkiln_backend.graph.preprocess import Preprocess
-from graphkiln_backend.graph.task import Detection, Embedding, Segmentation, Task
-from graphkiln_backend.proof.tasks import Objects, class_map, detection_map, mean_iou, recall_at_1
-from graphkiln_converters.prove import ReferenceSamples
-from graphkiln_converters.sources.pytorch import export_graph
-from graphkiln_converters.write import SourceInfo, prove_and_write
 
 _CELLS = SIDE // STRIDE
 _SPREAD = 0.08  # width of a peak relative to the sides of its box
@@ -140,7 +140,7 @@ SEED = 20260101
 BATCH = 32
 EMBEDDING_SIDE = 32
 SEGMENTS = ("background", *CLASSES)
-DETECTOR_GRAPH = Path(__file__).parents[3] / "model_repository" / "scenes-detector" / "1" / "model.onnx"
+DETECTOR_GRAPH = Path(__file__).parents[2] / "model_repository" / "scenes-detector" / "1" / "model.onnx"
 
 Loss = Callable[[torch.Tensor], torch.Tensor]  # from row numbers of a batch
 
