@@ -112,10 +112,11 @@ def test_conversion_commands(shown: Shown, server: Server, repository: Path, tmp
     (tmp_path / "model_repository").symlink_to(repository / "model_repository")
     commands = shown("docs/how-to/convert.md", "model_repository|models/fast")
     ran = [run(command, tmp_path, server) for command in commands]
-    assert [finished.returncode for finished in ran] == [0, 0, 0], [finished.stderr for finished in ran]
+    assert [finished.returncode for finished in ran] == [0, 0, 0, 0], [finished.stderr for finished in ran]
     assert "softmax" in ran[0].stdout
     assert ran[1].stdout.count("- PASS") == 2
     assert "4 Conv" in ran[2].stdout
+    assert '"CycloneDX"' in (tmp_path / "fast.cdx.json").read_text()
 
 
 def test_oneflow_commands(shown: Shown, server: Server, repository: Path, tmp_path: Path) -> None:
