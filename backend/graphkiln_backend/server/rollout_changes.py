@@ -225,7 +225,8 @@ class Rollout:
                     hint=f"it goes on: graphkiln rollout status {self._model}",
                 )
             time.sleep(_POLL_S)
-        if wanted.is_running and status.phase == "aborted":
+        # A server writes first that it has aborted a rollout, and then its progress.
+        if wanted.is_running and "aborted" in (status.wanted.phase, status.phase):
             raise RolloutError(
                 f"version {wanted.candidate} of {self.name} is not tried: {status.reason or 'it was aborted'}",
                 hint=f"version {status.wanted.serving} serves on",

@@ -166,6 +166,19 @@ def test_refused_version(serve: Callable[..., None], opened: Rollout) -> None:
         opened.start(3, shadow=0.05)
 
 
+def test_refused_version_before_the_progress_is_written(opened: Rollout, folder: RolloutFolder) -> None:
+    def refuse() -> None:
+        while not (wanted := folder.read_wanted("digits")):
+            time.sleep(0.02)
+        folder.write_wanted(wanted.changed("aborted", reason="its labels differ"))
+
+    server = threading.Thread(target=refuse)
+    server.start()
+    with pytest.raises(RolloutError, match="not tried: its labels differ"):
+        opened.start(3, shadow=0.05)
+    server.join()
+
+
 def test_time_left(opened: Rollout, folder: RolloutFolder) -> None:
     wanted = Wanted(
         model="digits", candidate=3, serving=2, share=0.05, gates=Gates(agree=0.99, requests=1000), changed_at=1000.0
