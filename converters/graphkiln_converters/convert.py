@@ -160,6 +160,8 @@ def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | Non
         warn_without_preprocess(model)
         answers = source.answers if exported else None
         proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE, answers)
+        if proven.quantizer:  # a repeated conversion makes the same graph, on other machines, too
+            recipe = recipe.model_copy(update={"int8_by": proven.quantizer})
         digests = digest_files(recipe, source.digest)
         seconds = time.perf_counter() - begun
         version = new_version(recipe, model, proven, command=command, seconds=seconds, digests=digests)
@@ -844,4 +846,5 @@ def new_version(
         conversion=conversion,
         max_batch_size=0 if proof.golden.whole else recipe.max_batch_size,
         accepts_images=recipe.input == "encoded",
+        engine=proven.engine,
     )

@@ -45,8 +45,10 @@ from graphkiln_backend.passes.edge import Arrays, Edge
 from graphkiln_backend.passes.graph_file import OPSET, load, save
 from graphkiln_backend.passes.precision import LowerPrecision, lowered_products, matches, name_nodes
 from graphkiln_backend.passes.rounding import emulate
-from graphkiln_backend.proof.policy import BY_PRECISION, REPLAY
+from graphkiln_backend.proof.policy import BY_PRECISION
+from graphkiln_backend.repository.config import read_config
 from graphkiln_backend.repository.onnx_file import PRODUCTS
+from graphkiln_backend.repository.version import CONFIG_FILE
 from graphkiln_backend.system.resources import usable_cores
 from graphkiln_converters.prove import (
     Proof,
@@ -54,7 +56,6 @@ from graphkiln_converters.prove import (
     ReferenceSamples,
     prove_graph,
     prove_served,
-    replay_golden,
     with_own_limit,
 )
 from graphkiln_converters.recipe import Recipe
@@ -261,12 +262,18 @@ def _prove_fastest(
 ) -> tuple[ProvenGraph, str]:
     """Quantize with each installed quantizer, and keep the graph that is fastest on this CPU among those proven.
 
+    If that takes another engine than the default one, the graph is proven in that engine, too, and a new config.pbtxt
+    has `engine: auto`: a server on another machine may lack the engine, or be faster without it.
+
     Returns:
         The graph, and a note on the choice.
 
     Raises:
-        GraphkilnError: No quantizer makes a graph that passes the proof: the error of ONNX Runtime's.
+        GraphkilnError: No quantizer makes a graph that passes the proof: the error of ONNX Runtime's; or the model's
+            config.pbtxt cannot be read.
     """
+    config = recipe.model_store / recipe.name / CONFIG_FILE
+    engines = _served_engines(config)
     proven: dict[str, ProvenGraph] = {}
     refused: dict[str, GraphkilnError] = {}
     for quantizer in ("onnxruntime", *filter(find_spec, _OTHER_QUANTIZERS)):
@@ -281,38 +288,66 @@ def _prove_fastest(
     if not proven:
         raise next(iter(refused.values()))
     _log.info("comparing the speed of quantizers")
-    taken = _fastest_times(proven, samples[0].ranking or samples[0].task)
+    taken = _fastest_times(proven, recipe, engines, samples[0].ranking or samples[0].task)
+    write = ""
     if not taken:
         chosen, text = next(iter(proven)), "not compared: no engine of this machine runs it"
     else:
         chosen = min(taken, key=lambda name: taken[name][0])
         seconds, engine = taken[chosen]
         text = f"the fastest on {hardware.cpu_name()}, with {engine}"
-        if engine != REFERENCE_ENGINE:
-            text += f" (set engine: {engine}, or auto)"
+        if engine != REFERENCE_ENGINE and not config.exists():
+            write = "auto"
+            text += f" (written into config.pbtxt: engine: {write})"
+        elif len(engines) == 1:
+            text += ", the engine of config.pbtxt"
         slower = [f"{name} {seconds / took:.2f}x with {by}" for name, (took, by) in taken.items() if name != chosen]
         text = "; ".join([text, *slower])
     left_out = [f"{name} refused: {str(error).splitlines()[0]}" for name, error in refused.items()]
     text = "; ".join([f"quantized by {chosen}: {text}", *left_out])
     _log.info("%s", text)
-    return proven[chosen], text
+    return replace(proven[chosen], quantizer=chosen, engine=write), text
 
 
-def _fastest_times(graphs: Mapping[str, ProvenGraph], reading: Reading | None) -> dict[str, tuple[float, str]]:
+def _served_engines(config: Path) -> tuple[str, ...]:
+    """Engines that a server may use for a model: that of its config.pbtxt, which is never changed, if there is one.
+
+    Raises:
+        RepositoryError: It cannot be read.
+    """
+    if not config.exists():
+        return _ENGINES
+    parameters = read_config(config).parameters
+    engine = parameters["engine"].string_value if "engine" in parameters else REFERENCE_ENGINE
+    return _ENGINES if engine == "auto" else (engine,)
+
+
+def _fastest_times(
+    graphs: Mapping[str, ProvenGraph], recipe: Recipe, engines: Sequence[str], reading: Reading | None
+) -> dict[str, tuple[float, str]]:
     """Measure graphs in turns, in each engine; the least seconds of each, and the engine.
 
-    An engine that does not give the golden outputs of a graph is not measured with it.
+    An engine in which a graph is not proven is not measured with it. In the default engine all are.
     """
+    limits = with_own_limit(BY_PRECISION[Precision.INT8], recipe.relative_l2)
     feeds = next(iter(graphs.values())).proof.golden.batch(_BATCH)
     found: dict[str, tuple[float, str]] = {}
-    for engine in _ENGINES:
+    for engine in engines:
         with ExitStack() as opened:
             runs = {}
             for name, each in graphs.items():
                 try:
+                    if engine != REFERENCE_ENGINE:
+                        prove_served(
+                            each.graph,
+                            each.proof.golden,
+                            Precision.INT8,
+                            limits,
+                            reading=reading,
+                            largest_batch=recipe.max_batch_size,
+                            engine=engine,
+                        )
                     session = opened.enter_context(load_engine(engine).build(each.graph, _to_compare(engine)))
-                    trusted, limits = each.proof.golden.graph_outputs, REPLAY[Precision.INT8]
-                    replay_golden(session, each.proof.golden, trusted, limits, reading=reading, sizes=(1, 2, _BATCH))
                 except GraphkilnError as error:
                     _log.debug("int8 by %s is not measured with %s: %s", name, engine, error)
                 else:

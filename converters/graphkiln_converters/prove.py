@@ -107,6 +107,8 @@ class ProvenGraph:
         verification: All proofs.
         notes: Remarks for the log and the manifest.
         precision: Precision of its products.
+        quantizer: The quantizer that was chosen by speed; empty if the recipe names it.
+        engine: Value of `engine` for a new config.pbtxt; empty for the default.
     """
 
     graph: Path
@@ -115,6 +117,8 @@ class ProvenGraph:
     verification: tuple[Verification, ...]
     notes: tuple[str, ...] = ()
     precision: Precision = Precision.FP32
+    quantizer: str = ""
+    engine: str = ""
 
 
 def other_batch_sizes(saved: int) -> tuple[int, ...]:
@@ -203,8 +207,9 @@ def prove_served(
     reading: Reading | None,
     largest_batch: int,
     way_out: str = "",
+    engine: str = REFERENCE_ENGINE,
 ) -> None:
-    """Replay golden samples on the session that `verify`, `explain` and a server build by default.
+    """Replay golden samples on the session that `verify`, `explain` and a server build.
 
     Args:
         graph: The proven graph.
@@ -214,6 +219,7 @@ def prove_served(
         reading: Interpretation of the outputs by users, or None.
         largest_batch: Largest batch that the server will form.
         way_out: Hint for the user if the outputs differ.
+        engine: Engine of the session; the default is that of a server.
 
     Raises:
         VerificationError: The session cannot be built, or its outputs differ.
@@ -221,16 +227,16 @@ def prove_served(
     if precision is Precision.BF16:
         return  # on CPUs ONNX Runtime does not serve it, as a note of the conversion says
     config = SessionConfig(
-        engine=REFERENCE_ENGINE,
+        engine=engine,
         device=CPU,
         threads=usable_cores(),
         spin=False,
-        reason="the default",
+        reason="the default" if engine == REFERENCE_ENGINE else "the fastest",
         largest_batch=largest_batch,
     )
     sizes = tuple(sorted({*REPLAYED_SIZES, largest_batch}))
     try:
-        with load_engine(REFERENCE_ENGINE).build(graph, config) as session:
+        with load_engine(engine).build(graph, config) as session:
             for trusted, limits in ((golden.graph_outputs, REPLAY[precision]), (golden.source_outputs, source)):
                 replay_golden(session, golden, trusted, limits, reading=reading, sizes=sizes)
     except (LoweringError, ExecutionError, SignatureError) as error:

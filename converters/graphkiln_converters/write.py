@@ -90,6 +90,7 @@ class NewVersion:
         conversion: Details of the conversion, or None.
         max_batch_size: Maximum batch size, for a new config.pbtxt.
         accepts_images: Whether the model also accepts encoded images.
+        engine: Value of `engine` in a new config.pbtxt; empty for the default.
     """
 
     graph: Path
@@ -100,6 +101,7 @@ class NewVersion:
     conversion: Conversion | None = None
     max_batch_size: int = _MAX_BATCH_SIZE
     accepts_images: bool = False
+    engine: str = ""
 
 
 def prove_and_write(
@@ -194,6 +196,8 @@ def _config_text(name: str, version: NewVersion) -> str:
             preprocess=version.source.preprocess, ranking=version.source.ranking, task=version.source.task
         ),
     )
+    if version.engine:
+        text += f'parameters {{ key: "engine" value {{ string_value: "{version.engine}" }} }}\n'
     return f"{text}{ACCEPT_IMAGES_LINE}\n" if version.accepts_images else text
 
 

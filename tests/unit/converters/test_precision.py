@@ -18,14 +18,17 @@ from hypothesis import strategies as st
 
 from graphkiln_backend.engines.onnxruntime import OnnxRuntimeEngine
 from graphkiln_backend.engines.onnxruntime.quantization import Quantization, quantize
+from graphkiln_backend.engines.openvino import OpenVinoSession
 from graphkiln_backend.engines.registry import load_engine
 from graphkiln_backend.graph.errors import ConversionError, EngineUnavailable, LoweringError, VerificationError
 from graphkiln_backend.graph.golden import GoldenSamples
+from graphkiln_backend.graph.manifest import Manifest
 from graphkiln_backend.passes.base import Rewritten
 from graphkiln_backend.passes.edge import Edge
 from graphkiln_backend.passes.graph_file import load, save
 from graphkiln_backend.passes.precision import name_nodes
 from graphkiln_backend.proof.policy import EXPORT
+from graphkiln_backend.repository.config import read_config
 from graphkiln_converters import precision
 from graphkiln_converters.convert import convert
 from graphkiln_converters.precision import (
@@ -244,14 +247,47 @@ class TestFastestQuantizer:
         assert [verdict.step for verdict in lowered.verification] == ["export", "int8"]
         choice = lowered.notes[-2]
         assert choice.startswith("quantized by nncf: the fastest on ")
-        assert choice.endswith("with openvino (set engine: openvino, or auto); onnxruntime 0.50x with onnxruntime")
+        assert choice.endswith(
+            "with openvino (written into config.pbtxt: engine: auto); onnxruntime 0.50x with onnxruntime"
+        )
         assert lowered.notes[-1] == "compared"
+        assert (lowered.quantizer, lowered.engine) == ("nncf", "auto")
+
+    def test_a_version_has_its_engine_and_its_quantizer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        save(graph(TEXT, **USUAL), tmp_path / "source.onnx")
+        np.savez(tmp_path / "calibration.npz", x=draw(64, 8, seed=6))
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
+        given = {"source": str(tmp_path / "source.onnx"), "name": "m", "model_store": tmp_path / "store"}
+        int8 = {"precision": "int8", "calibration": tmp_path / "calibration.npz", "int8_by": "fastest"}
+        version = convert(Recipe.model_validate({**given, **int8, "relative_l2": 0.9}))
+        parameters = read_config(version.parent / "config.pbtxt").parameters
+        assert parameters["engine"].string_value == "auto"
+        manifest = Manifest.read(version / "manifest.json")
+        assert manifest.conversion is not None
+        assert manifest.conversion.recipe["int8_by"] == "nncf"  # repeated, it is the same graph
+        assert "nncf" in manifest.provenance.versions
+
+    @pytest.mark.parametrize(
+        ("written", "kept"),
+        [("", "onnxruntime"), ('parameters { key: "engine" value { string_value: "auto" } }', "nncf")],
+    )
+    def test_engines_are_those_of_an_existing_configuration(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, kept: str
+    ) -> None:
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.pbtxt").write_text(written)
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
+        fields: dict[str, Any] = {"int8_by": "fastest", "relative_l2": 0.9, "model_store": tmp_path}
+        lowered = lower(tmp_path, USUAL, precision="int8", **fields)
+        assert (lowered.quantizer, lowered.engine) == (kept, "")  # the configuration is the user's
+        assert ("the engine of config.pbtxt" in lowered.notes[-2]) == (not written)
 
     def test_the_default_quantizer_may_be_the_fastest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         taking_by_quantizer(monkeypatch, onnxruntime=(0.1, 0.3), nncf=(0.4, 0.2))
         lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9)
         assert lowered.graph.parent.name == "int8-onnxruntime"
         assert lowered.notes[-2].endswith("with onnxruntime; nncf 0.50x with openvino")
+        assert (lowered.quantizer, lowered.engine) == ("onnxruntime", "")
 
     def test_a_graph_that_is_not_proven_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """However fast it is."""
@@ -268,11 +304,12 @@ class TestFastestQuantizer:
     def test_an_engine_with_other_outputs_is_not_measured(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        def replay(session: Any, *_: object, **__: object) -> None:
-            if "openvino" in type(session).__module__:
-                raise VerificationError("other outputs", report="none")
-
-        monkeypatch.setattr(precision, "replay_golden", replay)
+        run = OpenVinoSession.run
+        monkeypatch.setattr(
+            OpenVinoSession,
+            "run",
+            lambda *feeds: {name: array + np.float32(9) for name, array in run(*feeds).items()},
+        )
         taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.01), nncf=(0.4, 0.01))
         assert (
             lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9).graph.parent.name

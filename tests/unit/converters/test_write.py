@@ -90,6 +90,10 @@ class TestWriting:
         assert config.output[0].label_filename == ""  # the labels are the version's own
         assert {"preprocess", "ranking"} <= set(config.parameters)
 
+    def test_the_configuration_has_the_engine(self, version: NewVersion, folder: Path) -> None:
+        write_version(replace(version, engine="auto"), folder, 1)
+        assert read_config(folder / "config.pbtxt").parameters["engine"].string_value == "auto"
+
     def test_existing_files_are_not_replaced(self, version: NewVersion, folder: Path) -> None:
         folder.mkdir(parents=True)
         (folder / "config.pbtxt").write_text("# mine\n")
