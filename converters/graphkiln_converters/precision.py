@@ -183,8 +183,17 @@ def lower_and_prove(
         proven, note = _prove_fastest(fp32, recipe, samples, calibration, batch_sizes)
     else:
         proven, note = _lower_and_prove(fp32, recipe, samples, calibration, batch_sizes, folder=recipe.precision), ""
+        if _may_be_faster(recipe):
+            _log.info("--int8-by fastest may be faster on %s: it tries NNCF and OpenVINO, too", hardware.cpu_name())
     speed = compare_speed(fp32.graph, proven.graph, proven.proof.golden) if recipe.precision is Precision.INT8 else ""
     return replace(proven, notes=(*proven.notes, *filter(None, [note, speed])))
+
+
+def _may_be_faster(recipe: Recipe) -> bool:
+    """Return true if `--int8-by fastest` would try more than a recipe that leaves the quantizer to the default."""
+    is_default = recipe.int8_by == "onnxruntime" and recipe.calibration_method == "minmax" and recipe.quantize_bias
+    others = all(map(find_spec, ("nncf", "openvino"))) and not hardware.saturates_products_of_bytes()
+    return recipe.precision is Precision.INT8 and is_default and others
 
 
 def _lower_and_prove(

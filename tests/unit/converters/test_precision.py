@@ -282,6 +282,24 @@ class TestFastestQuantizer:
         assert (lowered.quantizer, lowered.engine) == (kept, "")  # the configuration is the user's
         assert ("the engine of config.pbtxt" in lowered.notes[-2]) == (not written)
 
+    @pytest.mark.parametrize(
+        ("fields", "saturates", "named"),
+        [({}, False, True), ({"calibration_method": "entropy"}, False, False), ({}, True, False)],
+    )
+    def test_it_is_named_where_it_may_be_faster(  # noqa: PLR0917 - fixtures and parameters
+        self,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        fields: dict[str, Any],
+        saturates: bool,
+        named: bool,
+    ) -> None:
+        monkeypatch.setattr(precision.hardware, "saturates_products_of_bytes", lambda: saturates)
+        with caplog.at_level(logging.INFO):
+            lower(tmp_path, USUAL, precision="int8", relative_l2=0.9, **fields)
+        assert ("--int8-by fastest may be faster on" in caplog.text) == named
+
     def test_the_default_quantizer_may_be_the_fastest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         taking_by_quantizer(monkeypatch, onnxruntime=(0.1, 0.3), nncf=(0.4, 0.2))
         lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9)
