@@ -124,6 +124,28 @@ class TestConverted:
         digests.add(read_model(wanted, cache, 1).configuration(wanted))
         assert len(digests - {first}) == 4
 
+    @pytest.mark.parametrize(
+        ("options", "digest"),
+        [
+            ({}, "08f388366071d75a"),
+            ({"top_k": 3}, "7ef3d186bfeac5ac"),
+            ({"softmax": True}, "07c65df0afe8257e"),
+            ({"outputs": ("OUTPUT_0",)}, "1802d2c285923e92"),
+            (
+                {"keep_columns": ("a", "b"), "image_column": "i", "id_column": "k"},
+                "22fcaa67f55224b2",
+            ),
+            ({"overrides": (Override("engine", "openvino", "--set"),)}, "86a6beb5fa0e6a86"),
+            ({"overrides": (Override("precision", "bf16", "--set"),)}, "67dce4ed45cc8888"),
+        ],
+    )
+    def test_runs_of_earlier_releases_are_resumed(
+        self, digits: Path, cache: ArtifactCache, options: dict[str, Any], digest: str
+    ) -> None:
+        """The digests are those of the commit df8567b4: with others, its unfinished runs would be refused."""
+        wanted = request(digits, **options)
+        assert read_model(wanted, cache, 1).configuration(wanted) == digest
+
 
 class TestDroppedIn:
     def test_config_pbtxt_is_used(self, store: Path, cache: ArtifactCache) -> None:
