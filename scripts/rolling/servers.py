@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 from urllib.error import URLError
@@ -18,6 +18,7 @@ from graphkiln_backend.system import processes
 
 READY_S = 300
 STOP_S = 60
+SERVE = (sys.executable, "-m", "graphkiln.cli", "serve", "--edge=on")
 _CONFIGURATION = """\
 global
     stats socket {socket} mode 600 level admin
@@ -53,27 +54,27 @@ class Replaceable(Protocol):
 
 
 class ServedProcess:
-    """`graphkiln serve`; use it as a context manager."""
+    """`graphkiln serve`; use it as a context manager.
 
-    def __init__(self, store: Path, log: Path) -> None:
+    Args:
+        store: Model store.
+        log: File for its output.
+
+    Attributes:
+        command: Command of the next start, without store and ports.
+    """
+
+    def __init__(self, store: Path, log: Path, command: Sequence[str] = SERVE) -> None:
         self.http_port, *rest = free_ports(3)
         self._ports = (self.http_port, *rest)
         self._store, self._log = store, log
+        self.command = command
 
     def start(self) -> None:
         """Start the next one and wait until it is ready."""
         names = ("http", "grpc", "metrics")
         ports = [f"--{name}-port={port}" for name, port in zip(names, self._ports, strict=True)]
-        command = [
-            sys.executable,
-            "-m",
-            "graphkiln.cli",
-            "serve",
-            f"--model-store={self._store}",
-            "--drain=20",
-            "--edge=on",
-            *ports,
-        ]
+        command = [*self.command, f"--model-store={self._store}", "--drain=20", *ports]
         with self._log.open("ab") as log:
             self._process = processes.start(command, log=log)
         wait(lambda: is_ready(self.http_port), "graphkiln serve", lambda: self._process.poll() is not None)

@@ -6,14 +6,19 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import numpy as np
+import pytest
 from aiohttp import web
 
+from rolling import rolling_update
 from rolling.pods import on_this_machine
-from rolling.rolling_update import Outcome, make_request, send
-from rolling.servers import Proxy
+from rolling.rolling_update import Outcome, Question, roll, send
+from rolling.servers import SERVE, Proxy, ServedProcess
 
+DIGITS = Path(__file__).parents[2] / "model_repository" / "digits" / "1"
+ZEROS = Question(np.zeros((1, 2), np.float32), np.zeros(10, np.float32))
 Respond = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
@@ -27,11 +32,18 @@ def test_haproxy_has_both_servers_and_does_not_retry(tmp_path: Path) -> None:
 
 
 def test_a_request_is_a_digit_in_the_protocol_of_the_server() -> None:
-    body, headers = make_request()
+    body, headers = Question.golden(DIGITS).request()
     described = json.loads(body[: int(headers["Inference-Header-Content-Length"])])
     (tensor,) = described["inputs"]
     content = np.frombuffer(body[int(headers["Inference-Header-Content-Length"]) :], np.float32)
     assert content.reshape(tensor["shape"]).nbytes == tensor["parameters"]["binary_data_size"] == 4096
+
+
+def test_an_answer_with_other_scores_is_wrong() -> None:
+    question = Question.golden(DIGITS)
+    scores = question.scores.tolist()
+    assert question.is_answered_by(json.dumps({"outputs": [{"data": scores}]}).encode())
+    assert not question.is_answered_by(json.dumps({"outputs": [{"data": scores[::-1]}]}).encode())
 
 
 def send_to(outcome: Outcome, respond: Respond, has_seen_enough: Callable[[], bool]) -> None:
@@ -52,7 +64,7 @@ def send_to(outcome: Outcome, respond: Respond, has_seen_enough: Callable[[], bo
         await runner.setup()
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         try:
-            await send(f"http://127.0.0.1:{runner.addresses[0][1]}/", outcome, stop)
+            await send(f"http://127.0.0.1:{runner.addresses[0][1]}/", ZEROS, outcome, stop)
         finally:
             await runner.cleanup()
 
@@ -68,7 +80,7 @@ def test_an_answer_without_the_outputs_is_a_failure() -> None:
         return web.json_response({"outputs": [{"data": data}]}, status=status)
 
     send_to(outcome, respond, lambda: outcome.answered > 2)
-    assert outcome.failed == {"HTTP 503": 1, "HTTP 200": 1}
+    assert outcome.failed == {"HTTP 503": 1, "wrong answer": 1}
     assert outcome.answered > 2
     assert outcome.sent == outcome.answered + 2
     assert outcome.latency_ms.keys() == {"p50", "p99", "worst"}
@@ -87,6 +99,29 @@ def test_a_connection_that_is_cut_off_is_a_failure() -> None:
     send_to(outcome, respond, lambda: len(seen) > 5)
     assert list(outcome.failed.values()) == [1]
     assert outcome.answered == outcome.sent - 1
+
+
+class Lasting(ServedProcess):
+    """A server that is replaced without processes."""
+
+    started: list[tuple[str, ...]]
+
+    def start(self) -> None:
+        self.started.append(tuple(self.command))
+
+    def stop(self) -> None: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+
+def test_a_round_brings_this_release_and_the_next_one_the_other_one_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    Lasting.started = []
+    monkeypatch.setattr(rolling_update, "ServedProcess", Lasting)
+    monkeypatch.setattr(rolling_update, "Proxy", MagicMock())
+    outcome = asyncio.run(roll(10, 2, "", ["other", "serve"], pause=False))
+    assert Lasting.started == [("other", "serve")] * 2 + [SERVE] * 2 + [("other", "serve")] * 2
+    assert [release for release, _ in outcome.starts] == ["this"] * 2 + ["other"] * 2
+    assert outcome.replacements == 4
 
 
 def test_a_pod_gets_unique_names_and_ports() -> None:
