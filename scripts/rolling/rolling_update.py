@@ -23,12 +23,12 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import numpy as np
 
 from graphkiln.story.variants import machine_facts
+from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.golden import GoldenSamples
 from rolling.pods import ServedPod
 from rolling.servers import SERVE, Proxy, Replaceable, ServedProcess, wait
@@ -82,8 +82,8 @@ class Question:
         scores: The row of the answer.
     """
 
-    row: np.ndarray[Any, np.dtype[np.float32]]
-    scores: np.ndarray[Any, np.dtype[np.float32]]
+    row: AnyArray
+    scores: AnyArray
 
     @classmethod
     def golden(cls, version: Path) -> Question:

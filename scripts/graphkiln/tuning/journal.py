@@ -30,7 +30,7 @@ from graphkiln_backend.graph.files import MIB, read_bytes
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.locks import try_lock
 
-_VERSION = 1
+_VERSION = 2
 _LIMIT = 256 * MIB
 
 
