@@ -197,10 +197,10 @@ class Snapshot:
     """
 
     def __init__(self, name: TableName) -> None:
+        self._name = name
+        self._table = load_table(name)  # before the imports: it says which extra is missing
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
-        self._name = name
-        self._table = load_table(name)
         found = self._find(name.snapshot)
         self.id: int = found.snapshot_id
         self.location: str = self._table.metadata.location
@@ -437,9 +437,9 @@ class ResultTable:
         Raises:
             StoreError: The catalog does not answer.
         """
+        catalog = load_catalog(name, store_unavailable)
         from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
-        catalog = load_catalog(name, store_unavailable)
         with explained(f"table {name.text}", store_unavailable):
             try:
                 return cls(name, catalog.load_table(name.table))
@@ -453,10 +453,10 @@ class ResultTable:
         Raises:
             ScoringError: There is no such namespace, or Iceberg has no such columns.
         """
+        catalog = load_catalog(name, store_unavailable)
         from pyiceberg.exceptions import NoSuchNamespaceError, TableAlreadyExistsError
         from pyiceberg.io.pyarrow import UnsupportedPyArrowTypeException
 
-        catalog = load_catalog(name, store_unavailable)
         with explained(f"table {name.text}", store_unavailable):
             try:
                 return cls(name, catalog.create_table(name.table, writable_schema(schema)))
