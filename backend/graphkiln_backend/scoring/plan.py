@@ -112,7 +112,8 @@ def open_destination(request: ScoreRequest) -> Destination:
     """
     text, ledger, format_ = request.destination, request.ledger, request.format
     if format_ and format_ not in _FORMATS:
-        raise ScoringError(f"unknown --format {format_}", hint=f"use one of {', '.join(_FORMATS)}")
+        named = f"; an Iceberg table is named by --out {ICEBERG}CATALOG/NAMESPACE.TABLE" if format_ == "iceberg" else ""
+        raise ScoringError(f"unknown --format {format_}", hint=f"use one of {', '.join(_FORMATS)}{named}")
     scheme = found[1] if (found := _SCHEME.match(text)) else ""
     if ledger and (format_ == "delta" or scheme not in _OBJECT_SCHEMES):
         raise ScoringError(f"{redact(text)} needs no ledger: its commits are exclusive", hint="leave out --ledger")

@@ -85,6 +85,8 @@ def test_unsupported_destination_is_refused(text: str) -> None:
 def test_unknown_format_is_refused() -> None:
     with pytest.raises(ScoringError, match=r"csv.*parquet, delta"):
         destination_at("/data/out", format="csv")
+    with pytest.raises(ScoringError, match="--out iceberg:CATALOG"):
+        destination_at("s3://answers/2026", format="iceberg")
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,12 @@ class DeltaSource:
         try:
             return deltalake.DeltaTable(location, version=self.version, storage_options=options)
         except (deltalake.exceptions.DeltaError, OSError) as error:
-            which = "" if self.version is None else f" at version {self.version}"
+            if self.version is None:
+                which, hint = "", self._way_round
+            else:
+                which, hint = f" at version {self.version}", "name a version that the log has, or none for the newest"
             raise ScoringError(
-                f"the log of the Delta table {self.place.text} cannot be read{which}: {error}", hint=self._way_round
+                f"the log of the Delta table {self.place.text} cannot be read{which}: {error}", hint=hint
             ) from error
 
     def _check(self, table: Any) -> None:

@@ -73,7 +73,7 @@ def test_folder_with_a_version_in_its_name(folder: Path) -> None:
 
 
 def test_missing_versions_files_and_logs_are_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(ScoringError, match=r"cannot be read at version 9: .*\*\*/\*\.parquet"):
+    with pytest.raises(ScoringError, match=r"cannot be read at version 9: .*name a version"):
         plan(files_source(f"{folder}@v9"))
     gone = min(folder.glob("*.parquet"))
     gone.unlink()
