@@ -63,7 +63,7 @@ from graphkiln_converters.prove import (
     prove_served,
     with_own_limit,
 )
-from graphkiln_converters.recipe import Recipe, check_file
+from graphkiln_converters.recipe import FILE_SUFFIXES, Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import (
     MOST_READ,
@@ -376,7 +376,6 @@ def _check_store(store: Path, name: str) -> None:
 
 # The source: fetched if it is remote, opened, completed by the recipe.
 
-_FILE_SUFFIXES = (".onnx", ".pt2", ".skops", ".keras", ".pt", ".pth")
 _FILE_KINDS = ("torchscript", "sklearn", "keras")  # KIND:LOCATION with a single file as location
 _MLFLOW = "mlflow"
 
@@ -416,8 +415,8 @@ def local_source(source: str) -> Iterator[str]:
         return
     if text.startswith(("http://", "https://")):
         raise ConversionError(f"{text} is a web page", hint="download the file, and convert that")
-    if PurePosixPath(text).suffix not in _FILE_SUFFIXES:
-        raise ConversionError(f"{text} is not a model file", hint=f"expected one of *{', *'.join(_FILE_SUFFIXES)}")
+    if PurePosixPath(text).suffix not in FILE_SUFFIXES:
+        raise ConversionError(f"{text} is not a model file", hint=f"expected one of *{', *'.join(FILE_SUFFIXES)}")
     address = RemoteAddress.parse(text)
     if address is None:
         raise ConversionError(f"{text} is not an address of a file")

@@ -283,6 +283,8 @@ def respelled(document: Mapping[str, Any]) -> dict[str, Any]:
 
 # Default model name for a source.
 
+# Files that are sources, with or without a kind.
+FILE_SUFFIXES = (".onnx", ".pt2", ".skops", ".keras", ".pt", ".pth")
 _KIND = re.compile(r"[a-z]{2,}(?=:)")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
 # Meaningless names, for which the name of the folder is used.
@@ -302,6 +304,8 @@ def name_of(source: str) -> str:
         location = location.partition("@")[0]
     if kind and kind[0] == "python":
         return _legal(location.rpartition(":")[2])
+    if kind and PurePath(location).suffix in FILE_SUFFIXES:
+        location = location.removesuffix(PurePath(location).suffix)  # not of `timm:resnet34.a1_in1k`
     if kind and "/" not in location:
         return _legal(location)
     path = PurePath(location)

@@ -266,7 +266,7 @@ def suggest(source: str, kinds: Collection[str]) -> str:
             return f"name the function that returns the model: python:{path}:FUNCTION"
         return f"weights need an architecture: torchvision:ARCH --weights {path}" if path.suffix in _WEIGHTS else ""
     meant = _in_folder(path) if path.is_dir() else ""
-    if not meant and path.suffix and (similar := near_file(path)):
+    if not meant and path.suffix.lower() in _SUFFIXES and (similar := near_file(path)):
         return similar
     if not meant and not source.startswith((".", "/", "~")):
         meant = _of_kind(source, kinds) or _of_architecture(source)

@@ -110,6 +110,8 @@ def test_only_these_fields_have_no_flag() -> None:
         ("python:package.module:factory", "factory"),
         ("exported/Net v2.pt2", "Net-v2"),
         ("net.onnx", "net"),
+        ("torchscript:scripted.pt", "scripted"),
+        ("keras:store/flowers/1/model.keras", "flowers"),
         ("store/digits/1/model.onnx", "digits"),
         ("model.onnx", "model"),
         ("oneflow:saved/tokens", "tokens"),

@@ -182,6 +182,14 @@ def test_the_nearest_source_is_suggested(source: str, meant: str) -> None:
     assert suggest(source, KINDS) == f"did you mean '{meant}'?"
 
 
+def test_a_file_that_is_no_source_is_not_suggested(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "small.safetensors").touch()
+    (tmp_path / "small.onnx").touch()
+    assert suggest("layers:small.safetensors", KINDS) == ""
+    assert suggest("layers:small.onnx", KINDS) == "did you mean 'small.onnx'?"
+
+
 def test_existing_folders_and_files_are_suggested_as_sources(tmp_path: Path) -> None:
     files = ("bert/config.json", "flow/model.mlir", "store/net/1/model.onnx", "net.py", "net.pth", "empty/x.txt")
     for name in files:
