@@ -88,7 +88,8 @@ def check_models(request: Request) -> Iterator[Finding]:
             yield Finding(subject=str(store), level=Level.WARNING, message="the model store contains no model")
         for model in models:
             if backend := other_backend(model, backends):
-                yield find_other(model, backend, backends)
+                is_ensemble = backend == "ensemble"
+                yield find_steps(model, models) if is_ensemble else find_other(model, backend, backends)
                 continue
             found, need = examine_model(model, compare_hashes=is_small)
             needs += [need] if need else []
@@ -186,13 +187,31 @@ def other_backend(model: Path, backends: Sequence[Path]) -> str:
     return "" if name in names else name or str(config.platform)
 
 
+def find_steps(ensemble: Path, models: Sequence[Path]) -> Finding:
+    """Check that the store has the models of an ensemble's steps; Triton itself runs ensembles."""
+    from graphkiln_backend.graph.text import did_you_mean
+    from graphkiln_backend.repository.config import read_config
+    from graphkiln_backend.repository.version import CONFIG_FILE
+
+    known = [model.name for model in models]
+    steps = [step.model_name for step in read_config(ensemble / CONFIG_FILE).ensemble_scheduling.step]
+    if absent := [name for name in steps if name not in known]:
+        hint = did_you_mean(absent[0], known)
+        message = f"ensemble: its step {absent[0]!r} is not a model of this store"
+        return Finding(subject=ensemble.name, level=Level.ERROR, message=message, hint=hint)
+    return Finding(subject=ensemble.name, message=f"ensemble of {', '.join(steps)}")
+
+
 def find_other(model: Path, backend: str, backends: Sequence[Path]) -> Finding:
     """Check that a model's backend is installed and that its versions can be proven through the server."""
+    from graphkiln_backend.repository.config import DROP_IN_BACKEND, DROP_IN_PLATFORM
     from graphkiln_backend.repository.version import claims_proof
 
     message = f"backend {backend}"
     if not any((folder / backend.partition("_")[0]).is_dir() for folder in backends):
         hint = "serve it with NVIDIA's image of Triton, or name its folder: --backend-directory DIR"
+        if backend == DROP_IN_BACKEND:  # only its platform has this name
+            hint = f'write backend: "{backend}" in its config.pbtxt, or platform: "{DROP_IN_PLATFORM}"'
         return Finding(subject=model.name, level=Level.ERROR, message=f"{message} is not installed", hint=hint)
     versions = versions_of(model)
     unproven = [version.name for version in versions if not claims_proof(version)]

@@ -76,6 +76,22 @@ def test_models_of_other_backends(store: Path) -> None:
     assert "not installed" in found["plan"].message
 
 
+def test_ensembles_are_tritons(store: Path) -> None:
+    for name, step in {"whole": "digits", "typo": "digit"}.items():
+        (store / name / "1").mkdir(parents=True)
+        (store / name / "config.pbtxt").write_text(
+            f'platform: "ensemble" ensemble_scheduling {{ step {{ model_name: "{step}" model_version: -1 }} }}'
+        )
+    found = check(store)
+    assert (found["whole"].level, found["whole"].message) == (Level.OK, "ensemble of digits")
+    assert (found["typo"].level, found["typo"].hint) == (Level.ERROR, "did you mean 'digits'?")
+
+
+def test_a_backend_that_is_named_as_a_platform(store: Path) -> None:
+    (store / "digits" / "config.pbtxt").write_text('platform: "onnxruntime"')
+    assert 'write backend: "onnxruntime"' in check(store)["digits"].hint
+
+
 def test_damaged_openvino_ir(tmp_path: Path) -> None:
     path = save_ir(product(), tmp_path / "net" / "1" / "model.xml")
     os.truncate(path.with_suffix(".bin"), 4)
