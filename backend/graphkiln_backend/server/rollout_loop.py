@@ -36,7 +36,7 @@ from graphkiln_backend.server.flags import ListenAddress
 from graphkiln_backend.server.managed_stores import ManagedStores, ShownModel
 from graphkiln_backend.server.mirror import Mirror
 from graphkiln_backend.server.repository_control import RepositoryControl
-from graphkiln_backend.server.rollouts import Progress, RolloutError, RolloutFolder, Wanted, digest_files
+from graphkiln_backend.server.rollouts import Progress, RolloutError, RolloutFolder, Wanted, digest_files, rolled_back
 from graphkiln_backend.server.watchdog import StarvationDetector, core_use
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_backend.system.signals import ServerStopping
@@ -335,7 +335,8 @@ class RolloutController(Closeable):
         if candidate_name(name) in self._stores.shown:
             raise RolloutError(f"a model of the store is named {candidate_name(name)}", hint="rename it")
         planned = self._stores.plan_candidate(stored, candidate, wanted.traffic)
-        left = {*stored.versions} - ({wanted.serving} if wanted.serving > candidate else set())
+        gone = {*self._rollouts.hidden(name, stored.folder)} - {candidate} | {*rolled_back(wanted, stored.folder)}
+        left = [version for version in stored.versions if version not in gone]
         if candidate not in select_versions(read_config(stored.folder / CONFIG_FILE), left):
             raise RolloutError(f"the version_policy of {CONFIG_FILE} would not serve version {candidate}")
         self._refresh(name)
@@ -417,6 +418,9 @@ class RolloutController(Closeable):
         if wanted.phase == "aborted" and (stored := self._stores.scan().get(name)):  # until they change
             progress.files = digest_files(stored.folder / str(wanted.candidate))
             progress.aborted[str(wanted.candidate)] = progress.files
+        if wanted.phase == "promoted" and (stored := self._stores.scan().get(name)):  # also during later rollouts
+            replaced = rolled_back(wanted, stored.folder)
+            progress.aborted |= {str(each): digest_files(stored.folder / str(each)) for each in replaced}
         progress.phase, progress.share, progress.reason = wanted.phase, 0.0, wanted.reason
         progress.applied_serial, progress.updated_at = wanted.serial, time.time()
         if self._managed and wanted.phase == "aborted":

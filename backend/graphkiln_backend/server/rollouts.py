@@ -27,6 +27,7 @@ from typing import Literal, TypeVar
 from graphkiln_backend.graph.decoding import decode, encode_json
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.repository.stores import walk
+from graphkiln_backend.repository.version_folders import version_folders
 from graphkiln_backend.system.files import replace_file
 from graphkiln_backend.system.locks import lock, try_lock
 from graphkiln_backend.triton.rollout_files import Example, Latencies, Tally
@@ -340,6 +341,13 @@ def digest_files(folder: Path) -> str:
     return digest.hexdigest()[:16]
 
 
+def rolled_back(wanted: Wanted, folder: Path) -> list[int]:
+    """Versions of a model's folder that the promotion of an older one replaces; later ones are served."""
+    if wanted.candidate > wanted.serving:
+        return []
+    return [each for each in version_folders(folder.iterdir()) if wanted.candidate < each <= wanted.serving]
+
+
 @dataclass(kw_only=True, slots=True)
 class Rollouts:
     """The rollouts of the models of a server; kept across its restarts.
@@ -403,13 +411,12 @@ class Rollouts:
         progress = next((found for each in self.folders if (found := each.read_progress(model))), None)
         earlier = progress.aborted if progress else {}
         same = [name for name, files in earlier.items() if name.isdecimal() and files == digest_files(folder / name)]
-        hidden = dict.fromkeys(map(int, same), "its rollout was aborted")
+        hidden = dict.fromkeys(map(int, same), "its rollout was aborted, or it was rolled back")
         if wanted.is_running:
             return {**hidden, wanted.candidate: f"a rollout tries it ({wanted.phase})"}
         if wanted.phase == "promoted":
             hidden.pop(wanted.candidate, None)
-            older = wanted.candidate < wanted.serving
-            return hidden | ({wanted.serving: f"version {wanted.candidate} was promoted"} if older else {})
+            return hidden | dict.fromkeys(rolled_back(wanted, folder), f"version {wanted.candidate} was promoted")
         known = progress.files if progress and progress.candidate == wanted.candidate else ""
         if known and known != digest_files(folder / str(wanted.candidate)):
             return hidden

@@ -278,6 +278,35 @@ def test_an_older_version_can_be_promoted(tmp_path: Path) -> None:
     assert setup.restart().serving() == ([1], [])
 
 
+@pytest.mark.parametrize("second", ["aborted", "promoted"])
+def test_a_rollback_skips_what_came_between(setup: Setup, second: Phase) -> None:
+    setup.add(2)
+    setup.ask()
+    setup.steps()
+    setup.change(second)
+    setup.steps(1)
+    setup.add(3)
+    setup.ask(candidate=3, serving=setup.serving()[0][0])
+    setup.steps()
+    setup.change("promoted")
+    setup.steps(1)
+    assert setup.serving() == ([3], [])
+    setup.ask(candidate=1, serving=3)
+    setup.steps()
+    assert setup.serving() == ([3], [1])
+    setup.change("promoted")
+    setup.steps(1)
+    assert setup.serving() == ([1], [])
+    assert setup.restart().serving() == ([1], [])
+    setup.add(4)
+    setup.ask(candidate=4, serving=1)  # a later rollout does not bring back what was rolled back
+    setup.steps()
+    assert setup.serving() == ([1], [4])
+    setup.change("aborted")
+    setup.steps(1)
+    assert setup.restart().serving() == ([1], [])
+
+
 def test_a_version_that_serves_already_becomes_the_candidate(tmp_path: Path) -> None:
     setup = Setup(tmp_path)
     setup.add(2)
