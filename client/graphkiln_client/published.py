@@ -174,8 +174,7 @@ class ServedVersion:
         if spec is None:
             raise InvalidInput(
                 f"model '{self.model}' publishes no preprocess spec for images",
-                hint=f'add parameters {{ key: "{PREPROCESS}" }} to its config.pbtxt, pass model(preprocess=...), '
-                "or send tensors with infer()",
+                hint="convert it with --preprocess and --labels, pass model(preprocess=...), or send tensors: infer()",
             )
         return spec
 

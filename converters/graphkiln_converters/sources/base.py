@@ -264,8 +264,11 @@ def suggest(source: str, kinds: Collection[str]) -> str:
     if path.is_file():  # not an architecture; skip the libraries, whose import takes seconds
         if path.suffix == ".py":
             return f"name the function that returns the model: python:{path}:FUNCTION"
-        return f"weights need an architecture: torchvision:ARCH --weights {path}" if path.suffix in _WEIGHTS else ""
+        known = f"torchvision:ARCH --weights {path}, or your own: python:FILE.py:FUNCTION --weights {path}"
+        return f"weights need an architecture: {known}" if path.suffix in _WEIGHTS else ""
     meant = _in_folder(path) if path.is_dir() else ""
+    if source.partition(":")[0].endswith(".py"):
+        meant = f"python:{source}"
     if not meant and path.suffix.lower() in _SUFFIXES and (similar := near_file(path)):
         return similar
     if not meant and not source.startswith((".", "/", "~")):

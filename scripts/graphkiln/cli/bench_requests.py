@@ -216,7 +216,7 @@ def _random_feeds(model: Model, rows: int) -> dict[str, AnyArray]:
         dtype, (first, *rest) = DType(row["datatype"]), row["shape"] or [1]
         if any(size < 0 for size in rest):
             raise InvalidInput(
-                f"input '{row['name']}' has no fixed shape: {row['shape']}", hint="use --input NAME=FILE.npy"
+                f"input '{row['name']}' has no fixed shape: {row['shape']}", hint="send your own: --samples FILE.npz"
             )
         shape = [rows if first < 0 else first, *rest]
         if dtype is DType.BYTES:

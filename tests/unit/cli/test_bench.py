@@ -339,7 +339,7 @@ class TestContents:
         for name in first:
             np.testing.assert_array_equal(first[name], second[name])
         self.declare(client, ("X", "FP32", [-1, -1, 3]))
-        assert "'X' has no fixed shape: [-1, -1, 3] (use --input NAME=FILE.npy)" in sent("")
+        assert "'X' has no fixed shape: [-1, -1, 3] (send your own: --samples FILE.npz)" in sent("")
 
     @pytest.mark.parametrize(("declared", "shape"), [([-1, 3, 2, 2], (1, 3, 2, 2)), ([3, 2, 2], (3, 2, 2))])
     def test_image_is_preprocessed(self, sent: Any, client: FakeClient, declared: list[int], shape: Any) -> None:

@@ -176,6 +176,7 @@ def libraries(monkeypatch: pytest.MonkeyPatch) -> None:
         ("timm/resnet18.a1_in1k", "timm:resnet18.a1_in1k"),
         ("hf:org/name", "huggingface:org/name"),
         ("pyton:net.py:make", "python:net.py:make"),
+        ("net.py:make", "python:net.py:make"),
     ],
 )
 def test_the_nearest_source_is_suggested(source: str, meant: str) -> None:
