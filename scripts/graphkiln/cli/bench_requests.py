@@ -134,7 +134,7 @@ def read_feeds(model: Model, inputs: list[str], batch_size: int) -> Feeds:
         )
     if len(inputs) == 1 and "=" not in inputs[0] and not inputs[0].endswith(".npz"):
         return _image_feeds(model, Path(inputs[0]))
-    return to_feeds(parse_inputs(inputs), model)
+    return to_feeds(parse_inputs(inputs, model), model)
 
 
 def read_samples(model: Model, path: Path, batch_size: int) -> list[Feeds]:

@@ -38,10 +38,9 @@ def infer(
     """Send tensors to a model, and print or write its outputs."""
     from graphkiln.cli.tensor_input import parse_inputs, to_feeds
 
-    given = parse_inputs(input_)
     with connection.connect() as client:
         opened = client.model(model, version)
-        feeds = to_feeds(given, opened)
+        feeds = to_feeds(parse_inputs(input_, opened), opened)
         try:
             outputs = opened.infer(feeds, output or ())
         except InvalidInput as error:
@@ -79,8 +78,12 @@ def _write(outputs: Mapping[str, AnyArray], folder: Path) -> None:
 
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        written: set[Path] = set()
         for name, array in outputs.items():
             path = folder / f"{name.replace('/', '_')}.npy"
+            while path in written:  # a/b and a_b
+                path = path.with_name(f"{path.stem}_.npy")
+            written.add(path)
             # strings are object arrays, which .npy can store only with pickle
             np.save(path, array.astype(np.bytes_) if array.dtype == object else array, allow_pickle=False)
             typer.echo(str(path))

@@ -44,15 +44,19 @@ class Literal:
 Given: TypeAlias = "Mapping[str, AnyArray | Literal]"
 
 
-def parse_inputs(texts: Sequence[str]) -> Given:
+def parse_inputs(texts: Sequence[str], model: Model) -> Given:
     """Parse the values of `--input`: NAME=FILE, NAME=JSON, or FILE.npz with one array per input.
+
+    Names of inputs and files may contain `=`: a text with several ends its name behind the longest name that the model
+    has, or else at the first `=`.
 
     Raises:
         InvalidInput: A value is invalid, or an input is given twice.
+        ClientError: The metadata cannot be read, which is needed for texts with several `=`.
     """
     given: dict[str, AnyArray | Literal] = {}
     for text in texts:
-        for name, value in _parse(text).items():
+        for name, value in _parse(text, model).items():
             if name in given:
                 raise InvalidInput(f"--input gives '{name}' twice")
             given[name] = value
@@ -93,8 +97,12 @@ def to_array(name: str, literal: Literal, rows: Mapping[str, Mapping[str, Any]])
     return _cast(elements, dtype, name).reshape(padded)
 
 
-def _parse(text: str) -> Given:
+def _parse(text: str, model: Model) -> Given:
     name, equals, value = text.partition("=")
+    if value.count("="):
+        known = (row["name"] for row in model.metadata["inputs"])
+        name = max((row for row in known if text.startswith(f"{row}=")), key=len, default=name)
+        value = text[len(name) + 1 :]
     if not equals and text.endswith(".npz"):
         return read_archive(text)
     if not (name and equals and value):

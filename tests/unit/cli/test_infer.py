@@ -136,6 +136,27 @@ class TestJson:
         assert "no input 'y'" in refused
         assert "known: x" in refused
 
+    @pytest.mark.parametrize(
+        ("text", "name", "value"),
+        [
+            ("a=b=[1]", "a=b", 1),
+            ("a=[2]", "a", 2),
+            ("a = b=[3]", "a = b", 3),
+            ("=c==4", "=c=", 4),
+        ],
+    )
+    def test_names_with_equals_signs(
+        self, run: RunVerb, client: FakeClient, text: str, name: str, value: float
+    ) -> None:
+        client.fake_model.inputs = [
+            {"name": known, "datatype": "FP32", "shape": [-1]} for known in ("a", "a=b", "a = b", "=c=")
+        ]
+        assert run("infer", "--model", "m", "--input", text).code == 0
+        assert {given: array.tolist() for given, array in client.fake_model.fed[-1].items()} == {name: [value]}
+
+    def test_values_with_equals_signs(self, feed: Any) -> None:
+        assert feed('x="a=b=c"', DType.BYTES, -1).tolist() == [b"a=b=c"]
+
 
 class TestOutputs:
     def test_values_are_printed(self, run: RunVerb, client: FakeClient, sample: Path) -> None:
@@ -170,6 +191,13 @@ class TestOutputs:
         assert json.loads(document)["text"]["data"] == ["yes"]
         np.testing.assert_array_equal(np.load(folder / "a_b.npy"), np.ones((1, 2), np.float16))
         assert np.load(folder / "text.npy", allow_pickle=False).tolist() == [b"yes"]
+
+    def test_similar_names_get_files_of_their_own(
+        self, run: RunVerb, client: FakeClient, sample: Path, tmp_path: Path
+    ) -> None:
+        client.fake_model.outputs = {name: np.array([i]) for i, name in enumerate(("a/b", "a_b", "a/b_"))}
+        shown = run("infer", "--model", "m", "--input", f"X={sample}", "--output-dir", tmp_path / "out").out
+        assert [np.load(path).tolist() for path in shown.split()] == [[0], [1], [2]]
 
     @pytest.mark.usefixtures("client")
     def test_output_folder_is_a_file(self, run: RunVerb, sample: Path) -> None:
