@@ -51,7 +51,7 @@ from graphkiln_converters.sources.batches import (
     saved_size,
     without_batch,
 )
-from graphkiln_converters.sources.trees import Trees, with_leaves
+from graphkiln_converters.sources.trees import Trees, rounded_thresholds, with_leaves
 
 _UNLOADED_LIBRARIES = (
     "convert loads no libraries of custom operators: serve such a graph as it is, as STORE/NAME/1/model.onnx beside a "
@@ -152,7 +152,9 @@ def open_source(location: str, recipe: Recipe) -> OnnxModel:
             _temporary=temporary,
         )
         _check_evaluation_mode(model, _specs(signature, recipe, 0))
-        return _with_leaves(_with_batches(model, signature, recipe))
+        model = _with_leaves(_with_batches(model, signature, recipe))
+        note = "" if recipe.reference else rounded_thresholds(read_graph(path).graph)
+        return replace(model, notes=(*model.notes, note)) if note else model
     except (LoweringError, RepositoryError, ManifestError) as error:
         temporary.cleanup()
         hint = _UNLOADED_LIBRARIES if "op_library_filename" in error.hint else error.hint

@@ -155,6 +155,23 @@ def _read(node: onnx.NodeProto, first: int) -> dict[str, AnyArray]:
     }
 
 
+_ROUNDED = (
+    "trees with FP32 thresholds: exporters round those of LightGBM and scikit-learn, which are FP64, and rows near one "
+    "may take the other branch; this proof compares the file with itself, --reference FILE.npz compares it with the "
+    "library's results"
+)
+
+
+def rounded_thresholds(graph: onnx.GraphProto) -> str:
+    """Warn of trees whose thresholds an exporter may have rounded; empty for none, and for FP64 and XGBoost's `<`."""
+    for node in graph.node:
+        if node.op_type in _TREES:
+            given = {attribute.name: onnx.helper.get_attribute_value(attribute) for attribute in node.attribute}
+            if "nodes_values_as_tensor" not in given and b"BRANCH_LEQ" in given.get("nodes_modes", ()):
+                return _ROUNDED
+    return ""
+
+
 def correct_trees(model: onnx.ModelProto, estimator: Any, *, double: bool) -> None:
     """Correct skl2onnx's export of scikit-learn's trees, in place.
 

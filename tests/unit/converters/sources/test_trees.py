@@ -12,7 +12,7 @@ from onnx import TensorProto, helper
 from recipes import recipe
 
 from graphkiln_converters.sources.onnx_file import open_source
-from graphkiln_converters.sources.trees import Trees
+from graphkiln_converters.sources.trees import Trees, rounded_thresholds
 
 # Thresholds of a complete tree of three levels: columns 0 and 1 in turn.
 THRESHOLDS = (1e7, 2e-6, 4e-6, 0.9e7, 0.8e7, 1.1e7, 1.2e7)
@@ -66,7 +66,23 @@ def test_samples_reach_every_leaf_at_any_scale(tmp_path: Path, mode: str, scaled
         assert spec.known is not None
         found = source.run({"X": spec.known.astype(np.float32)})["y"]
     assert set(np.unique(found).tolist()) == set(range(8))
-    assert not source.notes
+    assert bool(source.notes) == (mode == "BRANCH_LEQ")
+
+
+def test_rounded_thresholds_are_told_where_nothing_else_shows_them(tmp_path: Path) -> None:
+    """As onnxmltools writes LightGBM's, which answers otherwise for half of the rows in findings/."""
+    made = model("BRANCH_LEQ", False)
+    onnx.save(made, tmp_path / "m.onnx")
+    with open_source(str(tmp_path / "m.onnx"), recipe()) as source:
+        assert ["--reference" in note for note in source.notes] == [True]
+    compared = recipe().model_copy(update={"reference": tmp_path / "library.npz"})
+    with open_source(str(tmp_path / "m.onnx"), compared) as source:
+        assert not source.notes
+    (node,) = (node for node in made.graph.node if node.op_type == "TreeEnsembleRegressor")
+    (values,) = (given for given in node.attribute if given.name == "nodes_values")
+    exact = onnx.numpy_helper.from_array(np.array(values.floats, np.float64))
+    values.CopyFrom(helper.make_attribute("nodes_values_as_tensor", exact))
+    assert not rounded_thresholds(made.graph)
 
 
 def test_a_graph_without_trees_has_none() -> None:
