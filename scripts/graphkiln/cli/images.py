@@ -121,7 +121,8 @@ def detect(
     version: ModelVersion = "",
     connection: ConnectionOptions = DEFAULT_CONNECTION,
     threshold: Annotated[
-        float | None, typer.Option(help="Minimum score of a detection.", show_default="the model's", min=0.0, max=1.0)
+        float | None,
+        typer.Option(help="Minimum score of a detection.", show_default="the model's", min=0, max=1, metavar="SCORE"),
     ] = None,
     draw: Annotated[
         Path | None, typer.Option(help="Draw the boxes into a copy of the image; a folder for several.", metavar="OUT")

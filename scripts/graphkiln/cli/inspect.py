@@ -46,7 +46,11 @@ def inspect(
     trusted_keys: TrustedKeysOption = None,
     output: Annotated[
         Format,
-        typer.Option("--format", help="cyclonedx: a bill of materials, CycloneDX 1.7 in JSON."),
+        typer.Option(
+            "--format",
+            help="table, json, or cyclonedx: a bill of materials, CycloneDX 1.7 in JSON.",
+            metavar="FORMAT",
+        ),
     ] = Format.TABLE,
     as_json: AsJson = False,
 ) -> None:

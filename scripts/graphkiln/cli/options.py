@@ -38,7 +38,7 @@ Cache = Annotated[
 ]
 ComputeLimit = Annotated[
     float,
-    typer.Option("--compute-limit", help="Timeout for computing one batch.", metavar="SECONDS", min=0.1),
+    typer.Option("--compute-limit", help="Timeout in seconds for computing one batch.", metavar="S", min=0.1),
 ]
 BackendDirectory = Annotated[
     Path | None,

@@ -32,8 +32,8 @@ def score(
     out: Annotated[
         str,
         typer.Option(
-            help="Folder, s3:// or gs:// for Parquet files, postgresql://HOST/DB?table=NAME, or "
-            "iceberg:CATALOG/NAMESPACE.TABLE.",
+            help="Folder, s3:// or gs:// for Parquet files, a table by postgresql://HOST/DB?table=T "
+            "or iceberg:CATALOG/SPACE.TABLE.",
             metavar="DEST",
         ),
     ] = "",

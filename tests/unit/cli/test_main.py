@@ -41,6 +41,7 @@ class TestHelp:
         assert finished.code == 0
         assert f"Usage: graphkiln {verb}" in finished.out
         assert max(map(len, finished.out.splitlines())) <= 80
+        assert "…" not in finished.out, "a name or an address is cut off"
 
     def test_no_verb_shows_help(self, run: RunVerb) -> None:
         finished = run()
