@@ -399,9 +399,9 @@ def _section(part: type[Any]) -> str:
     descriptions, hints = attributes_of(part), _hints(part)
     rows = []
     for field in dataclasses.fields(part):
-        optional = "" if _is_required(field) else "optional"
-        rows.append((code(field.name), _in_words(hints[field.name]), optional, descriptions.get(field.name, "")))
-    return f"## {part.__name__}\n\n{summary_of(part)}\n\n{table(['key', 'value', '', 'meaning'], rows)}"
+        presence = "required" if _is_required(field) else "optional"
+        rows.append((code(field.name), _in_words(hints[field.name]), presence, descriptions.get(field.name, "")))
+    return f"## {part.__name__}\n\n{summary_of(part)}\n\n{table(['key', 'value', 'presence', 'meaning'], rows)}"
 
 
 def _is_required(field: dataclasses.Field[Any]) -> bool:
