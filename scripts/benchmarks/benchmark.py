@@ -1,6 +1,6 @@
 """Benchmarks as ratios of set-ups that take turns, so that a noisy machine slows both sides of a comparison.
 
-    scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML, MLServer, PyTriton and Ray Serve
+    scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML and Ray Serve
     scripts/benchmark serving      served models beside bare sessions, or Triton's C++ backend (--cpp-backend DIR)
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
     scripts/benchmark edge         requests through HAProxy, plain and with TLS, beside tritonserver's own ports

@@ -9,7 +9,6 @@ import socket
 import statistics
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -135,9 +134,6 @@ def start_peer(peer: Peer, python: Path, graph: Path, check_jpegs: list[bytes]) 
         port = held.getsockname()[1]
     with tempfile.TemporaryDirectory(prefix="graphkiln-peer-", ignore_cleanup_errors=True) as scratch:
         environment = {**os.environ, **dict.fromkeys(("HOME", "TMPDIR", "RAY_TMPDIR"), scratch)}
-        environment["LD_LIBRARY_PATH"] = str(
-            sysconfig.get_config_var("LIBDIR")
-        )  # libpython of this interpreter, for PyTriton
         command = list(map(str, (python, _FOLDER / f"{peer.name}_server.py", "--model", graph, "--port", port)))
         log = Path(scratch) / "log"
         with log.open("wb") as output:
