@@ -63,7 +63,7 @@ from graphkiln_converters.prove import (
     prove_served,
     with_own_limit,
 )
-from graphkiln_converters.recipe import FILE_SUFFIXES, Recipe, check_file
+from graphkiln_converters.recipe import Recipe, check_file
 from graphkiln_converters.runnable import save_runnable
 from graphkiln_converters.samples import (
     MOST_READ,
@@ -75,6 +75,7 @@ from graphkiln_converters.samples import (
     sizes_to_try,
     with_index_ranges,
 )
+from graphkiln_converters.source_kinds import FILE_SUFFIXES, KINDS
 from graphkiln_converters.sources.base import (
     InputSpec,
     SourceModel,
@@ -376,14 +377,13 @@ def _check_store(store: Path, name: str) -> None:
 
 # The source: fetched if it is remote, opened, completed by the recipe.
 
-_FILE_KINDS = ("torchscript", "sklearn", "keras")  # KIND:LOCATION with a single file as location
 _MLFLOW = "mlflow"
 
 
 def remote_part(source: str) -> tuple[str, str]:
     """Split a source into its kind with colon (or empty) and its address (empty if local)."""
     kind, colon, location = source.partition(":")
-    if colon and kind in _FILE_KINDS and is_remote(location):
+    if colon and kind in KINDS and KINDS[kind].files and is_remote(location):
         return f"{kind}:", location
     if kind == _MLFLOW and location and not Path(location).exists():
         return f"{kind}:", location

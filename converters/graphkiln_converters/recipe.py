@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, field_validator, model_valida
 from graphkiln_backend.graph.errors import ConversionError
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.graph.text import MAX_LENGTH, fault_in_name, nearest
+from graphkiln_converters.source_kinds import FILE_SUFFIXES
 
 # Triton uses 32 bits.
 _MOST = (1 << 31) - 1
@@ -283,8 +284,6 @@ def respelled(document: Mapping[str, Any]) -> dict[str, Any]:
 
 # Default model name for a source.
 
-# Files that are sources, with or without a kind.
-FILE_SUFFIXES = (".onnx", ".pt2", ".skops", ".keras", ".pt", ".pth")
 _KIND = re.compile(r"[a-z]{2,}(?=:)")
 _ILLEGAL = re.compile(r"[^A-Za-z0-9_.-]+")
 # Meaningless names, for which the name of the folder is used.

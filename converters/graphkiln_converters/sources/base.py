@@ -28,6 +28,7 @@ from graphkiln_backend.graph.task import Task
 from graphkiln_backend.passes.edge import Arrays
 from graphkiln_backend.system.closing import Closeable
 from graphkiln_converters.recipe import Recipe, near_file
+from graphkiln_converters.source_kinds import BY_SUFFIX, KINDS
 
 # Batch size of exports if the source does not fix it. Not 1, because PyTorch specializes on 1 and would export a fixed
 # batch.
@@ -136,25 +137,6 @@ class SourceModel(Closeable):
         """Release sessions and temporary files."""
 
 
-# Kind -> module in `sources/`, and the extra that installs its library.
-_KINDS = {
-    "torchvision": ("torchvision", "torchvision"),
-    "timm": ("timm", "timm"),
-    "huggingface": ("huggingface", "huggingface"),
-    "decoder": ("decoder", "huggingface"),
-    "python": ("python_module", "convert"),
-    "oneflow": ("oneflow_graph", "convert"),
-    "torchscript": ("torchscript", "convert"),
-    "sklearn": ("sklearn", "sklearn"),
-    "keras": ("keras", "keras"),
-    "mlflow": ("mlflow", "mlflow"),
-}
-_SUFFIXES = {".pt2": "exported_program", ".onnx": "onnx_file", ".skops": "sklearn", ".keras": "keras"}
-# Kinds whose files contain the weights.
-_WITH_WEIGHTS = {
-    *("oneflow_graph", "torchscript", "sklearn", "keras"),
-    *("exported_program", "onnx_file", "onnx_detector", "mlflow"),
-}
 # Kind -> export command to run in a separate environment. paddle2onnx needs an older ONNX than graphkiln; TensorFlow is
 # larger than all other dependencies of a conversion together.
 _ELSEWHERE = {
@@ -176,16 +158,13 @@ def open_source(recipe: Recipe) -> SourceModel:
     source = recipe.source
     kind, separator, location = source.partition(":")
     suffix = Path(source).suffix.lower()
-    if suffix in _SUFFIXES and kind not in _KINDS:
-        module_name, location = _SUFFIXES[suffix], source
-        extra = module_name if module_name in _KINDS else "convert"
-        if module_name == "onnx_file" and recipe.task == "detection":
-            module_name = "onnx_detector"
+    if suffix in BY_SUFFIX and kind not in KINDS:
+        found, location = BY_SUFFIX[suffix], source
         # torch.export.load evaluates text and loads pickles.
         if suffix == ".pt2" and not recipe.allow_code and Path(source).is_file():
             raise ConversionError(f"{source} is not loaded: a .pt2 file can run code", hint=CODE_HINT)
-    elif separator and kind in _KINDS:
-        module_name, extra = _KINDS[kind]
+    elif separator and kind in KINDS:
+        found = KINDS[kind]
     else:
         if kind in _ELSEWHERE:
             raise ConversionError(
@@ -193,14 +172,15 @@ def open_source(recipe: Recipe) -> SourceModel:
                 hint=f"there: {_ELSEWHERE[kind]}; then: graphkiln convert model.onnx --reference FILE.npz, with "
                 "inputs and outputs recorded there",
             )
-        known = [*(f"{name}:..." for name in _KINDS), *(f"FILE{ending}" for ending in _SUFFIXES)]
+        known = [*(f"{name}:..." for name in KINDS), *(f"FILE{ending}" for ending in BY_SUFFIX)]
         raise ConversionError(
             f"'{source}' is not a source: {_why_unknown(source)}",
-            hint=suggest(source, _KINDS) or f"known: {', '.join(known)}",
+            hint=suggest(source, KINDS) or f"known: {', '.join(known)}",
         )
-    if recipe.weights and module_name in _WITH_WEIGHTS:
+    if recipe.weights and not found.takes_weights:
         raise ConversionError(f"{location} contains its own weights", hint="leave --weights out")
-    opener: Callable[[str, Recipe], SourceModel] = import_source(module_name, kind, extra).open_source
+    module = "onnx_detector" if found.module == "onnx_file" and recipe.task == "detection" else found.module
+    opener: Callable[[str, Recipe], SourceModel] = import_source(module, kind, found.extra).open_source
     return opener(location, recipe)
 
 
@@ -269,7 +249,7 @@ def suggest(source: str, kinds: Collection[str]) -> str:
     meant = _in_folder(path) if path.is_dir() else ""
     if source.partition(":")[0].endswith(".py"):
         meant = f"python:{source}"
-    if not meant and path.suffix.lower() in _SUFFIXES and (similar := near_file(path)):
+    if not meant and path.suffix.lower() in BY_SUFFIX and (similar := near_file(path)):
         return similar
     if not meant and not source.startswith((".", "/", "~")):
         meant = _of_kind(source, kinds) or _of_architecture(source)
