@@ -591,7 +591,7 @@ def _import_nncf() -> Any:
 def quantize_by_modelopt(
     graph: Path, samples: Mapping[str, AnyArray], target: Path, *, exclude: Sequence[str] = (), whole: bool = False
 ) -> Coverage:
-    """Write a QDQ graph by ModelOpt's command, in a process of its own: it patches ONNX Runtime's quantizer.
+    """Write a QDQ graph by ModelOpt's command, in a separate process: it patches ONNX Runtime's quantizer.
 
     Args:
         graph: The fp32 graph, with named nodes; ModelOpt writes temporary files beside it.

@@ -63,7 +63,7 @@ class MlflowServer:
     def stop(self) -> None:
         """End the server and its workers."""
         if self._process:
-            os.killpg(self._process.pid, signal.SIGKILL)  # of its own session
+            os.killpg(self._process.pid, signal.SIGKILL)  # the leader of its session
             self._process.wait()
             self._process = None
 

@@ -223,7 +223,7 @@ def _major() -> int:
 
 
 def _load_library() -> ctypes.CDLL:
-    """Load TensorRT's library; the wheel `tensorrt` has it in a folder of its own, and loads it when it is imported.
+    """Load TensorRT's library; the wheel `tensorrt` keeps it in a separate folder, and loads it when it is imported.
 
     Raises:
         OSError: It is not installed.
@@ -280,7 +280,7 @@ def read_products(information: str) -> Counter[KernelType]:
 
 
 def _type_of(tensor: Mapping[str, Any]) -> str:
-    """Return the type of a tensor: TensorRT 10 has it beside the layout, 11 in a field of its own."""
+    """Return the type of a tensor: TensorRT 10 reports it together with the layout, 11 in a separate field."""
     return str(tensor.get("Datatype") or tensor.get("Format/Datatype") or "")
 
 

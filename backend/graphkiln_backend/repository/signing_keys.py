@@ -154,7 +154,7 @@ class Verifier:
 
 @dataclass(frozen=True, slots=True)
 class TrustedKeys:
-    """What a server trusts.
+    """Keys, certificates and identities that a server trusts.
 
     Attributes:
         names: Key id -> name of the file that holds it; also of Ed25519 keys, which signed in the old format.

@@ -1,7 +1,7 @@
 """Execution providers of other packages: wheels `onnxruntime-ep-*`, whose libraries ONNX Runtime loads as plugins.
 
 Such a wheel has a module `onnxruntime_ep_NAME`, which knows the path of its library and the names of its providers. A
-plugin computes its part of a graph as a few kernels of its own, so that the profile shows neither nodes nor types:
+plugin computes its part of a graph as a few fused kernels, so that the profile shows neither nodes nor types:
 nodes are counted in ONNX Runtime's own record of the partition.
 
 Only OpenVINO's plugin was run so far, on a CPU. It has the options of engine openvino, and the same graphs and values

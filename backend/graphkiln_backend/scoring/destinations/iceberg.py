@@ -6,7 +6,7 @@ and lock are there, too. Readers see nothing of a run, or all of it.
 The snapshot carries the id of its commit. The id is noted before the commit, so that the next driver knows which
 snapshot to look for if this one is killed or loses the response. A commit is based on a snapshot that was searched for
 the id: if another writer, or a late request of a dead driver, is first, the catalog refuses it, and the new snapshot is
-searched again. So the files are added once, whoever is killed when.
+searched again. So the files are added once, at whatever moment a process is killed.
 Source: "Optimistic Concurrency" of the Iceberg table specification.
 """
 
