@@ -1,4 +1,4 @@
-"""A real S3 server for the tests of remote stores."""
+"""Real servers for the tests of remote stores: S3, and a registry of OCI artifacts."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 if TYPE_CHECKING:
     from object_store import ObjectStore
+    from oci_server import OciServer
 
 
 @pytest.fixture(scope="session")
@@ -36,3 +37,11 @@ def bucket(object_store: ObjectStore) -> Iterator[object]:
     yield found
     found.objects.all().delete()
     found.delete()
+
+
+@pytest.fixture(scope="module")
+def oci_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
+    from oci_server import OciServer  # needed by few
+
+    with OciServer(tmp_path_factory.mktemp("registry")) as server:
+        yield server

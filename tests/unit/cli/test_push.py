@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -27,12 +26,6 @@ main()
 """
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
-    with OciServer(tmp_path_factory.mktemp("registry")) as server:
-        yield server
-
-
 @pytest.fixture
 def signed(tmp_path: Path) -> SignedStore:
     store = SignedStore.make(tmp_path)
@@ -41,8 +34,10 @@ def signed(tmp_path: Path) -> SignedStore:
 
 
 @needs_registry
-def test_pull_restores_what_was_pushed(run: RunVerb, registry: OciServer, signed: SignedStore, tmp_path: Path) -> None:
-    address = f"oci://{registry.host}/models:1"
+def test_pull_restores_what_was_pushed(
+    run: RunVerb, oci_registry: OciServer, signed: SignedStore, tmp_path: Path
+) -> None:
+    address = f"oci://{oci_registry.host}/models:1"
     assert run("push", signed.folder, address).code == 0
     pulled = run("pull", address, tmp_path / "pulled", "--trusted-keys", tmp_path / "release.pub")
     assert (pulled.code, pulled.out) == (0, f"{tmp_path / 'pulled'}: 3 new files, 0.0 MB (m of {address})\n"), pulled
@@ -55,10 +50,10 @@ def test_pull_restores_what_was_pushed(run: RunVerb, registry: OciServer, signed
 
 @needs_registry
 def test_unsigned_versions_are_not_pulled(
-    run: RunVerb, registry: OciServer, signed: SignedStore, tmp_path: Path
+    run: RunVerb, oci_registry: OciServer, signed: SignedStore, tmp_path: Path
 ) -> None:
     signed.add(2, "two", signed=False)
-    address = f"oci://{registry.host}/models:2"
+    address = f"oci://{oci_registry.host}/models:2"
     assert run("push", signed.folder, address).code == 0
     refused = run("pull", address, tmp_path / "pulled", "--trusted-keys", tmp_path / "release.pub")
     assert refused.code == 2
@@ -67,11 +62,11 @@ def test_unsigned_versions_are_not_pulled(
 
 
 @needs_registry
-def test_one_model_of_a_store(run: RunVerb, registry: OciServer, tmp_path: Path) -> None:
+def test_one_model_of_a_store(run: RunVerb, oci_registry: OciServer, tmp_path: Path) -> None:
     for model in ("a", "b"):
         (tmp_path / "store" / model / "1").mkdir(parents=True)
         (tmp_path / "store" / model / "1" / "model.onnx").write_bytes(b"one")
-    text = f"oci://{registry.host}/one:1"
+    text = f"oci://{oci_registry.host}/one:1"
     done = run("push", tmp_path / "store" / "a", text)
     assert done.code == 0, done
     assert f"{text}: 1 files, 0.0 MB, sha256:" in done.out

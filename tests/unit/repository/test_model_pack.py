@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from urllib.request import Request, urlopen
 
@@ -27,12 +26,6 @@ def address(text: str) -> RemoteAddress:
     return parsed
 
 
-@pytest.fixture(scope="module")
-def oci_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
-    with OciServer(tmp_path_factory.mktemp("registry")) as server:
-        yield server
-
-
 @pytest.fixture
 def local_store(tmp_path: Path) -> Path:
     for model, content in (("a", b"one"), ("b", b"one")):
@@ -41,8 +34,8 @@ def local_store(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def get(registry: OciServer, path: str) -> bytes:
-    with urlopen(Request(f"http://{registry.host}/v2/models/{path}", headers={"Accept": MANIFEST_TYPE})) as answer:
+def get(oci_registry: OciServer, path: str) -> bytes:
+    with urlopen(Request(f"http://{oci_registry.host}/v2/models/{path}", headers={"Accept": MANIFEST_TYPE})) as answer:
         content: bytes = answer.read()
         return content
 

@@ -32,12 +32,6 @@ def address(text: str) -> RemoteAddress:
     return parsed
 
 
-@pytest.fixture(scope="module")
-def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[OciServer]:
-    with OciServer(tmp_path_factory.mktemp("registry")) as server:
-        yield server
-
-
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
     folder = tmp_path / "store"
@@ -89,26 +83,26 @@ def test_split_root() -> None:
 
 @needs_registry
 class TestReading:
-    def test_list_and_fetch(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
-        pushed = push_store(store, address(f"oci://{registry.host}/team/models:1"))
-        files = RemoteFiles(address(f"oci://{registry.host}/team/models:1"))
+    def test_list_and_fetch(self, oci_registry: OciServer, store: Path, tmp_path: Path) -> None:
+        pushed = push_store(store, address(f"oci://{oci_registry.host}/team/models:1"))
+        files = RemoteFiles(address(f"oci://{oci_registry.host}/team/models:1"))
         listed = files.list()
         assert {path: file.size for path, file in listed.items()} == {"m/config.pbtxt": 18, "m/1/model.onnx": 3}
         assert listed["m/1/model.onnx"].stamp == digest_of(b"one")
         files.fetch("m/1/model.onnx", tmp_path / "fetched")
         assert (tmp_path / "fetched").read_bytes() == b"one"
-        pinned = RemoteFiles(address(f"oci://{registry.host}/team/models@{pushed.digest}"))
+        pinned = RemoteFiles(address(f"oci://{oci_registry.host}/team/models@{pushed.digest}"))
         assert pinned.list() == listed
 
-    def test_folder_of_an_artifact(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
-        push_store(store, address(f"oci://{registry.host}/models:folder"))
-        files = RemoteFiles(address(f"oci://{registry.host}/models:folder/m/1"))
+    def test_folder_of_an_artifact(self, oci_registry: OciServer, store: Path, tmp_path: Path) -> None:
+        push_store(store, address(f"oci://{oci_registry.host}/models:folder"))
+        files = RemoteFiles(address(f"oci://{oci_registry.host}/models:folder/m/1"))
         files.fetch("model.onnx", tmp_path / "before it was listed")
         assert (tmp_path / "before it was listed").read_bytes() == b"one"
         assert list(files.list()) == ["model.onnx"]
 
-    def test_moved_tag(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
-        there = address(f"oci://{registry.host}/models:moving")
+    def test_moved_tag(self, oci_registry: OciServer, store: Path, tmp_path: Path) -> None:
+        there = address(f"oci://{oci_registry.host}/models:moving")
         push_store(store, there)
         files = RemoteFiles(there)
         before = files.list()
@@ -118,18 +112,18 @@ class TestReading:
         assert (tmp_path / "fetched").read_bytes() == b"one"
         assert files.list() != before
 
-    def test_altered_blob_is_refused(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
+    def test_altered_blob_is_refused(self, oci_registry: OciServer, store: Path, tmp_path: Path) -> None:
         (store / "m" / "1" / "model.onnx").write_bytes(b"good")
-        push_store(store, address(f"oci://{registry.host}/models:altered"))
-        registry.blob(digest_of(b"good")).write_bytes(b"evil")
-        files = RemoteFiles(address(f"oci://{registry.host}/models:altered"))
+        push_store(store, address(f"oci://{oci_registry.host}/models:altered"))
+        oci_registry.blob(digest_of(b"good")).write_bytes(b"evil")
+        files = RemoteFiles(address(f"oci://{oci_registry.host}/models:altered"))
         with pytest.raises(RemoteStoreError, match="sent other bytes than sha256:"):
             files.fetch("m/1/model.onnx", tmp_path / "fetched")
 
-    def test_missing_file(self, registry: OciServer, store: Path, tmp_path: Path) -> None:
-        push_store(store, address(f"oci://{registry.host}/models:files"))
+    def test_missing_file(self, oci_registry: OciServer, store: Path, tmp_path: Path) -> None:
+        push_store(store, address(f"oci://{oci_registry.host}/models:files"))
         with pytest.raises(RemoteStoreError, match="there is no such"):
-            RemoteFiles(address(f"oci://{registry.host}/models:files")).fetch("m/2/model.onnx", tmp_path / "x")
+            RemoteFiles(address(f"oci://{oci_registry.host}/models:files")).fetch("m/2/model.onnx", tmp_path / "x")
 
 
 def test_unreachable_registry() -> None:
