@@ -237,8 +237,8 @@ def prove_served(
     sizes = tuple(sorted({*REPLAYED_SIZES, largest_batch}))
     try:
         with load_engine(engine).build(graph, config) as session:
-            for trusted, limits in ((golden.graph_outputs, REPLAY[precision]), (golden.source_outputs, source)):
-                replay_golden(session, golden, trusted, limits, reading=reading, sizes=sizes)
+            references = (golden.graph_outputs, REPLAY[precision]), (golden.source_outputs, source)
+            replay_golden(session, golden, references, reading=reading, sizes=sizes)
     except (LoweringError, ExecutionError, SignatureError) as error:
         raise VerificationError(NOT_SERVED, report=str(error)) from error
     except VerificationError as error:
@@ -250,28 +250,44 @@ def prove_served(
 def replay_golden(
     session: Session,
     golden: GoldenSamples,
-    trusted: Arrays,
-    limits: Limits,
+    references: Sequence[tuple[Arrays, Limits]],
     *,
     reading: Reading | None,
     sizes: Sequence[int] = REPLAYED_SIZES,
-) -> Verification:
-    """Compare a session with reference outputs of golden samples, at several batch sizes.
+) -> list[Verification]:
+    """Compute golden samples at several batch sizes, and compare the outputs with each reference.
+
+    Args:
+        session: Computes the samples, once for all references.
+        golden: The samples.
+        references: Expected outputs, with their row of the policy.
+        reading: Interpretation of the outputs by users, or None.
+        sizes: Batch sizes.
 
     Returns:
-        The worst verdict.
+        The worst verdict for each reference.
 
     Raises:
         VerificationError: The outputs differ.
     """
     if golden.whole:
-        return prove(trusted, session.run(golden.inputs), limits, batch_sizes=(), reading=reading, samples=1)
+        outputs = session.run(golden.inputs)
+        return [
+            prove(trusted, outputs, limits, batch_sizes=(), reading=reading, samples=1)
+            for trusted, limits in references
+        ]
+    counts = [max(size, golden.count) for size in sizes]
+    computed = [
+        run_in_batches(session.run, golden.batch(count), size) for count, size in zip(counts, sizes, strict=True)
+    ]
     verdicts = []
-    for size in sizes:
-        count = max(size, golden.count)
-        found = run_in_batches(session.run, golden.batch(count), size)
-        verdicts.append(prove(repeated(trusted, count), found, limits, batch_sizes=tuple(sizes), reading=reading))
-    return max(verdicts, key=lambda verdict: verdict.relative_l2)
+    for trusted, limits in references:
+        of_sizes = [
+            prove(repeated(trusted, count), outputs, limits, batch_sizes=tuple(sizes), reading=reading)
+            for count, outputs in zip(counts, computed, strict=True)
+        ]
+        verdicts.append(max(of_sizes, key=lambda verdict: verdict.relative_l2))
+    return verdicts
 
 
 def with_own_limit(limits: Limits, relative_l2: float | None) -> Limits:

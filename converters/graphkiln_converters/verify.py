@@ -175,9 +175,11 @@ def verify_session(
         if version.adoption:
             limits = adopted_limits(replace(version.adoption, precision=row))
             references = [(version.adoption.reference, golden.graph_outputs, limits)]
-        for reference, trusted, limits in references:
-            named = replace(limits, name=f"{row} on {name}, {reference}")
-            verdicts.append(replay_golden(session, golden, trusted, named, reading=version.reading))
+        named = [
+            (trusted, replace(limits, name=f"{row} on {name}, {reference}"))
+            for reference, trusted, limits in references
+        ]
+        verdicts = replay_golden(session, golden, named, reading=version.reading)
     if samples:
         verdicts.append(
             _compare_samples(version, session, samples, replace(REPLAY[row], name=f"{row} on {name}, your samples"))
