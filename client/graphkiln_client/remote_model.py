@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,7 @@ class RemoteModel:
         self._regions = regions
         self._metadata: dict[str, Any] | None = None
         self._config: dict[str, Any] | None = None
-        self._outputs: Collection[str] = ()  # names in the last response to a request for all outputs
+        self._outputs: frozenset[str] = frozenset()  # in the last response to a request for all outputs
 
     def sibling(self, name: str) -> RemoteModel:
         """Return a model with the same connection, version and shared memory, and empty caches."""
@@ -118,7 +118,7 @@ class RemoteModel:
             if fault := _misfit(response, request, await self.metadata()):
                 raise ProtocolError(f"the response of '{self.name}' does not fit its metadata: {fault}")
         if not request.outputs:
-            self._outputs = response.outputs.keys()
+            self._outputs = frozenset(response.outputs)  # the names alone: a view of the dict would keep the arrays
         return response
 
     def _is_doubtful(self, response: InferResponse, request: InferRequest) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import threading
+import weakref
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,20 @@ def test_response_that_does_not_fit_the_metadata(name: str, wrong: Any, requeste
         run(model.infer({}, outputs, "wrong"))
     model.forget()
     run(model.infer({}, outputs, "replaced"))
+
+
+def test_a_response_is_not_kept() -> None:
+    """It may be large, and an idle client would hold it until the next one."""
+    made: list[weakref.ref[np.ndarray[Any, Any]]] = []
+
+    def answer(*_: object) -> InferResponse:
+        array = np.zeros((1, 3), np.float32)
+        made.append(weakref.ref(array))
+        return InferResponse(model="m", version="1", outputs={"Y": array})
+
+    model = remote(FakeTransport({"infer": answer}))
+    run(model.infer({}, {}, "id"))
+    assert [array() for array in made] == [None]
 
 
 def test_all_outputs_without_metadata() -> None:
