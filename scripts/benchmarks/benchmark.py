@@ -1,6 +1,7 @@
 """Benchmarks as ratios of set-ups that take turns, so that a noisy machine slows both sides of a comparison.
 
-    scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML and Ray Serve
+    scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML and Ray Serve,
+                                   and Triton's C++ backend (--cpp-backend DIR)
     scripts/benchmark serving      served models beside bare sessions, or Triton's C++ backend (--cpp-backend DIR)
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
     scripts/benchmark edge         requests through HAProxy, plain and with TLS, beside tritonserver's own ports
@@ -83,7 +84,7 @@ def main() -> None:
         "--cpp-backend",
         type=Path,
         metavar="DIR",
-        help="for serving, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
+        help="for peers, serving, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
     )
     parser.add_argument(
         "--only", default="", metavar="NAME", help="for precision, score and tune: measure this part alone, again"
@@ -160,8 +161,10 @@ def _run(name: str, options: argparse.Namespace) -> None:
         raise MeasurementError(f"{name} measured nothing")
     if options.save or options.benchmark == "all":
         command = f"scripts/benchmark {name} --rounds {rounds} --seconds {seconds:g}"
-        if options.cpp_backend:  # graphkiln has the native seat, too
-            name, title, command = f"native_{name}", f"native seat: {title}", f"{command} --cpp-backend DIR"
+        if accepted.get("cpp_backend"):
+            command += " --cpp-backend DIR"
+            if name != "peers":  # in the others, graphkiln has the native seat, too
+                name, title = f"native_{name}", f"native seat: {title}"
         reporting.save_result(name, title, command, rows, load)
     if options.json:
         print(json.dumps({"cores": usable_cores(), "load_average": os.getloadavg(), "rows": rows}, indent=2))

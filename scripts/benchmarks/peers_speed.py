@@ -20,43 +20,58 @@ from typing import Any
 
 import numpy as np
 import psutil
-from inputs import CACHE, exported_graph, synthetic_photograph
+from inputs import CACHE, add_model, exported_graph, parameters, synthetic_photograph
 from measurement import take_turns
 from peers.image import EXACT_PRODUCTS, HOST, preprocess, score, session, top5
 from peers.protocols import PEERS, Label, Peer
+from servers import check_backend, start_cpp_server
+from tritonclient.grpc import InferenceServerClient, InferInput
 
 from graphkiln.bench.generator import Throughput, in_turn, measure_throughput
 from graphkiln.story.server import start_server
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.repository.config import DROP_IN_BACKEND
 from graphkiln_backend.repository.version import CONFIG_FILE
+from graphkiln_backend.server.installation import find_installation
 from graphkiln_backend.system import processes
 from graphkiln_client import Client
 from graphkiln_converters.convert import convert
 from graphkiln_converters.recipe import Recipe
 
 CALLERS = 8
+CPP = "Triton's C++ backend"
+_OURS = "graphkiln"
 # One thread each. A free instance takes all waiting requests, and later ones wait for the whole batch; ResNet-50 takes
 # as long for an image of a batch as for one alone, so larger batches would gain nothing.
 _INSTANCES, _LARGEST_BATCH = 2, 2
 _WARM_UP_S = 3.0
 _READY_S = 120.0
 _STOP_S = 30.0
+_NAME = "resnet50"
 _ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime of all peers
 _FOLDER = Path(__file__).resolve().parent / "peers"
 
 Classify = Callable[[bytes], object]
 
 
-def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
-    """Measure images per second of each peer, and of graphkiln in fp32 and int8; one server at a time."""
-    graph = exported_graph("resnet50")
+def benchmark_peers(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+    """Measure images per second of each peer, and of graphkiln in fp32 and int8; one server at a time.
+
+    Args:
+        rounds: Number of measured rounds.
+        seconds: Duration of one measurement.
+        cpp_backend: A backend directory with Triton's C++ onnxruntime backend, which is then a peer, too; or None.
+    """
+    graph = exported_graph(_NAME)
     jpegs = [synthetic_photograph(500, 375, seed) for seed in range(8)]
     contenders: dict[str, Callable[[], AbstractContextManager[Classify]]] = {}
     for name, peer in PEERS.items():
         contenders[name] = partial(start_peer, peer, environment(name), graph, jpegs[:2])
+    if cpp_backend:
+        contenders[CPP] = partial(_start_cpp, check_backend(cpp_backend), graph, jpegs[:2])
     for precision in ("fp32", "int8"):
-        contenders[f"graphkiln {precision}"] = partial(_start_graphkiln, _store(precision), _ENGINES[precision])
+        contenders[f"{_OURS} {precision}"] = partial(_start_graphkiln, _store(precision), _ENGINES[precision])
 
     def run(start: Callable[[], AbstractContextManager[Classify]], length: float) -> Throughput:
         with start() as classify:
@@ -71,7 +86,8 @@ def benchmark_peers(rounds: int, seconds: float) -> list[dict[str, object]]:
 def _rows(measured: dict[str, list[Throughput]]) -> list[dict[str, object]]:
     """Make a row per set-up; the ratio is to the best peer, round by round."""
     medians = {name: statistics.median(one.per_second for one in rounds) for name, rounds in measured.items()}
-    best = [one.per_second for one in measured[max(PEERS, key=medians.__getitem__)]]
+    peers = [name for name in measured if not name.startswith(_OURS)]
+    best = [one.per_second for one in measured[max(peers, key=medians.__getitem__)]]
     rows: list[dict[str, object]] = []
     for name, rounds in measured.items():
         latencies_ms = [latency for one in rounds for latency in one.latencies_ms]
@@ -90,7 +106,9 @@ def _rows(measured: dict[str, list[Throughput]]) -> list[dict[str, object]]:
 
 
 def _version(name: str) -> str:
-    """Pinned version: the first line of a peer's requirements."""
+    """Pinned version of a peer: the first line of its requirements."""
+    if name == CPP:
+        return find_installation().version
     if name not in PEERS:
         return "this commit"
     return (_FOLDER / f"{name}.txt").read_text().splitlines()[0].partition("==")[2]
@@ -195,19 +213,42 @@ def _check(classify: Callable[[bytes], list[Label]], graph: Path, jpegs: list[by
 
 
 @contextmanager
+def _start_cpp(backends: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
+    """Serve the peers' graph by Triton's C++ backend, with as many instances and threads as graphkiln.
+
+    The backend returns scores: callers decode the JPEG, send the tensor, and rank the scores.
+    """
+    own = f"\ninstance_group {{ count: {_INSTANCES} kind: KIND_CPU }}\n{parameters({'intra_op_thread_count': '1'})}"
+    with tempfile.TemporaryDirectory() as folder:
+        add_model(Path(folder), _NAME, graph, own, DROP_IN_BACKEND, max_batch_size=_LARGEST_BATCH)
+        with (
+            start_cpp_server(backends, Path(folder)) as server,
+            InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client,
+        ):
+
+            def classify(jpeg: bytes) -> list[Label]:
+                images = preprocess(jpeg)[np.newaxis]
+                sent = InferInput("INPUT_0", images.shape, "FP32")
+                sent.set_data_from_numpy(images)
+                return top5(client.infer(_NAME, [sent]).as_numpy("OUTPUT_0")[0])
+
+            _check(classify, graph, check_jpegs)
+            yield classify
+
+
+@contextmanager
 def _start_graphkiln(store: Path, engine: str) -> Iterator[Classify]:
-    name = "resnet50"
-    flags = ("--set", f"{name}.engine={engine}", "--cache", str(CACHE / "lowered"))
+    flags = ("--set", f"{_NAME}.engine={engine}", "--cache", str(CACHE / "lowered"))
     log = store.parent / f"{store.name}.log"
     with start_server(store, flags=flags, log=log) as server, Client(server.grpc_url) as client:
-        model = client.model(name)
+        model = client.model(_NAME)
         yield lambda jpeg: model.classify(jpeg, top_k=5)
 
 
 def _store(precision: str) -> Path:
     """Convert to a version that takes uint8 images and returns the top five, once; return its store."""
     store = CACHE / "ours" / f"{precision}, batches of {_LARGEST_BATCH}"
-    folder = store / "resnet50"
+    folder = store / _NAME
     if not folder.exists():
         print(f"converting to {precision} (once)", file=sys.stderr)
         samples, calibration = (CACHE / "images" / part for part in ("samples", "calibration"))
@@ -217,7 +258,7 @@ def _store(precision: str) -> Path:
                 (target / f"{seed}.jpg").write_bytes(synthetic_photograph(500, 375, seed))
         options: dict[str, Any] = {"precision": precision, "calibration": calibration} if precision == "int8" else {}
         recipe = Recipe(
-            source="torchvision:resnet50", name="resnet50", model_store=store, input="uint8-nhwc", top_k=5,
+            source=f"torchvision:{_NAME}", name=_NAME, model_store=store, input="uint8-nhwc", top_k=5,
             max_batch_size=_LARGEST_BATCH, samples=samples, **options,
         )  # fmt: skip
         convert(recipe, command="scripts/benchmark peers")

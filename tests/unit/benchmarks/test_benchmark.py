@@ -152,3 +152,20 @@ def test_options_are_passed_to_benchmarks_that_have_them(monkeypatch: pytest.Mon
     monkeypatch.setitem(benchmark.BENCHMARKS, "serving", (fake, "serving"))
     run(monkeypatch, "serving", "--rounds", "1", *words)
     assert found == [1, 3.0, Path("somewhere") if words else None]
+
+
+@pytest.mark.parametrize(("name", "saved"), [("serving", "native_serving"), ("peers", "peers"), ("one", "one")])
+def test_results_with_the_native_seat_are_saved_apart(
+    kept: list[str], monkeypatch: pytest.MonkeyPatch, name: str, saved: str
+) -> None:
+    """Not those of the peers, where graphkiln has no native seat, nor of benchmarks without the C++ backend."""
+
+    def with_backend(rounds: int, seconds: float, cpp_backend: Path | None) -> list[dict[str, object]]:
+        return [{"rounds": rounds, "seconds": seconds, "backend": cpp_backend}]
+
+    def without(rounds: int, seconds: float) -> list[dict[str, object]]:
+        return [{"rounds": rounds, "seconds": seconds}]
+
+    monkeypatch.setattr(benchmark, "BENCHMARKS", {name: (without if name == "one" else with_backend, name)})
+    run(monkeypatch, "all", "--cpp-backend", "somewhere")
+    assert kept == [saved, "tables"]

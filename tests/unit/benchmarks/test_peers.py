@@ -13,6 +13,7 @@ from peers.protocols import PEERS, Peer, parse_json
 
 from graphkiln.bench.generator import Throughput
 from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.server.installation import find_installation
 
 
 class TestReadiness:
@@ -50,6 +51,14 @@ class TestRows:
         assert rows["fastapi"]["ratio"] == 0.5
         assert rows["litserve"]["images/s"] == 20
         assert rows["litserve"]["p50 ms"] == 50
+
+    def test_tritons_cpp_backend_is_a_peer(self) -> None:
+        measured = {name: self.throughput(10) for name in PEERS}
+        measured |= {peers_speed.CPP: self.throughput(20), "graphkiln int8": self.throughput(60)}
+        rows = {row["set-up"]: row for row in peers_speed._rows(measured)}
+        assert rows[peers_speed.CPP]["ratio"] == 1
+        assert rows[peers_speed.CPP]["version"] == find_installation().version
+        assert rows["graphkiln int8"]["ratio"] == 3
 
     @pytest.mark.parametrize("name", PEERS)
     def test_versions_are_the_pinned_ones(self, name: str) -> None:
