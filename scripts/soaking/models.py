@@ -131,16 +131,16 @@ def _graph(
     inputs: Mapping[str, Tensor],
     outputs: Mapping[str, Tensor],
     constants: Mapping[str, Any] | None = None,
-    batch: int | str = "batch",
 ) -> onnx.ModelProto:
     tensors = [numpy_helper.from_array(np.asarray(array), name) for name, array in (constants or {}).items()]
-    graph = helper.make_graph(nodes, "soak", _values(inputs, batch), _values(outputs, batch), tensors)
+    graph = helper.make_graph(nodes, "soak", _values(inputs), _values(outputs), tensors)
     return helper.make_model(graph, opset_imports=[helper.make_opsetid("", 18)], ir_version=9)
 
 
-def _values(tensors: Mapping[str, Tensor], batch: int | str) -> list[onnx.ValueInfoProto]:
+def _values(tensors: Mapping[str, Tensor]) -> list[onnx.ValueInfoProto]:
     return [
-        helper.make_tensor_value_info(name, _TYPES[dtype], [batch, *shape]) for name, (dtype, shape) in tensors.items()
+        helper.make_tensor_value_info(name, _TYPES[dtype], ["batch", *shape])
+        for name, (dtype, shape) in tensors.items()
     ]
 
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from pycocotools import mask as coco
 
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.task import Detection, Embedding, Segmentation
@@ -45,3 +48,9 @@ def embedding_outputs() -> dict[str, AnyArray]:
     directions = generator.normal(size=(2, 16))
     vectors = np.repeat(directions, 4, axis=0) + generator.normal(0, 0.1, (8, 16))
     return {"vectors": vectors.astype(np.float32)}
+
+
+def decode_rle(rle: dict[str, Any]) -> AnyArray:
+    """Decode uncompressed run lengths by COCO's own implementation: `[height, width]`."""
+    pixels: AnyArray = coco.decode(coco.frPyObjects(rle, *rle["size"]))
+    return pixels.astype(bool)

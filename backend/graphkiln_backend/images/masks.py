@@ -124,18 +124,6 @@ def encode_rle(pixels: Pixels) -> dict[str, Any]:
     return {"size": list(pixels.shape), "counts": [0, *counts] if flat.size and flat[0] else counts}
 
 
-def decode_rle(rle: dict[str, Any]) -> Pixels:
-    """Decode run lengths to a mask `[height, width]`; inverse of `encode_rle`.
-
-    Raises:
-        ValueError: The counts do not match the size.
-    """
-    height, width = rle["size"]
-    counts: Sequence[int] = rle["counts"]
-    values = np.arange(len(counts)) % 2 == 1
-    return np.repeat(values, counts).reshape(height, width, order="F")
-
-
 def _paste(probabilities: AnyArray, box: Sequence[float], frame: Frame, threshold: float) -> Pixels:
     """Resize the mask of a box to the box.
 

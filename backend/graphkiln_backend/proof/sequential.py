@@ -32,27 +32,19 @@ EVENTS, NO_EVENTS = 0.5, 10.0
 _STEPS = 60  # bisections: below the resolution of fp64
 
 
-def share_bounds(events: int, trials: int, alpha: float) -> tuple[float, float]:
-    """Bounds of a share that hold at all times together.
+def lower_share(events: int, trials: int, alpha: float) -> float:
+    """Lower bound of a share that holds at all times; 0 without events.
 
     Args:
         events: Trials with the event so far.
         trials: Trials so far.
-        alpha: Probability that the bounds ever exclude the true share.
-
-    Returns:
-        Lower and upper bound; 0 and 1 without trials.
+        alpha: Probability that both bounds together ever exclude the true share.
     """
-    return lower_share(events, trials, alpha), upper_share(events, trials, alpha)
-
-
-def lower_share(events: int, trials: int, alpha: float) -> float:
-    """Lower bound of `share_bounds`."""
     return _bound(0.0, events, trials, alpha) if events else 0.0
 
 
 def upper_share(events: int, trials: int, alpha: float) -> float:
-    """Upper bound of `share_bounds`."""
+    """Upper bound, like `lower_share`; 1 without trials that lack the event."""
     return _bound(1.0, events, trials, alpha) if events < trials else 1.0
 
 

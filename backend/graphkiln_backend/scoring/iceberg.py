@@ -139,19 +139,12 @@ def _source_unavailable(message: str) -> ScoringError:
     return SourceUnavailable(message, hint="is its catalog running, and configured on every node?")
 
 
-def load_table(name: TableName, unavailable: Callable[[str], ScoringError] = _source_unavailable) -> Any:
-    """Load a table from its catalog.
+def load_catalog(name: TableName, unavailable: Callable[[str], ScoringError] = _source_unavailable) -> Any:
+    """Load a catalog by its name.
 
     Raises:
-        ScoringError: There is no such catalog or table, or `unavailable` for a catalog that does not answer.
+        ScoringError: There is no such catalog, or `unavailable` for one that does not answer.
     """
-    catalog = load_catalog(name, unavailable)
-    with explained(f"table {name.text}", unavailable):
-        return catalog.load_table(name.table)
-
-
-def load_catalog(name: TableName, unavailable: Callable[[str], ScoringError] = _source_unavailable) -> Any:
-    """Load a catalog by its name; raises like `load_table`."""
     require_packages("Iceberg", ("pyiceberg",), extra="iceberg")
     from pyiceberg.catalog import load_catalog as load
 
@@ -198,7 +191,10 @@ class Snapshot:
 
     def __init__(self, name: TableName) -> None:
         self._name = name
-        self._table = load_table(name)  # before the imports: it says which extra is missing
+        # Before the imports: it says which extra is missing.
+        catalog = load_catalog(name)
+        with explained(f"table {name.text}", _source_unavailable):
+            self._table = catalog.load_table(name.table)
         from pyiceberg.io.pyarrow import schema_to_pyarrow
 
         found = self._find(name.snapshot)

@@ -263,17 +263,15 @@ def export_graph(
     sample: AnyArray,
     path: Path,
     *,
-    input_name: str = "INPUT_0",
     output_name: str = "OUTPUT_0",
     further_outputs: Sequence[str] = (),
 ) -> None:
-    """Write a module with one input as an ONNX graph.
+    """Write a module with one input, `INPUT_0`, as an ONNX graph.
 
     Args:
         module: The trained module; it is put in evaluation mode.
         sample: One sample of the input, `[...]` without the batch dimension.
         path: The .onnx file to write; the weights are inside.
-        input_name: Name of the graph's input.
         output_name: Name of the graph's output, or of the first one.
         further_outputs: Names of further outputs.
 
@@ -286,7 +284,7 @@ def export_graph(
         (example,),
         {},
         dynamic_shapes=({0: torch.export.Dim("batch")},),
-        input_names=[input_name],
+        input_names=["INPUT_0"],
         output_names=[output_name, *further_outputs],
         description=type(module).__name__,
     )

@@ -142,10 +142,10 @@ def bar_chart(bars: Sequence[Bar], axis: Axis, unit: str = "") -> dict[str, Any]
     return _chart(rows, axis, unit, "bars")
 
 
-def span_chart(spans: Sequence[Span], axis: Axis, unit: str = "") -> dict[str, Any]:
-    """Compute the data of the macro `spans`; `unit` is appended to the tick labels."""
+def span_chart(spans: Sequence[Span], axis: Axis) -> dict[str, Any]:
+    """Compute the data of the macro `spans`."""
     rows = [{**asdict(span), "low": axis.place(span.low), "high": axis.place(span.high)} for span in spans]
-    return _chart(rows, axis, unit, "spans")
+    return _chart(rows, axis, "", "spans")
 
 
 def _chart(rows: list[dict[str, Any]], axis: Axis, unit: str, kind: str) -> dict[str, Any]:

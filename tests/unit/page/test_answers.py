@@ -8,7 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 from shown_server import PIXELS, Shown, config, encoded
-from task_outputs import DETECTION, EMBEDDING, SEGMENTATION, detector_outputs, embedding_outputs, segmenter_outputs
+from task_outputs import (
+    DETECTION,
+    EMBEDDING,
+    SEGMENTATION,
+    decode_rle,
+    detector_outputs,
+    embedding_outputs,
+    segmenter_outputs,
+)
 
 from graphkiln.page import answers
 from graphkiln.page.answers import answer_image, timed
@@ -16,7 +24,6 @@ from graphkiln_backend.graph.contract import Contract, Contracts
 from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import InvalidInput
 from graphkiln_backend.graph.task import Ranking, Task
-from graphkiln_backend.images.masks import decode_rle
 from graphkiln_client.transports.base import InferRequest, InferResponse
 
 

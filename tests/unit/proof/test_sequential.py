@@ -14,10 +14,14 @@ from scipy.optimize import brentq
 from scipy.special import betaln
 from scipy.stats import beta, binom
 
-from graphkiln_backend.proof.sequential import EVENTS, NO_EVENTS, log_martingale, share_bounds
+from graphkiln_backend.proof.sequential import EVENTS, NO_EVENTS, log_martingale, lower_share, upper_share
 
 ALPHA = 0.05
 MILLION = 1_000_000
+
+
+def bounds(events: int, trials: int, alpha: float) -> tuple[float, float]:
+    return lower_share(events, trials, alpha), upper_share(events, trials, alpha)
 
 
 @pytest.mark.parametrize(("events", "trials"), [(0, 10), (1, 10), (3, 40), (12, 5000), (50, 5000), (9, 10), (40, 40)])
@@ -33,7 +37,7 @@ def test_bounds_are_where_the_mixture_is_as_many_times_likelier_as_the_level_say
     def excess(share: float) -> float:
         return math.log(mixed) - float(binom.logpmf(events, trials, share)) - math.log(1 / ALPHA)
 
-    low, high = share_bounds(events, trials, ALPHA)
+    low, high = bounds(events, trials, ALPHA)
     mean = events / trials
     assert low == pytest.approx(brentq(excess, 1e-300, mean, xtol=1e-14) if events else 0.0, rel=1e-6)
     assert high == pytest.approx(brentq(excess, mean, 1 - 1e-15, xtol=1e-14) if events < trials else 1.0, rel=1e-6)
@@ -49,14 +53,14 @@ def test_martingale_keeps_its_mean(share: float) -> None:
 
 
 def test_no_trials_say_nothing() -> None:
-    assert share_bounds(0, 0, ALPHA) == (0.0, 1.0)
+    assert bounds(0, 0, ALPHA) == (0.0, 1.0)
 
 
 def test_bounds_are_wider_than_those_of_one_look_and_become_narrow() -> None:
     widths = []
     for trials in (100, 1_000, 10_000, 100_000):
         events = trials // 100
-        low, high = share_bounds(events, trials, ALPHA)
+        low, high = bounds(events, trials, ALPHA)
         once_low = beta.ppf(0.025, events, trials - events + 1)  # Clopper and Pearson, 1934
         once_high = beta.ppf(0.975, events + 1, trials - events)
         assert low < once_low < events / trials < once_high < high
@@ -65,7 +69,7 @@ def test_bounds_are_wider_than_those_of_one_look_and_become_narrow() -> None:
 
 
 def test_bounds_of_a_million_trials() -> None:
-    low, high = share_bounds(10_000, MILLION, 0.001)
+    low, high = bounds(10_000, MILLION, 0.001)
     assert 0.0094 < low < 0.01 < high < 0.0106
 
 
