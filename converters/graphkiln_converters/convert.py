@@ -823,7 +823,8 @@ def new_version(
         task=edge.to_graph_task(model.task),
     )
     conversion = Conversion(
-        recipe=recipe.frozen(),
+        # Digests are in the recipe because earlier releases refuse unknown keys around it.
+        recipe={**recipe.frozen(), **({"digests": dict(digests)} if digests else {})},
         precision=proven.precision,
         passes=tuple(
             PassRecord(name=each.name, nodes_before=each.nodes_before, nodes_after=each.nodes_after, note=each.note)
@@ -834,7 +835,6 @@ def new_version(
         graph_bytes=sum(path.stat().st_size for path in proven.graph.parent.iterdir() if path.is_file()),
         seconds=round(seconds, 2),
         notes=(*notes_of(model), *proven.notes),
-        digests=dict(digests),
     )
     return NewVersion(
         graph=proven.graph,

@@ -19,6 +19,7 @@ from onnx import numpy_helper, parser
 from running import run_here
 
 from graphkiln_backend.graph.manifest import Manifest, digest_of, sha256_of
+from graphkiln_converters.recipe_file import read_recipe
 
 TEXT = """<ir_version: 9, opset_import: ["": 18]>
 g (float[n,8] x) => (float[n,4] scores) { h = MatMul(x, w) r = Relu(h) scores = MatMul(r, v) }"""
@@ -102,6 +103,7 @@ def test_a_quantized_graph(run: Convert, tmp_path: Path) -> None:
     assert facts["calibration-method"] == "minmax"
     for name, path in given.items():
         assert sha256(found[name]) == sha256_of(Path(path))
+    assert read_recipe(version / "manifest.json", {}, []).calibration == Path(given["calibration"])  # without digests
     lines = "".join(f"{sha256_of(tmp_path / name)}  {name}\n" for name in ("net.bin", "net.onnx"))
     assert sha256(found["source"]) == hashlib.sha256(lines.encode()).hexdigest()
     assert found["model"]["modelCard"]["modelParameters"]["datasets"] == [{"ref": "calibration"}, {"ref": "samples"}]
@@ -112,7 +114,8 @@ def without_digests(version: Path) -> None:
     """Check a version whose manifest has no digests, as those of before."""
     manifest = Manifest.read(version / "manifest.json")
     assert manifest.conversion is not None
-    older = replace(manifest, conversion=replace(manifest.conversion, digests={}))
+    recipe = {key: value for key, value in manifest.conversion.recipe.items() if key != "digests"}
+    older = replace(manifest, conversion=replace(manifest.conversion, recipe=recipe))
     older.write(version / "manifest.json")
     assert "digests" not in (version / "manifest.json").read_text()
     assert Manifest.read(version / "manifest.json").conversion == older.conversion

@@ -107,14 +107,14 @@ class Conversion:
     """Conversion of a graph, in enough detail to repeat it.
 
     Attributes:
-        recipe: Frozen recipe for `graphkiln convert --recipe`.
+        recipe: Frozen recipe for `graphkiln convert --recipe`, and in `digests`, if known, `digest_of` the source and
+            of each file that it names, by their keys.
         precision: Element type of most operations.
         passes: Graph passes in order.
         output_errors: Relative L2 error of each output.
         graph_bytes: Size of the graph file and its weights.
         seconds: Duration of the conversion.
         notes: Remarks, for example about undecided samples.
-        digests: `digest_of` the source and of the recipe's files, by their keys in the recipe.
     """
 
     recipe: dict[str, Any]
@@ -124,7 +124,6 @@ class Conversion:
     graph_bytes: int
     seconds: float
     notes: tuple[str, ...] = ()
-    digests: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -41,13 +41,13 @@ def bill_of_materials(folder: Path, manifest: Manifest, *, signed: str) -> str:
         signed: Its signers, in words.
     """
     conversion = manifest.conversion
-    digests = conversion.digests if conversion else {}
+    recipe = conversion.recipe if conversion else {}
+    digests = recipe.get("digests", {})
     source = _component("source", manifest.provenance.source, ComponentType.MACHINE_LEARNING_MODEL, digests)
     model = _component("model", folder.parent.name, ComponentType.MACHINE_LEARNING_MODEL, {"model": manifest.sha256})
     model.version = folder.name
     model.pedigree = Pedigree(ancestors=[source], notes=manifest.provenance.command or None)
     model.properties = [Property(name=f"graphkiln:{name}", value=value) for name, value in _facts(manifest, signed)]
-    recipe = conversion.recipe if conversion else {}
     given = [_component(key, str(recipe[key]), kind, digests) for key, kind in _GIVEN.items() if recipe.get(key)]
     parts = [*_files(manifest), *given, *_libraries(manifest)]
     name = json.dumps([model.name, model.version, encode(manifest), signed], sort_keys=True)

@@ -1,8 +1,9 @@
-"""Files of earlier commits are read: an upgrade finds what the server, runs and searches before it left.
+"""Files of earlier commits are read, and read new versions: upgrades, and the way back.
 
 `earlier.zip` holds what these commits wrote, on two cores of an Intel Xeon. Of df8567b4, which called itself
 `0.1.1.devN+untagged`:
 
+    manifest.schema.json    docs/reference, which refuses unknown keys as the checkout does
     manifest.json   of `graphkiln convert python:net.py:make --shape 1x32x32 --input encoded --preprocess ...`
     scored/         of `graphkiln score images --model digits --rows-per-unit 4`, killed after 8 of 82 units
     journal.jsonl   of `graphkiln tune model_repository/digits --p99 200ms --budget 120s`, killed; folders renamed
@@ -21,14 +22,19 @@ import json
 import shutil
 import zipfile
 from pathlib import Path
+from typing import Any
 
+import jsonschema
 import numpy as np
+import onnx_ir
 import pytest
+from graphs import draw, graph
 
 from graphkiln.tuning.journal import Journal
 from graphkiln_backend.graph.errors import MeasurementError
 from graphkiln_backend.graph.golden import GoldenSamples
 from graphkiln_backend.graph.manifest import Manifest
+from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.repository.records import Record
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination
@@ -36,8 +42,11 @@ from graphkiln_backend.scoring.messages import InputRange
 from graphkiln_backend.scoring.plan import PLAN, read_plan, read_resume_state
 from graphkiln_backend.scoring.sources.base import digest
 from graphkiln_backend.server.rollouts import RolloutFolder
+from graphkiln_converters.convert import convert
+from graphkiln_converters.recipe import Recipe
 
 CONFIGURATION = "08f388366071d75a"  # the same in tests/unit/scoring/test_model.py
+GRAPH = "(float[n,8] x) => (float[n,4] y) { y = MatMul(x, w) }"
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +62,23 @@ def test_manifest(earlier: Path) -> None:
     assert [spec.name for spec in manifest.signature.inputs] == ["INPUT_0"]
     assert manifest.preprocess is not None
     assert manifest.verification
+
+
+@pytest.mark.parametrize("precision", ["fp32", "int8"])
+def test_new_versions_are_valid_before(earlier: Path, tmp_path: Path, precision: str) -> None:
+    onnx_ir.save(graph(GRAPH, w=draw(8, 4)), tmp_path / "net.onnx")
+    np.savez(tmp_path / "samples.npz", x=draw(64, 8, seed=1))
+    np.savez(tmp_path / "calibration.npz", x=draw(64, 8, seed=2))
+    files: dict[str, Any] = {"samples": tmp_path / "samples.npz"}
+    if precision == "int8":
+        files["calibration"] = tmp_path / "calibration.npz"
+    recipe = Recipe(
+        source=str(tmp_path / "net.onnx"), name="net", model_store=tmp_path / "store",
+        precision=Precision(precision), relative_l2=0.5, **files,
+    )  # fmt: skip
+    document = json.loads((convert(recipe) / "manifest.json").read_text())
+    assert document["conversion"]["recipe"]["digests"].keys() == {"source", *files}
+    jsonschema.validate(document, json.loads((earlier / "manifest.schema.json").read_text()))
 
 
 def test_interrupted_run_goes_on_where_it_was(earlier: Path) -> None:
