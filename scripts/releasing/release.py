@@ -23,8 +23,7 @@ from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from releasing.index_readme import REPOSITORY, with_absolute_links
-
+REPOSITORY = Path(__file__).resolve().parents[2]
 PYTHONS = ("python3.11", "python3.12", "python3.13")
 # Files that name the version beside pyproject.toml, with the line that does.
 _NAMED_IN = {
@@ -34,6 +33,8 @@ _NAMED_IN = {
     "deploy/kserve/kustomization.yaml": r"newTag: (.+)",
 }
 _DATED = r"^## {version} \(\d{{4}}-\d\d-\d\d\)$"
+_LINK = re.compile(r"(?P<picture>!?)(?P<text>\[(?:[^\[\]]|\[[^\[\]]*\])*\])\((?P<target>[^()\s]+)\)")
+_ABSOLUTE = re.compile(r"[a-z][a-z0-9+.-]*:|#")
 # A first use of the base install: a request to a server that is not there.
 _FIRST_USE = """
 import graphkiln
@@ -62,6 +63,24 @@ def check_versions(tree: Path) -> str:
     if not re.search(_DATED.format(version=re.escape(version)), (tree / "CHANGELOG.md").read_text(), re.MULTILINE):
         raise ReleaseError(f"CHANGELOG.md has no dated section: write '## {version} (YYYY-MM-DD)'")
     return version
+
+
+def with_absolute_links(text: str, address: str, tag: str) -> str:
+    """Make the links of a page at the root of the repository absolute.
+
+    Args:
+        text: The page, in Markdown.
+        address: Address of the repository in a browser; pages are below `blob/TAG`, files below `raw/TAG`.
+        tag: Tag of the release.
+    """
+
+    def replace(found: re.Match[str]) -> str:
+        if _ABSOLUTE.match(found["target"]):
+            return found[0]
+        kind = "raw" if found["picture"] else "blob"
+        return f"{found['picture']}{found['text']}({address.rstrip('/')}/{kind}/{tag}/{found['target']})"
+
+    return _LINK.sub(replace, text)
 
 
 def build(archive: bytes, address: str, folder: Path, commit_time: str) -> dict[str, str]:

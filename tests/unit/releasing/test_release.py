@@ -1,7 +1,8 @@
-"""What a release checks before it builds."""
+"""What a release checks before it builds, and the links of its README."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -9,12 +10,14 @@ from pathlib import Path
 import pytest
 
 from releasing import release as module
-from releasing.release import ReleaseError, check_versions, main, run
+from releasing.release import ReleaseError, check_versions, main, run, with_absolute_links
 
 FILES = (
     "pyproject.toml", "Dockerfile", "deploy/helm/graphkiln/Chart.yaml", "deploy/kubernetes/base/kustomization.yaml",
     "deploy/kserve/kustomization.yaml",
 )  # fmt: skip
+
+ADDRESS = "https://example.org/someone/graphkiln"
 
 
 @pytest.fixture
@@ -63,3 +66,25 @@ def test_address_is_needed(monkeypatch: pytest.MonkeyPatch, words: list[str]) ->
     monkeypatch.setattr(sys, "argv", ["release", *words])
     with pytest.raises(SystemExit, match="scripts/release ADDRESS"):
         main()
+
+
+@pytest.mark.parametrize(
+    ("link", "absolute"),
+    [
+        ("[page](docs/page.md#safety)", f"[page]({ADDRESS}/blob/v1/docs/page.md#safety)"),
+        ("![a [b]](docs/a.svg)", f"![a [b]]({ADDRESS}/raw/v1/docs/a.svg)"),
+        ("[`code`](SECURITY.md)", f"[`code`]({ADDRESS}/blob/v1/SECURITY.md)"),
+        ("[there](https://example.org/x)", "[there](https://example.org/x)"),
+        ("[below](#try-it)", "[below](#try-it)"),
+        ("text (not a link)", "text (not a link)"),
+    ],
+)
+def test_relative_links_become_absolute(link: str, absolute: str) -> None:
+    assert with_absolute_links(link, f"{ADDRESS}/", "v1") == absolute
+
+
+def test_no_link_of_the_readme_stays_relative(repository: Path) -> None:
+    readme = (repository / "README.md").read_text()
+    targets = re.findall(r"\]\(([^)]+)\)", with_absolute_links(readme, ADDRESS, "v1"))
+    assert len(targets) == len(re.findall(r"\]\(([^)]+)\)", readme)) > 20
+    assert [target for target in targets if not target.startswith("https://")] == []
