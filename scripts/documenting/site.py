@@ -34,8 +34,7 @@ def on_config(config: Any) -> Any:
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """MkDocs event: change a page before it becomes HTML."""
-    # GitHub renders Markdown in <details>; MkDocs needs an attribute for it.
-    return without_outside_links(markdown, page.file.src_uri).replace("<details>", '<details markdown="1">')
+    return without_outside_links(markdown, page.file.src_uri)
 
 
 def without_outside_links(markdown: str, source: str) -> str:

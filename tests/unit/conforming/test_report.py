@@ -56,13 +56,12 @@ def test_violations(found: dict[str, Any], violation: str) -> None:
     assert report.find_violations(found) == [violation]
 
 
-def test_the_page_counts_and_names() -> None:
+def test_the_page_counts() -> None:
     page = report.to_page(document(served=REFUSED, openvino=PASSED))
     assert "The 1 cases of ONNX's backend test suite (1 node)" in page
     assert "| ONNX Runtime alone | 1 | 1 | 0 | 0 | 0 | 0 |" in page
     assert "| served by the real server, with ONNX Runtime | 1 | 0 | 1 | 0 | 0 | 0 |" in page
     assert "| refused: Triton has no such element type: 8-bit floats, 2 and 4 bits | 1 |" in page
-    assert "`node_a`" in page
 
 
 class TestKept:
