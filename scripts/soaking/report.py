@@ -147,16 +147,24 @@ def fill(text: str) -> str:
 
 
 def fault_table(run: dict[str, Any]) -> str:
-    """Table of faults, a line about the traffic, and the table of memory."""
+    """Table of faults, a line about those that nobody noticed and one about the traffic, and the table of memory."""
+    unnoticed = [each for each in run["faults"] if _is_unnoticed(each)]
     rows = [
         "| fault | times | ready again, median | worst | restarts | what clients saw |",
         "|---|---:|---:|---:|---|---|",
     ]
-    rows += [_fault_row(each) for each in run["faults"]]
+    rows += [_fault_row(each) for each in run["faults"] if each not in unnoticed]
+    if unnoticed:
+        names = "; ".join(f"{each['fault']} ({each['times']})" for each in unnoticed)
+        rows += ["", f"No restart, no error, always ready: {names}."]
     totals = run["totals"]
     counts = ", ".join(f"{totals.get(verdict, 0)} {verdict}" for verdict in _VERDICTS)
     summary = f"{run['seconds'] / 60:.0f} minutes, seed {run['seed']}. Requests: {counts}."
     return "\n".join([*rows, "", summary, "", *_memory_table(run.get("modes", [])), ""])
+
+
+def _is_unnoticed(each: dict[str, Any]) -> bool:
+    return each["worst_s"] == 0 and not each["restarts"] and not each["errors"]
 
 
 def _memory_table(modes: list[dict[str, Any]]) -> list[str]:

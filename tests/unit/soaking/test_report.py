@@ -122,6 +122,13 @@ RUN = {
 }
 
 
+def test_faults_that_nobody_noticed_are_one_line() -> None:
+    text = tables.fault_table(RUN)
+    assert "| SIGKILL to an instance | 9 | 2.0 s | never | 9 instance_died | 7 HTTP 503," in text
+    assert "| noise" not in text
+    assert "No restart, no error, always ready: noise (2)." in text
+
+
 def test_the_memory_of_each_kind_of_process() -> None:
     text = tables.fault_table(RUN)
     assert "| **polling**: all | - | 400.0 at the start, 401.0 at the end | - |" in text
