@@ -6,7 +6,7 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -99,21 +99,29 @@ def write_tables() -> None:
 
 
 def render_page() -> str:
-    """Make the page from all results."""
+    """Make the page from all results; what holds for all of them, or for all rows of a table, is written once."""
+    results = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    facts = {name: _facts(result["facts"]) for name, result in results.items()}
+    shared = [fact for fact in next(iter(facts.values()), []) if all(fact in each for each in facts.values())]
     sections = [_INTRODUCTION]
-    for path in sorted(RESULTS.glob("*.json")):
-        result = json.loads(path.read_text())
-        facts = result["facts"]
-        load = f"; load average before it {facts['load average']}" if "load average" in facts else ""
+    if shared:
+        sections.append(f"All of them: {'; '.join(shared)}.\n")
+    for name, result in results.items():
+        rows = result["rows"]
+        varying = [column for column in rows[0] if len({str(row[column]) for row in rows}) > 1] or list(rows[0])
+        constant = [f"{column}: {rows[0][column]}" for column in rows[0] if column not in varying]
+        own = [*constant, *(fact for fact in facts[name] if fact not in shared)]
         sections.append(
-            f"## {path.stem}: {result['title']}\n\n"
-            f"    {result['command']}\n\n"
-            f"{_table(result['rows'], list(result['rows'][0]))}\n"
-            f"{facts['machine']}; GPU: {facts['gpu']}; {facts['system']}; {facts['date']}; "
-            f"commit {facts['commit']}{load}.  \n"
-            f"{facts['versions']}\n"
+            f"## {name}: {result['title']}\n\n    {result['command']}\n\n{_table(rows, varying)}\n{'; '.join(own)}.\n"
         )
     return "\n".join(sections)
+
+
+def _facts(facts: Mapping[str, str]) -> list[str]:
+    """Machine, time and versions as short texts."""
+    load = [f"load average before it {facts['load average']}"] if "load average" in facts else []
+    named = [facts["machine"], f"GPU: {facts['gpu']}", *facts["system"].split(", "), facts["date"]]
+    return [*named, f"commit {facts['commit']}", *load, *facts["versions"].split(", ")]
 
 
 def fill_tables(text: str) -> str:

@@ -48,7 +48,21 @@ class TestPage:
         assert page.startswith("# Benchmarks\n")
         assert re.findall(r"^## (\w+): what", page, re.M) == ["first", "second"]
         assert "    scripts/benchmark first\n\n| set-up |" in page
-        assert page.count("; GPU: ") == 2
+
+    def test_what_is_equal_is_written_once(self) -> None:
+        for name, versions in (("first", "onnx 1, torch 2"), ("second", "onnx 1, torch 3")):
+            reporting.save_result(name, "t", "c", [{**row, "load": "bench"} for row in ROWS])
+            path = reporting.RESULTS / f"{name}.json"
+            result = json.loads(path.read_text())
+            result["facts"]["versions"] = versions
+            path.write_text(json.dumps(result))
+        page = reporting.render_page()
+        assert re.search(r"^All of them: .*; GPU: .*; onnx 1\.$", page, re.M)
+        assert re.findall(r"^load: bench;.* torch \d\.$", page, re.M) == [
+            "load: bench; torch 2.",
+            "load: bench; torch 3.",
+        ]
+        assert "| set-up | ratio | note |" in page
 
     def test_both_files_are_written(self, folder: Path) -> None:
         (folder / "README.md").write_text("<!-- docs/benchmarks/first.json: note -->\n<!-- end -->\n")
