@@ -11,9 +11,11 @@ _ATTRIBUTE = re.compile(r"^    (\w+): (.*(?:\n {8,}.*)*)", re.MULTILINE)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Render a Markdown table; bars within cells are escaped."""
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "".join(f"| {' | '.join(_cell(each) for each in line)} |\n" for line in lines)
+    """Render a Markdown table without its empty columns; bars within cells are escaped."""
+    given = list(rows)
+    shown = [number for number in range(len(columns)) if not given or any(row[number] for row in given)]
+    lines = [columns, ["---"] * len(columns), *given]
+    return "".join(f"| {' | '.join(_cell(line[number]) for number in shown)} |\n" for line in lines)
 
 
 def _cell(text: str) -> str:

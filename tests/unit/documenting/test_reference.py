@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 
 from documenting import commands, pages, reference
-from documenting.text import attributes_of, code
+from documenting.text import attributes_of, code, table
 from graphkiln_backend.graph.decoding import decode
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError
 from graphkiln_backend.graph.manifest import Manifest
@@ -34,6 +34,14 @@ def classes(repository: Path) -> dict[str, set[str]]:
     texts = (path.read_text() for room in ROOMS for path in (repository / room).rglob("*.py"))
     found = (each for text in texts for each in re.findall(r"^ *class ([A-Za-z]\w*)\(([^)]*)\):", text, re.MULTILINE))
     return {name: set(re.findall(r"\w+", bases)) for name, bases in found}
+
+
+def test_empty_columns_are_left_out() -> None:
+    rows = [("`--a`", "", "x|y"), ("`--b`", "", "")]
+    assert (
+        table(("option", "default", "says"), rows)
+        == "| option | says |\n| --- | --- |\n| `--a` | x\\|y |\n| `--b` |  |\n"
+    )
 
 
 def test_every_error_of_the_sources_is_there(repository: Path) -> None:
