@@ -238,9 +238,8 @@ setting. More: [engines](../how-to/engines.md), [precisions](../how-to/precision
 _SESSION = """
 ## Settings of Triton's `onnxruntime` backend
 
-Written in `parameters`, with the same meaning. Keys that begin with `session.` are session configuration entries of
-ONNX Runtime and are passed on unchanged.
-
+Written in `parameters`, with the same meaning: {listed}. Keys that begin with `session.` are session configuration
+entries of ONNX Runtime and are passed on unchanged.
 """
 _LEVELS = """
 `optimization { graph { level: N } }`; a graph that these rewrites break is run without them, and a note says so:
@@ -292,7 +291,7 @@ def render_settings() -> str:
     return "".join(
         (
             _SETTINGS_INTRODUCTION, table(["key", "values", "meaning"], own_settings()),
-            _SESSION, table(["key"], ((code(key),) for key in (*keys.SESSION_KEYS, *keys.CUDA_KEYS))),
+            _SESSION.format(listed=_listed((*keys.SESSION_KEYS, *keys.CUDA_KEYS))),
             _LEVELS, table(["level", "ONNX Runtime rewrites the graph"], levels),
             _ACCELERATORS, table(["accelerator", "key", "setting of graphkiln"], accelerators), "\n", *known,
             _OPENVINO.format(
