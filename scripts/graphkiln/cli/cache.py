@@ -38,11 +38,11 @@ def list_(folder: _Folder = "") -> None:
                 item.entry.model,
                 format_size(item.entry.bytes),
                 f"{item.entry.seconds:.1f} s",
-                time.strftime("%Y-%m-%d %H:%M", time.localtime(item.used_s)),
+                time.strftime("%Y-%m-%d", time.localtime(item.used_s)),
             )
             for item in reversed(entries)
         ]
-        print_table(("entry", "model", "size", "built in", "last used"), rows, empty="the cache is empty")
+        print_table(("entry", "model", "size", "build", "last used"), rows, empty="the cache is empty")
         typer.echo(f"{format_size(sum(item.entry.bytes for item in entries))} in {cache.folder}")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from enum import StrEnum
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 from graphkiln.cli.console import print_json, print_table
 from graphkiln.cli.options import AsJson, local_path, read_any_version, version_folder
 from graphkiln.cli.sign import NOT_SIGNED, TrustedKeysOption, describe_signers
+from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import EngineUnavailable, RepositoryError
 
 if TYPE_CHECKING:
@@ -170,7 +172,8 @@ def _manifest_rows(version: ModelVersion) -> Iterator[tuple[str, str]]:
         return
     labels = version.contract.labels or (version.ranking.labels if version.ranking else ())
     yield "reference" if manifest.adoption else "source", manifest.provenance.source
-    yield "preprocess", manifest.preprocess.to_json() if manifest.preprocess else "-"
+    # With spaces: a terminal breaks lines there.
+    yield "preprocess", json.dumps(encode(manifest.preprocess)) if manifest.preprocess else "-"
     yield "labels", f"{len(labels)}: {labels[0]} ... {labels[-1]}" if labels else "-"
     yield "verdicts", "\n".join(_verdicts(manifest)) or _UNPROVEN
     for note in manifest.conversion.notes if manifest.conversion else ():
