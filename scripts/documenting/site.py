@@ -156,7 +156,7 @@ def draw(printed: str, title: str) -> str:
     """Draw a terminal as a self-contained SVG."""
     console = Console(record=True, width=COLUMNS, file=io.StringIO())
     for line in shown_lines(printed):
-        console.print(Text.from_ansi(line), soft_wrap=True)
+        console.print(Text.from_ansi(line))
     return _FONT_FACES.sub("", console.export_svg(title=title, unique_id="quickstart"))
 
 
