@@ -11,8 +11,10 @@ import threading
 from collections.abc import Iterator
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from axe_playwright_python.sync_playwright import Axe
 from page_browser import PATIENCE_MS, chromium
 from playwright.sync_api import Route, expect
 
@@ -73,6 +75,18 @@ def test_search_and_anchors_without_network(url: str, width: int) -> None:
         wide = "document.documentElement.scrollWidth - document.documentElement.clientWidth"
         assert page.evaluate(wide) == 0
     assert external == []
+
+
+# Home; commands and Python; tables; docstrings.
+@pytest.mark.parametrize("name", ["index", "how-to/requests", "benchmarks", "reference/python"])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_axe_finds_no_violation(url: str, name: str, scheme: Literal["light", "dark"]) -> None:
+    with chromium() as browser:
+        page = browser.new_context(viewport={"width": 1280, "height": 900}, color_scheme=scheme).new_page()
+        page.set_default_timeout(PATIENCE_MS)
+        page.goto(f"{url}{name}.html")
+        found = Axe().run(page).response["violations"]
+    assert [f"{fault['id']}: {fault['nodes'][0]['html'][:200]}" for fault in found] == []
 
 
 def test_404_page_finds_its_files_below_a_path(repository: Path, tmp_path: Path) -> None:
