@@ -128,55 +128,29 @@ def _hgnet() -> Any:
     )
 
 
-def _pyramid(name: str, backbone: Callable[[], Any], **own: Any) -> Callable[..., Any]:
-    """RT-DETR and similar: three levels of features."""
+_PYRAMID = {
+    "encoder_hidden_dim": 16,
+    "encoder_in_channels": [8, 16, 16],
+    "encoder_ffn_dim": 16,
+    "encoder_attention_heads": 2,
+    "decoder_in_channels": [16] * 3,
+    "decoder_attention_heads": 2,
+}
+_LIGHT = {
+    "c2f_num_blocks": 1,
+    "decoder_self_attention_heads": 2,
+    "decoder_cross_attention_heads": 2,
+    "decoder_n_points": 2,
+    "group_detr": 1,
+}
+
+
+def _transformer(name: str, backbone: Callable[[], Any], kind: dict[str, Any], **own: Any) -> Callable[..., Any]:
+    """RT-DETR and similar (three levels of features), or LW-DETR and RF-DETR (a vision transformer and a decoder)."""
+    shared = {"d_model": 16, "decoder_ffn_dim": 16, "decoder_layers": 1, "num_queries": _QUERIES, "num_labels": LABELS}
 
     def make(**changes: Any) -> Any:
-        config = getattr(hf, f"{name}Config")(
-            **{
-                "backbone_config": backbone(),
-                "encoder_hidden_dim": 16,
-                "encoder_in_channels": [8, 16, 16],
-                "encoder_ffn_dim": 16,
-                "encoder_attention_heads": 2,
-                "d_model": 16,
-                "decoder_in_channels": [16] * 3,
-                "decoder_ffn_dim": 16,
-                "decoder_layers": 1,
-                "decoder_attention_heads": 2,
-                "num_queries": _QUERIES,
-                "num_labels": LABELS,
-                **own,
-                **changes,
-            }
-        )
-        config._attn_implementation = "eager"
-        return getattr(hf, f"{name}ForObjectDetection")(config)
-
-    return make
-
-
-def _light(name: str, backbone: Callable[[], Any], **own: Any) -> Callable[..., Any]:
-    """LW-DETR and RF-DETR: a vision transformer and a decoder of its features."""
-
-    def make(**changes: Any) -> Any:
-        config = getattr(hf, f"{name}Config")(
-            **{
-                "backbone_config": backbone(),
-                "c2f_num_blocks": 1,
-                "d_model": 16,
-                "decoder_ffn_dim": 16,
-                "decoder_layers": 1,
-                "decoder_self_attention_heads": 2,
-                "decoder_cross_attention_heads": 2,
-                "decoder_n_points": 2,
-                "group_detr": 1,
-                "num_queries": _QUERIES,
-                "num_labels": LABELS,
-                **own,
-                **changes,
-            }
-        )
+        config = getattr(hf, f"{name}Config")(**{"backbone_config": backbone(), **shared, **kind, **own, **changes})
         config._attn_implementation = "eager"
         return getattr(hf, f"{name}ForObjectDetection")(config)
 
@@ -288,12 +262,12 @@ _MAKERS: dict[str, Callable[..., Any]] = {
     "deformable_detr": _queries("DeformableDetr", _LEVELS, num_feature_levels=3, d_model=32, decoder_layers=2),
     "dab-detr": _queries("DabDetr", ("stage4",), hidden_size=16),
     "table-transformer": _queries("TableTransformer", ("stage4",)),
-    "rt_detr": _pyramid("RTDetr", _rt_detr_backbone),
-    "rt_detr_v2": _pyramid("RTDetrV2", _rt_detr_backbone, decoder_layers=2),
-    "d_fine": _pyramid("DFine", _hgnet, decoder_layers=2, lqe_hidden_dim=8),
-    "deimv2": _pyramid("Deimv2", _hgnet, decoder_layers=2, lqe_hidden_dim=8),
-    "lw_detr": _light("LwDetr", _lw_backbone, projector_scale_factors=[1.0]),
-    "rf_detr": _light("RfDetr", _rf_backbone),
+    "rt_detr": _transformer("RTDetr", _rt_detr_backbone, _PYRAMID),
+    "rt_detr_v2": _transformer("RTDetrV2", _rt_detr_backbone, _PYRAMID, decoder_layers=2),
+    "d_fine": _transformer("DFine", _hgnet, _PYRAMID, decoder_layers=2, lqe_hidden_dim=8),
+    "deimv2": _transformer("Deimv2", _hgnet, _PYRAMID, decoder_layers=2, lqe_hidden_dim=8),
+    "lw_detr": _transformer("LwDetr", _lw_backbone, _LIGHT, projector_scale_factors=[1.0]),
+    "rf_detr": _transformer("RfDetr", _rf_backbone, _LIGHT),
     "yolos": _yolos,
     "segformer": _segformer,
     "upernet": _upernet,
