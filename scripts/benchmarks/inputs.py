@@ -30,19 +30,12 @@ from graphkiln_converters.sources.base import open_source
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DIGITS = REPOSITORY / "model_repository" / "digits"
-LARGEST_BATCH = 8  # of what `add_model` adds, if not told otherwise
+LARGEST_BATCH = 8  # of what `add_model` adds
 _GOLDEN_SAMPLES = 4
 
 
 def add_model(
-    store: Path,
-    name: str,
-    graph: Path,
-    extra: str = "",
-    backend: str = BACKEND,
-    *,
-    golden: bool = False,
-    max_batch_size: int = LARGEST_BATCH,
+    store: Path, name: str, graph: Path, extra: str = "", backend: str = BACKEND, *, golden: bool = False
 ) -> None:
     """Add a graph to a model store, with a complete configuration.
 
@@ -53,13 +46,12 @@ def add_model(
         extra: Appended to the configuration.
         backend: Backend of the configuration.
         golden: Add a manifest and golden samples.
-        max_batch_size: Largest batch that Triton may form.
     """
     folder = store / name / "1"
     folder.mkdir(parents=True)
     (folder / GRAPH_FILE).symlink_to(graph)
     with _reference_signature(graph) as signature:
-        text = config_text(name, signature, max_batch_size=max_batch_size, labels_file=None)
+        text = config_text(name, signature, max_batch_size=LARGEST_BATCH, labels_file=None)
     text = text.replace(f'backend: "{BACKEND}"', f'backend: "{backend}"')
     (store / name / "config.pbtxt").write_text(text + extra)
     if golden:

@@ -214,13 +214,13 @@ def _check(classify: Callable[[bytes], list[Label]], graph: Path, jpegs: list[by
 
 @contextmanager
 def _start_cpp(backends: Path, graph: Path, check_jpegs: list[bytes]) -> Iterator[Classify]:
-    """Serve the peers' graph by Triton's C++ backend, with as many instances and threads as graphkiln.
+    """Serve the peers' graph by Triton's C++ backend, with instances and threads as graphkiln and batches as the peers.
 
     The backend returns scores: callers decode the JPEG, send the tensor, and rank the scores.
     """
     own = f"\ninstance_group {{ count: {_INSTANCES} kind: KIND_CPU }}\n{parameters({'intra_op_thread_count': '1'})}"
     with tempfile.TemporaryDirectory() as folder:
-        add_model(Path(folder), _NAME, graph, own, DROP_IN_BACKEND, max_batch_size=_LARGEST_BATCH)
+        add_model(Path(folder), _NAME, graph, own, DROP_IN_BACKEND)
         with (
             start_cpp_server(backends, Path(folder)) as server,
             InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client,
