@@ -115,6 +115,7 @@ class Conversion:
         graph_bytes: Size of the graph file and its weights.
         seconds: Duration of the conversion.
         notes: Remarks, for example about undecided samples.
+        digests: The recipe's `digests` as written by checkouts of 29 November 2026, still read.
     """
 
     recipe: dict[str, Any]
@@ -124,6 +125,7 @@ class Conversion:
     graph_bytes: int
     seconds: float
     notes: tuple[str, ...] = ()
+    digests: dict[str, str] = field(default_factory=dict, metadata=OMIT_DEFAULT)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

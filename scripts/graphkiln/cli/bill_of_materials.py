@@ -42,7 +42,7 @@ def bill_of_materials(folder: Path, manifest: Manifest, *, signed: str) -> str:
     """
     conversion = manifest.conversion
     recipe = conversion.recipe if conversion else {}
-    digests = recipe.get("digests", {})
+    digests = recipe.get("digests") or (conversion.digests if conversion else {})
     source = _component("source", manifest.provenance.source, ComponentType.MACHINE_LEARNING_MODEL, digests)
     model = _component("model", folder.parent.name, ComponentType.MACHINE_LEARNING_MODEL, {"model": manifest.sha256})
     model.version = folder.name

@@ -21,6 +21,7 @@ from __future__ import annotations
 import json
 import shutil
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -62,6 +63,19 @@ def test_manifest(earlier: Path) -> None:
     assert [spec.name for spec in manifest.signature.inputs] == ["INPUT_0"]
     assert manifest.preprocess is not None
     assert manifest.verification
+
+
+def test_digests_beside_the_recipe_are_read(earlier: Path, tmp_path: Path) -> None:
+    manifest = Manifest.read(earlier / "manifest.json")
+    assert manifest.conversion is not None
+    path = tmp_path / "manifest.json"
+    replace(manifest, conversion=replace(manifest.conversion, digests={"source": "0" * 64})).write(path)
+    assert json.loads(path.read_text())["conversion"]["digests"] == {
+        "source": "0" * 64
+    }  # as checkouts of one day wrote it
+    conversion = Manifest.read(path).conversion
+    assert conversion is not None
+    assert conversion.digests == {"source": "0" * 64}
 
 
 @pytest.mark.parametrize("precision", ["fp32", "int8"])
