@@ -32,12 +32,6 @@ def main() -> int:
         prog="scripts/soak", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--minutes", type=float, default=5.0, help="duration of fault injection (default: 5)")
-    parser.add_argument(
-        "--only",
-        choices=("traffic", "faults"),
-        default="",
-        help="control run: traffic without faults, or faults without traffic",
-    )
     parser.add_argument("--fuzz", type=int, metavar="N", help="send N generated requests instead")
     parser.add_argument("--seed", type=int, help="random seed (default: random; it is printed)")
     parser.add_argument("--json", type=Path, help="also write all results to this file")
@@ -58,7 +52,7 @@ def main() -> int:
             fuzzed = fuzz(options.fuzz, seed, options.log)
             text, document = fuzz_to_text(fuzzed), fuzz_to_json(fuzzed)
         else:
-            results = soak(options.minutes, seed, keep_log=options.log, only=options.only)
+            results = soak(options.minutes, seed, keep_log=options.log)
             text, document = to_text(results), to_json(results)
     except GraphkilnError as error:
         print(f"the soak cannot start: {error}", file=sys.stderr)

@@ -71,7 +71,7 @@ def failures_of(result: Result) -> list[str]:
         f"left behind: {', '.join(result.left)}": result.left,
         f"SIGTERM ended with {result.stops}": any(code for code, _ in result.stops),
         f"not counted in graphkiln_restarts_total: {', '.join(uncounted)}": uncounted,
-        "no request was answered": not totals["right"] and result.only != "faults",
+        "no request was answered": not totals["right"],
         **{f"{each.fault}: {each.trouble}": True for each in result.injections if each.trouble},
         **{note: True for note in result.notes if note.startswith("ended early")},
     }

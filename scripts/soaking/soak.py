@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 from graphkiln_backend.server.run_folder import environments_of
@@ -20,7 +20,6 @@ from soaking.service import Service, every_model_answers
 from soaking.traffic import Ledger, Outcome, Traffic
 from soaking.watching import Memory, Readiness, by_role, growth
 
-Only = Literal["", "traffic", "faults"]  # control runs: traffic without faults, or faults without traffic
 _INTERRUPTED = "interrupted: the report is about the time until then"
 
 
@@ -44,7 +43,6 @@ class Result:
         stops: Exit code and seconds of each SIGTERM.
         stuck: Number of senders that did not end.
         notes: Further remarks.
-        only: Kind of control run, or empty.
     """
 
     mode: str = ""
@@ -62,12 +60,9 @@ class Result:
     stops: list[tuple[int, float]]
     stuck: int
     notes: list[str]
-    only: Only = ""
 
 
-def soak(
-    minutes: float, seed: int, *, heavy: bool = True, keep_log: Path | None = None, only: Only = ""
-) -> list[Result]:
+def soak(minutes: float, seed: int, *, heavy: bool = True, keep_log: Path | None = None) -> list[Result]:
     """Soak the service in each mode.
 
     Args:
@@ -75,7 +70,6 @@ def soak(
         seed: Random seed.
         heavy: Include faults that restart the whole service.
         keep_log: File for the service's log.
-        only: Control run: traffic without faults, or faults without traffic.
 
     Raises:
         MeasurementError: A service could not be started.
@@ -91,8 +85,8 @@ def soak(
             if keep_log:
                 stack.callback(made.service.append_log, keep_log)
             first_start_s = start_service(made.service)
-            faults = [] if only == "traffic" else made.faults(mode, heavy=heavy)
-            result = _soak_service(made.service, folder, faults, minutes / len(MODES), seed, mode=mode, only=only)
+            faults = made.faults(mode, heavy=heavy)
+            result = _soak_service(made.service, folder, faults, minutes / len(MODES), seed, mode=mode)
         results.append(replace(result, first_start_s=first_start_s, notes=made.notes + result.notes))
         if _INTERRUPTED in result.notes:
             break
@@ -116,11 +110,11 @@ def start_service(service: Service) -> float:
 
 
 def _soak_service(
-    service: Service, folder: Path, faults: list[Fault], minutes: float, seed: int, *, mode: Mode, only: Only
+    service: Service, folder: Path, faults: list[Fault], minutes: float, seed: int, *, mode: Mode
 ) -> Result:
     """Inject faults under traffic until the time is over, and stop the service."""
     ledger = Ledger()
-    traffic = Traffic(service, ledger, seed, senders=0 if only == "faults" else None)
+    traffic = Traffic(service, ledger, seed)
     where = Field(
         service=service,
         folder=folder,
@@ -164,7 +158,6 @@ def _soak_service(
         stops=where.stops,
         stuck=stuck,
         notes=notes,
-        only=only,
     )
 
 
@@ -237,7 +230,7 @@ class Injector:
         """Inject faults until a time, in rounds in which each kind occurs once."""
         while time.monotonic() < until:
             time.sleep(self.where.chance.uniform(*_QUIET_S))
-            if self.faults and time.monotonic() < until:
+            if time.monotonic() < until:
                 self._inject(self._choose())
 
     def windows(self) -> list[tuple[float, float]]:
