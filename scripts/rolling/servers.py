@@ -90,7 +90,11 @@ class ServedProcess:
             raise RuntimeError(f"the server ended with {code}:\n{self._log.read_text()}")
 
     def __enter__(self) -> ServedProcess:
-        self.start()
+        try:
+            self.start()
+        except BaseException:
+            self.__exit__()
+            raise
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
+import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from unittest.mock import MagicMock
@@ -12,7 +14,7 @@ import numpy as np
 import pytest
 from aiohttp import web
 
-from rolling import rolling_update
+from rolling import rolling_update, servers
 from rolling.pods import on_this_machine
 from rolling.rolling_update import Outcome, Question, roll, send
 from rolling.servers import SERVE, Proxy, ServedProcess
@@ -99,6 +101,14 @@ def test_a_connection_that_is_cut_off_is_a_failure() -> None:
     send_to(outcome, respond, lambda: len(seen) > 5)
     assert list(outcome.failed.values()) == [1]
     assert outcome.answered == outcome.sent - 1
+
+
+def test_a_server_that_does_not_get_ready_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(servers, "READY_S", 0.1)
+    server = ServedProcess(tmp_path, tmp_path / "log", (sys.executable, "-c", "import time; time.sleep(600)"))
+    with pytest.raises(RuntimeError, match="did not get ready"), server:
+        pytest.fail("it is not ready")
+    assert server._process.poll() == -signal.SIGTERM
 
 
 class Lasting(ServedProcess):
