@@ -53,7 +53,7 @@ from graphkiln_backend.repository.onnx_file import external_files
 from graphkiln_backend.repository.remote_model import fetch_file
 from graphkiln_backend.repository.version import GRAPH_FILE
 from graphkiln_backend.storage.address import RemoteAddress, is_remote
-from graphkiln_converters.precision import check_lowers, check_precision_options, lower_and_prove, smallest_kept
+from graphkiln_converters.precision import check_lowers, check_precision_options, lower_and_prove, pinned, smallest_kept
 from graphkiln_converters.prove import (
     Proof,
     ProvenGraph,
@@ -162,7 +162,7 @@ def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | Non
         answers = source.answers if exported else None
         proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE, answers)
         if proven.quantizer:  # a repeated conversion makes the same graph, on other machines, too
-            recipe = recipe.model_copy(update={"int8_by": proven.quantizer})
+            recipe = pinned(recipe, proven.quantizer)
         digests = digest_files(recipe, source.digest)
         seconds = time.perf_counter() - begun
         version = new_version(recipe, model, proven, command=command, seconds=seconds, digests=digests)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import logging
+import math
 import os
 import re
 import shutil
@@ -26,7 +27,7 @@ from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import SessionConfig
 from graphkiln_backend.engines.onnxruntime.quantization import Coverage, Quantization, count_integer_products, quantize
 from graphkiln_backend.engines.registry import REFERENCE_ENGINE, load_engine
-from graphkiln_backend.engines.timing import fastest_runs_s
+from graphkiln_backend.engines.timing import fastest_runs_s, pick_fastest
 from graphkiln_backend.graph.device import CPU
 from graphkiln_backend.graph.dtypes import AnyArray, DType
 from graphkiln_backend.graph.errors import (
@@ -100,7 +101,7 @@ def check_precision_options(recipe: Recipe) -> None:
     for_lower = {"--keep-fp32": bool(recipe.keep_fp32), "--search-keep": recipe.search_keep}
     for_int8 = {
         "--calibration": recipe.calibration is not None,
-        "--int8-by": recipe.int8_by != "onnxruntime",
+        "--int8-by": recipe.int8_by in _OTHER_QUANTIZERS,
         "--calibration-method": recipe.calibration_method != "minmax",
     }
     if precision is Precision.INT8:
@@ -117,13 +118,13 @@ def check_precision_options(recipe: Recipe) -> None:
         )
     if precision is not Precision.INT8:
         return
-    if recipe.int8_by != "onnxruntime":
+    if recipe.int8_by in _OTHER_QUANTIZERS:
         if recipe.calibration_method != "minmax" or not recipe.quantize_bias:
             raise ConversionError(
                 f"--int8-by {recipe.int8_by} finds ranges and leaves biases in its own way",
                 hint="leave out --calibration-method and quantize_bias, or --int8-by",
             )
-        if recipe.int8_by in _OTHER_QUANTIZERS and find_spec(recipe.int8_by) is None:
+        if find_spec(recipe.int8_by) is None:
             raise EngineUnavailable(
                 f"--int8-by {recipe.int8_by} needs a library that is not installed", extra=recipe.int8_by
             )
@@ -177,23 +178,25 @@ def lower_and_prove(
 
     Raises:
         ConversionError: Nothing was lowered.
+        RepositoryError: The model's config.pbtxt, which decides on the engines for int8, cannot be read.
         VerificationError: The outputs changed more than the policy allows.
     """
-    if recipe.int8_by == "fastest":
-        proven, note = _prove_fastest(fp32, recipe, samples, calibration, batch_sizes)
-    else:
-        proven, note = _lower_and_prove(fp32, recipe, samples, calibration, batch_sizes, folder=recipe.precision), ""
-        if _may_be_faster(recipe):
-            _log.info("--int8-by fastest may be faster on %s: it tries NNCF and OpenVINO, too", hardware.cpu_name())
-    speed = compare_speed(fp32.graph, proven.graph, proven.proof.golden) if recipe.precision is Precision.INT8 else ""
-    return replace(proven, notes=(*proven.notes, *filter(None, [note, speed])))
+    if recipe.precision is not Precision.INT8:
+        return _lower_and_prove(fp32, recipe, samples, calibration, batch_sizes, folder=recipe.precision)
+    engines = _served_engines(recipe.model_store / recipe.name / CONFIG_FILE)
+    if recipe.int8_by == "fastest" and _may_differ_in_speed(recipe, engines):
+        return _prove_fastest(fp32, recipe, samples, calibration, batch_sizes, engines=engines)
+    quantizer = "onnxruntime" if recipe.int8_by == "fastest" else recipe.int8_by
+    proven = _lower_and_prove(
+        fp32, pinned(recipe, quantizer), samples, calibration, batch_sizes, folder=recipe.precision
+    )
+    speed = compare_speed(fp32.graph, proven.graph, proven.proof.golden)
+    return replace(proven, quantizer=quantizer, notes=(*proven.notes, *filter(None, [speed])))
 
 
-def _may_be_faster(recipe: Recipe) -> bool:
-    """Return true if `--int8-by fastest` would try more than a recipe that leaves the quantizer to the default."""
-    is_default = recipe.int8_by == "onnxruntime" and recipe.calibration_method == "minmax" and recipe.quantize_bias
-    others = all(map(find_spec, ("nncf", "openvino"))) and not hardware.saturates_products_of_bytes()
-    return recipe.precision is Precision.INT8 and is_default and others
+def pinned(recipe: Recipe, quantizer: str) -> Recipe:
+    """The recipe with a quantizer in place of a choice by speed."""
+    return recipe.model_copy(update={"int8_by": quantizer})
 
 
 def _lower_and_prove(
@@ -262,60 +265,15 @@ def _lower_and_prove(
     )
 
 
-def _prove_fastest(
-    fp32: ProvenGraph,
-    recipe: Recipe,
-    samples: Sequence[ReferenceSamples],
-    calibration: Arrays,
-    batch_sizes: tuple[int, ...],
-) -> tuple[ProvenGraph, str]:
-    """Quantize with each installed quantizer, and keep the graph that is fastest on this CPU among those proven.
+# Int8 by the fastest of several quantizers.
+#
+# NNCF's graphs are fast with OpenVINO, and slow with ONNX Runtime: 0.3 to 0.6 of the rate of its own quantizer's for
+# MobileNetV3-small and BERT-base, 0.9 to 1.1 for DeiT-tiny. ModelOpt's are for TensorRT. docs/how-to/precision.md
 
-    If that takes another engine than the default one, the graph is proven in that engine, too, and a new config.pbtxt
-    has `engine: auto`: a server on another machine may lack the engine, or be faster without it.
-
-    Returns:
-        The graph, and a note on the choice.
-
-    Raises:
-        GraphkilnError: No quantizer makes a graph that passes the proof: the error of ONNX Runtime's; or the model's
-            config.pbtxt cannot be read.
-    """
-    config = recipe.model_store / recipe.name / CONFIG_FILE
-    engines = _served_engines(config)
-    proven: dict[str, ProvenGraph] = {}
-    refused: dict[str, GraphkilnError] = {}
-    for quantizer in ("onnxruntime", *filter(find_spec, _OTHER_QUANTIZERS)):
-        _log.info("quantizing by %s", quantizer)
-        pinned = recipe.model_copy(update={"int8_by": quantizer})
-        try:
-            proven[quantizer] = _lower_and_prove(
-                fp32, pinned, samples, calibration, batch_sizes, folder=f"{recipe.precision}-{quantizer}"
-            )
-        except GraphkilnError as error:
-            refused[quantizer] = error
-    if not proven:
-        raise next(iter(refused.values()))
-    _log.info("comparing the speed of quantizers")
-    taken = _fastest_times(proven, recipe, engines, samples[0].ranking or samples[0].task)
-    write = ""
-    if not taken:
-        chosen, text = next(iter(proven)), "not compared: no engine of this machine runs it"
-    else:
-        chosen = min(taken, key=lambda name: taken[name][0])
-        seconds, engine = taken[chosen]
-        text = f"the fastest on {hardware.cpu_name()}, with {engine}"
-        if engine != REFERENCE_ENGINE and not config.exists():
-            write = "auto"
-            text += f" (written into config.pbtxt: engine: {write})"
-        elif len(engines) == 1:
-            text += ", the engine of config.pbtxt"
-        slower = [f"{name} {seconds / took:.2f}x with {by}" for name, (took, by) in taken.items() if name != chosen]
-        text = "; ".join([text, *slower])
-    left_out = [f"{name} refused: {str(error).splitlines()[0]}" for name, error in refused.items()]
-    text = "; ".join([f"quantized by {chosen}: {text}", *left_out])
-    _log.info("%s", text)
-    return replace(proven[chosen], quantizer=chosen, engine=write), text
+_COMPARED = ("onnxruntime", "nncf")
+# Samples for the graphs whose speed is compared: more change the ranges, but not the kernels.
+_FEW_SAMPLES = 4
+_ENGINES = ("onnxruntime", "openvino")
 
 
 def _served_engines(config: Path) -> tuple[str, ...]:
@@ -331,40 +289,122 @@ def _served_engines(config: Path) -> tuple[str, ...]:
     return _ENGINES if engine == "auto" else (engine,)
 
 
-def _fastest_times(
-    graphs: Mapping[str, ProvenGraph], recipe: Recipe, engines: Sequence[str], reading: Reading | None
-) -> dict[str, tuple[float, str]]:
-    """Measure graphs in turns, in each engine; the least seconds of each, and the engine.
+def _may_differ_in_speed(recipe: Recipe, engines: Sequence[str]) -> bool:
+    """Return true if NNCF's graph may be faster than ONNX Runtime's, with an engine that may serve."""
+    own_options = recipe.calibration_method != "minmax" or not recipe.quantize_bias  # of ONNX Runtime's quantizer
+    computes = all(map(find_spec, ("nncf", "openvino"))) and not hardware.saturates_products_of_bytes()
+    if own_options or not computes:
+        return False
+    if "openvino" not in engines:
+        _log.info("config.pbtxt chooses the engine: with engine: auto, NNCF's quantizer would be tried with OpenVINO")
+        return False
+    return True
 
-    An engine in which a graph is not proven is not measured with it. In the default engine all are.
+
+def _prove_fastest(
+    fp32: ProvenGraph,
+    recipe: Recipe,
+    samples: Sequence[ReferenceSamples],
+    calibration: Arrays,
+    batch_sizes: tuple[int, ...],
+    *,
+    engines: Sequence[str],
+) -> ProvenGraph:
+    """Quantize with the fastest of several quantizers on this CPU, or with the next one if the proof refuses its graph.
+
+    If speed takes another engine than the default one, the graph is proven in that engine, too, and a new config.pbtxt
+    has `engine: auto`: a server on another machine may lack the engine, or be faster without it.
+
+    Raises:
+        GraphkilnError: No quantizer makes a graph that passes the proof: the error of the first.
     """
-    limits = with_own_limit(BY_PRECISION[Precision.INT8], recipe.relative_l2)
-    feeds = next(iter(graphs.values())).proof.golden.batch(_BATCH)
-    found: dict[str, tuple[float, str]] = {}
-    for engine in engines:
-        with ExitStack() as opened:
-            runs = {}
-            for name, each in graphs.items():
-                try:
-                    if engine != REFERENCE_ENGINE:
-                        prove_served(
-                            each.graph,
-                            each.proof.golden,
-                            Precision.INT8,
-                            limits,
-                            reading=reading,
-                            largest_batch=recipe.max_batch_size,
-                            engine=engine,
-                        )
-                    session = opened.enter_context(load_engine(engine).build(each.graph, _to_compare(engine)))
-                except GraphkilnError as error:
-                    _log.debug("int8 by %s is not measured with %s: %s", name, engine, error)
-                else:
-                    runs[name] = partial(session.run, feeds)
-            times = fastest_runs_s(runs) if runs else {}
-        for name, seconds in times.items():
-            found[name] = min((seconds, engine), found.get(name, (seconds, engine)))
-    return found
+    few = {name: array[:_FEW_SAMPLES] for name, array in calibration.items()}
+    times, refused = _compare_quantizers(fp32, recipe, few, engines)
+    # Graphs that could not be measured come last, with the default engine.
+    waiting = {(name, REFERENCE_ENGINE): math.inf for name in _COMPARED if name not in refused}
+    waiting |= {(name, engine): each[name] for engine, each in times.items() for name in _COMPARED if name in each}
+    measured, proven = dict(waiting), dict[str, ProvenGraph]()
+    while waiting:
+        chosen, engine = list(waiting)[pick_fastest(list(waiting.values()))]
+        del waiting[chosen, engine]
+        try:
+            if chosen not in proven:
+                _log.info("quantizing by %s", chosen)
+                own, folder = pinned(recipe, chosen), f"{recipe.precision}-{chosen}"
+                proven[chosen] = _lower_and_prove(fp32, own, samples, calibration, batch_sizes, folder=folder)
+            if engine != REFERENCE_ENGINE:
+                _prove_in(engine, proven[chosen], recipe, samples[0].ranking or samples[0].task)
+            break
+        except GraphkilnError as error:
+            if chosen in proven:
+                refused[f"{chosen} with {engine}"] = error
+            else:
+                refused[chosen] = error
+                waiting = {pair: seconds for pair, seconds in waiting.items() if pair[0] != chosen}
+    else:
+        raise refused[_COMPARED[0]]
+    is_auto = engine != REFERENCE_ENGINE and not (recipe.model_store / recipe.name / CONFIG_FILE).exists()
+    taken = [
+        f"{seconds * 1e3:.3g} ms by {name} with {by}"
+        for (name, by), seconds in sorted(measured.items(), key=lambda each: each[1])
+        if math.isfinite(seconds)
+    ]
+    size = "an input" if fp32.proof.golden.whole else f"a batch of {_BATCH}"
+    choice = [f"quantized by {chosen}, to be served with {engine}"]
+    choice += [f"{size} on {hardware.cpu_name()} takes {', '.join(taken)}"] if taken else []
+    choice += [f"{name} refused: {str(error).splitlines()[0]}" for name, error in refused.items()]
+    choice += ["written into config.pbtxt: engine: auto"] if is_auto else []
+    _log.info("%s", "; ".join(choice))
+    if recipe.search_keep:  # the graph that was measured has no nodes in fp32
+        speed = compare_speed(fp32.graph, proven[chosen].graph, proven[chosen].proof.golden)
+    else:
+        speed = _describe_speed(times, chosen)
+    return replace(
+        proven[chosen],
+        quantizer=chosen,
+        engine="auto" if is_auto else "",
+        notes=(*proven[chosen].notes, "; ".join(choice), *filter(None, [speed])),
+    )
+
+
+def _compare_quantizers(
+    fp32: ProvenGraph, recipe: Recipe, calibration: Arrays, engines: Sequence[str]
+) -> tuple[dict[str, dict[str, float]], dict[str, GraphkilnError]]:
+    """Measure the graphs of the quantizers beside the fp32 graph; they are neither proven nor kept.
+
+    Returns:
+        The times, as `_times_s`, and the errors of quantizers that failed.
+    """
+    _log.info("comparing the speed of int8 by %s", " and ".join(_COMPARED))
+    graphs: dict[str, Path] = {Precision.FP32: fp32.graph}
+    refused: dict[str, GraphkilnError] = {}
+    for quantizer in _COMPARED:
+        target = fp32.graph.parent / f"compared-{quantizer}" / fp32.graph.name
+        target.parent.mkdir()
+        try:
+            quantize_graph(fp32.graph, pinned(recipe, quantizer), calibration, target, whole=fp32.proof.golden.whole)
+        except GraphkilnError as error:
+            refused[quantizer] = error
+        else:
+            graphs[quantizer] = target
+    return _times_s(graphs, fp32.proof.golden, engines), refused
+
+
+def _prove_in(engine: str, proven: ProvenGraph, recipe: Recipe, reading: Reading | None) -> None:
+    """Prove a graph as another engine than the default one serves it.
+
+    Raises:
+        VerificationError: The session cannot be built, or its outputs differ.
+    """
+    prove_served(
+        proven.graph,
+        proven.proof.golden,
+        Precision.INT8,
+        with_own_limit(BY_PRECISION[Precision.INT8], recipe.relative_l2),
+        reading=reading,
+        largest_batch=recipe.max_batch_size,
+        engine=engine,
+    )
 
 
 def lower_graph(fp32: Path, recipe: Recipe, target: Path, keep: Sequence[str] = ()) -> LoweredGraph:
@@ -419,14 +459,14 @@ def quantize_graph(
         coverage = quantize_by_nncf(named, calibration, target, exclude=kept, whole=whole)
     elif recipe.int8_by == "modelopt":
         coverage = quantize_by_modelopt(named, calibration, target, exclude=kept, whole=whole)
-        in_float = coverage.integer - count_integer_products(target).integer
-        if in_float > 0:
-            notes.append(f"ONNX Runtime computes {in_float} of these in float here: serve with OpenVINO or TensorRT")
     else:
         settings = Quantization(
             method=recipe.calibration_method, quantize_bias=recipe.quantize_bias, exclude=kept, whole=whole
         )
         coverage = quantize(named, calibration, settings, target)
+    in_float = coverage.integer - count_integer_products(target).integer if recipe.int8_by in _OTHER_QUANTIZERS else 0
+    if in_float > 0:
+        notes.append(f"ONNX Runtime computes {in_float} of these in float here: serve with OpenVINO or TensorRT")
     if not coverage.integer:
         raise ConversionError(
             "--precision int8: no convolution or matrix product was quantized", hint="stay with fp32 or bf16"
@@ -539,9 +579,12 @@ def quantize_by_nncf(
         exclude: Names of nodes that stay fp32.
         whole: The graph has no batch: each sample is a whole input.
 
+    Returns:
+        Number of products between quantizers, whether or not ONNX Runtime has integer kernels for them.
+
     Raises:
         EngineUnavailable: NNCF is not installed.
-        LoweringError: NNCF cannot quantize the graph, or ONNX Runtime does not load the result.
+        LoweringError: NNCF cannot quantize the graph.
     """
     nncf = _import_nncf()
     count = len(next(iter(samples.values())))
@@ -558,12 +601,12 @@ def quantize_by_nncf(
                 ignored_scope=nncf.IgnoredScope(names=list(exclude), validate=False) if exclude else None,
             )
             onnx.save(quantized, target)
-        return count_integer_products(target)
+        return _count_quantized(target)
     except Exception as error:  # NNCF has no error class
         raise LoweringError(
             f"NNCF cannot quantize {graph}",
             attempts=(f"{type(error).__name__}: {error}",),
-            hint="leave --int8-by out: ONNX Runtime's quantizer is the default",
+            hint="use ONNX Runtime's quantizer: --int8-by onnxruntime",
         ) from error
 
 
@@ -579,7 +622,7 @@ def _import_nncf() -> Any:
     except Exception as error:  # built for another release of a library
         raise EngineUnavailable(
             f"--int8-by nncf: NNCF cannot be loaded: {type(error).__name__}: {error}",
-            hint="reinstall it (pip install --force-reinstall 'graphkiln[nncf]'), or leave --int8-by out",
+            hint="reinstall it (pip install --force-reinstall 'graphkiln[nncf]'), or use --int8-by onnxruntime",
         ) from error
     logging.getLogger("nncf").setLevel(logging.ERROR)
     return nncf
@@ -622,9 +665,14 @@ def quantize_by_modelopt(
         raise LoweringError(
             f"ModelOpt cannot quantize {graph}",
             attempts=(lines[-1],),
-            hint="leave --int8-by out: ONNX Runtime's quantizer is the default",
+            hint="use ONNX Runtime's quantizer: --int8-by onnxruntime",
         )
-    products = [node for node in onnx_ir.load(target).graph if node.op_type in PRODUCTS]
+    return _count_quantized(target)
+
+
+def _count_quantized(graph: Path) -> Coverage:
+    """Count the products between quantizers, whether or not ONNX Runtime has integer kernels for them."""
+    products = [node for node in onnx_ir.load(graph).graph if node.op_type in PRODUCTS]
     quantized = [node for node in products if all(map(_is_dequantized, node.inputs[:2]))]
     return Coverage(integer=len(quantized), products=len(products))
 
@@ -640,7 +688,6 @@ def _is_dequantized(value: onnx_ir.Value | None) -> bool:
 # with its many small layers, reaches 0.7 to 0.9 of the rate of fp32 even with AVX512-VNNI.
 
 _BATCH = 4
-_ENGINES = ("onnxruntime", "openvino")
 
 
 def _to_compare(engine: str) -> SessionConfig:
@@ -649,23 +696,46 @@ def _to_compare(engine: str) -> SessionConfig:
     )
 
 
+def _times_s(
+    graphs: Mapping[str, Path], golden: GoldenSamples, engines: Sequence[str] = _ENGINES
+) -> dict[str, dict[str, float]]:
+    """Measure graphs in turns, in each engine.
+
+    Returns:
+        Engine -> name of each graph that it can run -> seconds of the fastest run.
+    """
+    feeds = golden.batch(_BATCH)
+    times: dict[str, dict[str, float]] = {}
+    for engine in engines:
+        with ExitStack() as opened:
+            runs = {}
+            for name, graph in graphs.items():
+                try:
+                    session = opened.enter_context(load_engine(engine).build(graph, _to_compare(engine)))
+                    session.run(feeds)
+                except GraphkilnError as error:  # not installed, or int8 is not exact on this CPU
+                    _log.debug("%s is not measured with %s: %s", name, engine, error)
+                else:
+                    runs[name] = partial(session.run, feeds)
+            times[engine] = fastest_runs_s(runs) if runs else {}
+    return times
+
+
 def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
-    """Measure the speed of int8 on this CPU, in each engine that supports both graphs.
+    """Measure the speed of int8 on this CPU, in each engine that supports both graphs; empty if none does.
 
     A warning is logged if the fastest fp32 is faster than the fastest int8.
     """
-    feeds, graphs = golden.batch(_BATCH), {Precision.FP32: fp32, Precision.INT8: int8}
-    times: dict[str, Mapping[str, float]] = {}
-    for engine in _ENGINES:
-        try:
-            with ExitStack() as opened:
-                built, config = load_engine(engine), _to_compare(engine)
-                sessions = {name: opened.enter_context(built.build(graph, config)) for name, graph in graphs.items()}
-                times[engine] = fastest_runs_s(
-                    {name: partial(session.run, feeds) for name, session in sessions.items()}
-                )
-        except GraphkilnError as error:  # not installed, or int8 is not exact on this CPU
-            _log.debug("the speed of int8 is not measured with %s: %s", engine, error)
+    return _describe_speed(_times_s({Precision.FP32: fp32, Precision.INT8: int8}, golden), Precision.INT8)
+
+
+def _describe_speed(measured: Mapping[str, Mapping[str, float]], int8: str) -> str:
+    """Describe the times of an int8 graph beside those of fp32; warn if fp32 is faster."""
+    times = {
+        engine: {Precision.FP32: each[Precision.FP32], Precision.INT8: each[int8]}
+        for engine, each in measured.items()
+        if {Precision.FP32, int8} <= each.keys()
+    }
     if not times:
         return ""
     ratios = " and ".join(
@@ -674,6 +744,6 @@ def compare_speed(fp32: Path, int8: Path, golden: GoldenSamples) -> str:
     _, precision, engine = min((took, name, engine) for engine, each in times.items() for name, took in each.items())
     fastest = f"the fastest there is {precision} with {engine}"
     text = f"rate of int8 to that of fp32, on {hardware.cpu_name()}: {ratios}; {fastest}"
-    if precision == Precision.FP32:
+    if precision is Precision.FP32:
         _log.warning("%s", text)
     return text

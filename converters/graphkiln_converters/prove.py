@@ -107,7 +107,7 @@ class ProvenGraph:
         verification: All proofs.
         notes: Remarks for the log and the manifest.
         precision: Precision of its products.
-        quantizer: The quantizer that was chosen by speed; empty if the recipe names it.
+        quantizer: The quantizer, which a recipe may leave to the conversion; empty if it is not int8.
         engine: Value of `engine` for a new config.pbtxt; empty for the default.
     """
 

@@ -119,7 +119,8 @@ def test_int8_of_a_whole_graph(run: Convert, tmp_path: Path) -> None:
     np.savez(tmp_path / "own.npz", INPUT_0=draw(2, 3, 4, seed=3))
     for number, name in enumerate(("samples", "one")):
         files = {"calibration": str(tmp_path / "calibration.npz"), "samples": str(tmp_path / f"{name}.npz")}
-        version = read_version(run(source, name=f"m{number}", batch="fixed", precision="int8", **files))
+        int8 = {"precision": "int8", "int8_by": "onnxruntime", **files}
+        version = read_version(run(source, name=f"m{number}", batch="fixed", **int8))
         assert "1/1 products in int8" in notes(version)
         assert verify(version, engine="onnxruntime", precision=None, samples=tmp_path / "own.npz", threads=1).verdicts
 
@@ -127,6 +128,7 @@ def test_int8_of_a_whole_graph(run: Convert, tmp_path: Path) -> None:
 def test_int8_of_a_batch_made_dynamic(run: Convert, tmp_path: Path) -> None:
     source = write(tmp_path, "(float[1,4] x) => (float[1,5] y) { y = MatMul(x, v) }", v=draw(4, 5))
     np.savez(tmp_path / "calibration.npz", x=draw(20, 4))
-    version = read_version(run(source, precision="int8", calibration=str(tmp_path / "calibration.npz")))
+    int8 = {"precision": "int8", "int8_by": "onnxruntime", "calibration": str(tmp_path / "calibration.npz")}
+    version = read_version(run(source, **int8))
     assert version.manifest
     assert version.manifest.signature.batchable

@@ -95,7 +95,7 @@ def test_a_quantized_graph(run: Convert, tmp_path: Path) -> None:
     for name in ("calibration", "samples"):
         np.savez(tmp_path / f"{name}.npz", INPUT_0=generator.normal(size=(64, 8)).astype("f4"))
     given = {name: str(tmp_path / f"{name}.npz") for name in ("calibration", "samples")}
-    version = run(str(tmp_path / "net.onnx"), precision="int8", relative_l2=0.5, **given)
+    version = run(str(tmp_path / "net.onnx"), precision="int8", int8_by="onnxruntime", relative_l2=0.5, **given)
     bill = bill_of(version)
     found, facts = components_of(bill), properties_of(bill)
     assert facts["precision"] == "int8"

@@ -123,7 +123,8 @@ class TestInputsAndOutputs:
     def test_top_k_of_int8_may_be_in_another_order(self, run: Convert, small: str, tmp_path: Path) -> None:
         sample = np.random.default_rng(3).normal(size=(32, 3, 16, 16)).astype(np.float32)
         np.savez(tmp_path / "calibration.npz", INPUT_0=sample)
-        version = run(small, top_k=4, precision="int8", calibration=str(tmp_path / "calibration.npz"))
+        given = {"calibration": str(tmp_path / "calibration.npz")}
+        version = run(small, top_k=4, precision="int8", int8_by="onnxruntime", **given)
         coarse = outputs(version, INPUT_0=sample)
         order = (-expected(sample)).argsort(axis=1, kind="stable")[:, :4]
         assert (coarse["INDEX_0"] != order).any()  # otherwise nothing is tested

@@ -65,7 +65,7 @@ def test_the_proof_measures_the_map_of_both(run: Convert, options: dict[str, Any
 
 def test_int8_keeps_the_map_within_a_point(run: Convert, options: dict[str, Any], tmp_path: Path) -> None:
     calibration = str(save_scenes(tmp_path / "calibration", 64, 12))
-    version = run(DETECTOR, **options, precision="int8", calibration=calibration)
+    version = run(DETECTOR, **options, precision="int8", int8_by="onnxruntime", calibration=calibration)
     manifest = Manifest.read(version / "manifest.json")
     before, after = measured(manifest.verification[1].verdict)
     assert after >= before - 1
@@ -80,7 +80,7 @@ def test_int8_that_loses_the_map_is_refused(run: Convert, options: dict[str, Any
     for number in range(8):
         Image.new("L", (96, 96), 40).save(blank / f"{number}.png")
     with pytest.raises(VerificationError, match="mAP"):
-        run(DETECTOR, **options, precision="int8", calibration=str(blank))
+        run(DETECTOR, **options, precision="int8", int8_by="onnxruntime", calibration=str(blank))
 
 
 def test_bf16_keeps_the_map_within_a_point(run: Convert, options: dict[str, Any]) -> None:

@@ -65,7 +65,8 @@ def test_the_trained_model_keeps_its_accuracy(  # noqa: PLR0917 - fixtures and p
     precision: str,
     amp: str,
 ) -> None:
-    options = files if precision == "int8" else {"samples": files["samples"]}
+    calibrated = {**files, "int8_by": "onnxruntime"}
+    options = calibrated if precision == "int8" else {"samples": files["samples"]}
     version = run(str(digits / "1" / "model.onnx"), precision=precision, amp=amp, **options)
     manifest = Manifest.read(version / "manifest.json")
     assert manifest.conversion is not None

@@ -152,7 +152,7 @@ QUANTIZERS: dict[str, Callable[[str, Path, Path], None]] = {
     "int8 weights by NNCF": compressed("INT8_ASYM"),
     "int4 by NNCF": compressed("INT4_SYM", group_size=32, all_layers=True),
     "typed fields": typed_fields,
-    "convert": ours,
+    "convert --int8-by onnxruntime": ours,
     "convert --int8-by nncf": ours,
     "convert --int8-by modelopt": ours,
 }
@@ -185,7 +185,7 @@ def check(name: str, opset: int, quantizer: str, folder: Path) -> str:
     if quantizer.startswith("convert"):
         np.savez(folder / "calibration.npz", **samples(name, 2, 16))
         options |= {"precision": "int8", "calibration": str(folder / "calibration.npz"), "relative_l2": 0.9}
-        options |= {"int8_by": quantizer.rsplit(maxsplit=1)[-1]} if "--int8-by" in quantizer else {}
+        options |= {"int8_by": quantizer.rsplit(maxsplit=1)[-1]}
     recipe = {"source": str(folder / "m.onnx"), "name": "m", "model_store": str(folder / "store"), **options}
     try:
         version = convert(read_recipe(None, recipe, []))

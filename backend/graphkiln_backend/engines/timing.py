@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 _ROUNDS = 3
 _MOST_ROUNDS = 100
@@ -12,6 +12,7 @@ _LONG_S = 1.0  # further rounds follow until this total time
 _TURN_S = 0.03  # duration of a turn of short runs, so that each session has its data in the CPU caches
 _WAIT_S = 5e-3
 _MOST_WAITS = 40
+_NOISE = 1.025  # times within this factor count as equal
 
 
 def fastest_runs_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
@@ -28,6 +29,12 @@ def fastest_runs_s(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]
         for name, run in runs.items():
             times[name] = min(times[name], _turn_s(run))
     return times
+
+
+def pick_fastest(times_s: Sequence[float]) -> int:
+    """Return the index of the first candidate within 2.5% of the fastest, so that noise does not decide."""
+    fastest = min(times_s)
+    return next(index for index, seconds in enumerate(times_s) if seconds <= fastest * _NOISE)
 
 
 def _turn_s(run: Callable[[], object]) -> float:

@@ -19,7 +19,7 @@ from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines import hardware
 from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.registry import probe
-from graphkiln_backend.engines.timing import fastest_runs_s
+from graphkiln_backend.engines.timing import fastest_runs_s, pick_fastest
 from graphkiln_backend.graph.device import Place
 from graphkiln_backend.graph.errors import (
     ExecutionError,
@@ -33,7 +33,7 @@ from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.acceptance import Requirements
 from graphkiln_backend.lowering.artifacts import Artifacts, Measurement, saved_precision
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.plan import LoweringPlan, Resources, pick_fastest, plan
+from graphkiln_backend.lowering.plan import LoweringPlan, Resources, plan
 from graphkiln_backend.lowering.proven_session import Basis, ProvenSession, build_proven_session
 from graphkiln_backend.lowering.settings import Override, Settings
 from graphkiln_backend.lowering.trial import SyntheticInputs

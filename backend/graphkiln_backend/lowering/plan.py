@@ -34,7 +34,6 @@ _UNSUPPORTED_SETTINGS = {
     ("tensorrt", "layout"): "TensorRT chooses layouts itself",
     ("tensorrt", "conv_search"): "TensorRT times its kernels itself",
 }
-_NOISE = 1.025  # times within this factor count as equal
 _ON_GPUS = "not yet run on a GPU: the GPU engines were built from the documentation"
 _BF16_HINT = "on a CPU use bf16 instead: precision: bf16 with engine: openvino"
 
@@ -300,9 +299,3 @@ def _line(number: int, config: SessionConfig) -> str:
     facts += [f"{config.conv_search} search for convolutions"] if config.conv_search else []
     facts += [f"{config.streams} streams"] if config.streams > 1 else []
     return f"{number}. {config}, {', '.join(facts)}: {config.reason}"
-
-
-def pick_fastest(times_s: Sequence[float]) -> int:
-    """Return the index of the first candidate within 2.5% of the fastest, so that noise does not decide."""
-    fastest = min(times_s)
-    return next(index for index, seconds in enumerate(times_s) if seconds <= fastest * _NOISE)

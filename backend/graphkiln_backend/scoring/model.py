@@ -15,6 +15,7 @@ from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.base import Session, SessionConfig
 from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.engines.timing import pick_fastest
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.decoding import encode_json
 from graphkiln_backend.graph.errors import ExecutionError, RepositoryError, SignatureError
@@ -26,7 +27,6 @@ from graphkiln_backend.lowering.acceptance import Replay
 from graphkiln_backend.lowering.artifacts import Artifacts, Measurement, content_of
 from graphkiln_backend.lowering.deployment import Deployment
 from graphkiln_backend.lowering.importing import convert_if_needed
-from graphkiln_backend.lowering.plan import pick_fastest
 from graphkiln_backend.lowering.proven_session import ProvenSession
 from graphkiln_backend.lowering.trial import SyntheticInputs
 from graphkiln_backend.lowering.warmup import feeds_of

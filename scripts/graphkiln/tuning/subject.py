@@ -258,6 +258,7 @@ def _convert(subject: Subject, calibration: Path, samples: Path | None, folder: 
         labels=labels if contract.labels else None,
         batch="free" if subject.signature.batchable else "fixed",
         precision=Precision.INT8,
+        int8_by="onnxruntime",  # NNCF's graphs are fast with OpenVINO alone, and the search may have to do without it
         calibration=calibration,
         samples=samples,
     )

@@ -40,7 +40,7 @@ from graphkiln_converters.precision import (
     quantize_graph,
     smallest_kept,
 )
-from graphkiln_converters.prove import ProvenGraph, ReferenceSamples, prove_graph
+from graphkiln_converters.prove import Proof, ProvenGraph, ReferenceSamples, prove_graph
 from graphkiln_converters.recipe import Recipe
 
 TEXT = """(float[batch,8] x) => (float[batch,6] y) {
@@ -132,9 +132,10 @@ class TestInt8:
         scale[0] = 1e4
         weights = {**USUAL, "first": USUAL["first"] * scale, "second": USUAL["second"] / scale[:, None]}
         with pytest.raises(VerificationError):
-            lower(tmp_path, weights, precision="int8")
+            lower(tmp_path, weights, precision="int8", int8_by="onnxruntime")
         (tmp_path / "searched").mkdir()
-        lowered = lower(tmp_path / "searched", weights, precision="int8", search_keep=True)
+        fields = {"precision": "int8", "int8_by": "onnxruntime", "search_keep": True}
+        lowered = lower(tmp_path / "searched", weights, **fields)
         kept = lowered.notes[0].removeprefix("kept in fp32 by search: ").split(", ")
         assert 0 < len(kept) < 4
         assert "1/3 products in int8" in lowered.notes[1]
@@ -150,7 +151,7 @@ GRAPH = {"first": draw(8, 6)}
 @pytest.fixture
 def cpu_with_vnni(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let both engines compute int8 on any CPU: without VNNI, OpenVINO's is refused."""
-    for module in ("openvino_numbers", "onnxruntime.loading", "onnxruntime.engine"):
+    for module in ("hardware", "openvino_numbers", "onnxruntime.loading", "onnxruntime.engine"):
         monkeypatch.setattr(f"graphkiln_backend.engines.{module}.saturates_products_of_bytes", lambda: False)
 
 
@@ -218,39 +219,46 @@ def test_an_engine_that_refuses_int8_is_not_measured(
     assert "onnxruntime" not in compare_speed(fp32, int8, golden)
 
 
-@pytest.fixture
-def two_quantizers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """ModelOpt is not installed: it takes ten seconds to import."""
-    found = importlib.util.find_spec
-    monkeypatch.setattr(precision, "find_spec", lambda name: None if name == "modelopt" else found(name))
-    monkeypatch.setattr(precision, "compare_speed", lambda *_: "compared")
-
-
 def taking_by_quantizer(monkeypatch: pytest.MonkeyPatch, **seconds: tuple[float, float]) -> None:
-    """Set the seconds of each quantizer's graph with ONNX Runtime and OpenVINO."""
+    """Set the seconds of each quantizer's graph with ONNX Runtime and OpenVINO; those of fp32 are 0.5."""
     engine = iter(range(2))
 
     def times(runs: Mapping[str, Callable[[], object]]) -> dict[str, float]:
         assert all(run() for run in runs.values())
         at = next(engine)
-        return {name: seconds[name][at] for name in runs}
+        return {name: {"fp32": (0.5, 0.5), **seconds}[name][at] for name in runs}
 
     monkeypatch.setattr("graphkiln_converters.precision.fastest_runs_s", times)
 
 
-@pytest.mark.usefixtures("cpu_with_vnni", "two_quantizers")
+def hide(monkeypatch: pytest.MonkeyPatch, *modules: str) -> None:
+    """Let modules not be installed."""
+    found = importlib.util.find_spec
+    monkeypatch.setattr(precision, "find_spec", lambda name: None if name in modules else found(name))
+
+
+INT8: dict[str, Any] = {"precision": "int8", "relative_l2": 0.9}
+
+
+@pytest.mark.usefixtures("cpu_with_vnni")
 class TestFastestQuantizer:
     def test_the_fastest_in_any_engine_is_kept(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
-        lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9)
-        assert lowered.graph == tmp_path / "int8-nncf" / "model.onnx"
-        assert [verdict.step for verdict in lowered.verification] == ["export", "int8"]
-        choice = lowered.notes[-2]
-        assert choice.startswith("quantized by nncf: the fastest on ")
-        assert choice.endswith(
-            "with openvino (written into config.pbtxt: engine: auto); onnxruntime 0.50x with onnxruntime"
+        proofs, prove = list[str](), precision.prove_graph
+        monkeypatch.setattr(
+            precision, "prove_graph", lambda graph, *of: proofs.append(graph.parent.name) or prove(graph, *of)
         )
-        assert lowered.notes[-1] == "compared"
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
+        lowered = lower(tmp_path, USUAL, **INT8)
+        assert lowered.graph == tmp_path / "int8-nncf" / "model.onnx"
+        assert proofs == ["int8-nncf"], "slower ones need no proof"
+        assert [verdict.step for verdict in lowered.verification] == ["export", "int8"]
+        choice, speed = lowered.notes[-2:]
+        assert choice.startswith("quantized by nncf, to be served with openvino; a batch of 4 on ")
+        assert choice.endswith(
+            "takes 100 ms by nncf with openvino, 200 ms by onnxruntime with onnxruntime, 300 ms by onnxruntime with "
+            "openvino, 400 ms by nncf with onnxruntime; written into config.pbtxt: engine: auto"
+        )
+        assert "1.25x with onnxruntime and 5.00x with openvino; the fastest there is int8 with openvino" in speed
         assert (lowered.quantizer, lowered.engine) == ("nncf", "auto")
 
     def test_a_version_has_its_engine_and_its_quantizer(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -258,8 +266,7 @@ class TestFastestQuantizer:
         np.savez(tmp_path / "calibration.npz", x=draw(64, 8, seed=6))
         taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
         given = {"source": str(tmp_path / "source.onnx"), "name": "m", "model_store": tmp_path / "store"}
-        int8 = {"precision": "int8", "calibration": tmp_path / "calibration.npz", "int8_by": "fastest"}
-        version = convert(Recipe.model_validate({**given, **int8, "relative_l2": 0.9}))
+        version = convert(Recipe.model_validate({**given, **INT8, "calibration": tmp_path / "calibration.npz"}))
         parameters = read_config(version.parent / "config.pbtxt").parameters
         assert parameters["engine"].string_value == "auto"
         manifest = Manifest.read(version / "manifest.json")
@@ -272,56 +279,64 @@ class TestFastestQuantizer:
         [("", "onnxruntime"), ('parameters { key: "engine" value { string_value: "auto" } }', "nncf")],
     )
     def test_engines_are_those_of_an_existing_configuration(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, written: str, kept: str
-    ) -> None:
-        (tmp_path / "m").mkdir()
-        (tmp_path / "m" / "config.pbtxt").write_text(written)
-        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
-        fields: dict[str, Any] = {"int8_by": "fastest", "relative_l2": 0.9, "model_store": tmp_path}
-        lowered = lower(tmp_path, USUAL, precision="int8", **fields)
-        assert (lowered.quantizer, lowered.engine) == (kept, "")  # the configuration is the user's
-        assert ("the engine of config.pbtxt" in lowered.notes[-2]) == (not written)
-
-    @pytest.mark.parametrize(
-        ("fields", "saturates", "named"),
-        [({}, False, True), ({"calibration_method": "entropy"}, False, False), ({}, True, False)],
-    )
-    def test_it_is_named_where_it_may_be_faster(  # noqa: PLR0917 - fixtures and parameters
         self,
         tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch,
         caplog: pytest.LogCaptureFixture,
-        fields: dict[str, Any],
-        saturates: bool,
-        named: bool,
+        written: str,
+        kept: str,
     ) -> None:
-        monkeypatch.setattr(precision.hardware, "saturates_products_of_bytes", lambda: saturates)
+        (tmp_path / "m").mkdir()
+        (tmp_path / "m" / "config.pbtxt").write_text(written)
+        taking_by_quantizer(monkeypatch, int8=(0.2, 0.3), onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
         with caplog.at_level(logging.INFO):
-            lower(tmp_path, USUAL, precision="int8", relative_l2=0.9, **fields)
-        assert ("--int8-by fastest may be faster on" in caplog.text) == named
+            lowered = lower(tmp_path, USUAL, **INT8, model_store=tmp_path)
+        assert (lowered.quantizer, lowered.engine) == (kept, "")  # the configuration is the user's
+        assert ("with engine: auto, NNCF's quantizer would be tried" in caplog.text) == (not written)
 
-    def test_the_default_quantizer_may_be_the_fastest(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        taking_by_quantizer(monkeypatch, onnxruntime=(0.1, 0.3), nncf=(0.4, 0.2))
-        lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9)
-        assert lowered.graph.parent.name == "int8-onnxruntime"
-        assert lowered.notes[-2].endswith("with onnxruntime; nncf 0.50x with openvino")
+    @pytest.mark.parametrize(
+        ("missing", "fields"),
+        [("nncf", {}), ("openvino", {}), ("", {"calibration_method": "entropy"}), ("", {"int8_by": "onnxruntime"})],
+    )
+    def test_nothing_is_compared_without_a_choice(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, missing: str, fields: dict[str, Any]
+    ) -> None:
+        hide(monkeypatch, missing)
+        taking_by_quantizer(monkeypatch, int8=(0.2, 0.3))
+        lowered = lower(tmp_path, USUAL, **INT8, **fields)
+        assert lowered.graph == tmp_path / "int8" / "model.onnx"
         assert (lowered.quantizer, lowered.engine) == ("onnxruntime", "")
 
-    def test_a_graph_that_is_not_proven_is_left_out(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cpu_without_vnni_has_no_choice(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(precision.hardware, "saturates_products_of_bytes", lambda: True)
+        taking_by_quantizer(monkeypatch, int8=(0.2, 0.3))
+        assert lower(tmp_path, USUAL, **INT8).graph.parent.name == "int8"
+
+    def test_equal_times_keep_the_default(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Noise decides neither on the quantizer nor on the engine."""
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.1, 0.3), nncf=(0.4, 0.099))
+        lowered = lower(tmp_path, USUAL, **INT8)
+        assert lowered.graph.parent.name == "int8-onnxruntime"
+        assert (lowered.quantizer, lowered.engine) == ("onnxruntime", "")
+
+    def test_the_next_one_follows_a_graph_that_is_not_proven(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """However fast it is."""
+        prove = precision.prove_graph
 
-        def wrong(*_: object, **__: object) -> None:
-            raise VerificationError("wrong numbers", report="none")
+        def refuse(graph: Path, *given: Any) -> Proof:
+            if graph.parent.name == "int8-nncf":
+                raise VerificationError("wrong numbers", report="none")
+            return prove(graph, *given)
 
-        monkeypatch.setattr(precision, "quantize_by_nncf", wrong)
+        monkeypatch.setattr(precision, "prove_graph", refuse)
         taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.1, 0.1))
-        lowered = lower(tmp_path, USUAL, precision="int8", int8_by="fastest")
+        lowered = lower(tmp_path, USUAL, **INT8)
         assert lowered.graph.parent.name == "int8-onnxruntime"
         assert "nncf refused: wrong numbers" in lowered.notes[-2]
 
-    def test_an_engine_with_other_outputs_is_not_measured(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_an_engine_with_other_outputs_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         run = OpenVinoSession.run
         monkeypatch.setattr(
             OpenVinoSession,
@@ -329,14 +344,22 @@ class TestFastestQuantizer:
             lambda *feeds: {name: array + np.float32(9) for name, array in run(*feeds).items()},
         )
         taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.02), nncf=(0.4, 0.01))
-        assert (
-            lower(tmp_path, USUAL, precision="int8", int8_by="fastest", relative_l2=0.9).graph.parent.name
-            == "int8-onnxruntime"
-        )
+        lowered = lower(tmp_path, USUAL, **INT8)
+        assert lowered.graph.parent.name == "int8-onnxruntime"
+        assert "nncf with openvino refused" in lowered.notes[-2]
+        assert (lowered.quantizer, lowered.engine) == ("onnxruntime", "")
+
+    def test_the_search_is_for_the_fastest_alone(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        taking_by_quantizer(monkeypatch, onnxruntime=(0.2, 0.3), nncf=(0.4, 0.1))
+        monkeypatch.setattr(precision, "compare_speed", lambda *_: "compared again")
+        lowered = lower(tmp_path, USUAL, **INT8, search_keep=True)
+        assert lowered.graph == tmp_path / "int8-nncf" / "model.onnx"
+        assert lowered.notes[0] == "kept in fp32 by search: nothing"
+        assert lowered.notes[-1] == "compared again"
 
     def test_no_proven_graph_is_refused_as_the_default_is(self, tmp_path: Path) -> None:
         with pytest.raises(ConversionError, match="was quantized"):
-            lower(tmp_path, USUAL, precision="int8", int8_by="fastest", keep_fp32=["MatMul"])
+            lower(tmp_path, USUAL, **INT8, keep_fp32=["MatMul"])
 
 
 # Search for the fewest nodes that must be kept.
@@ -436,7 +459,7 @@ def test_nncf_makes_integer_products_of_nearly_the_same_outputs(
 def test_an_error_of_nncf_suggests_the_default_quantizer(unquantized: Path, tmp_path: Path) -> None:
     with pytest.raises(LoweringError, match="NNCF cannot quantize") as caught:
         quantize_by_nncf(unquantized, {"z": SAMPLES["x"]}, tmp_path / "int8.onnx")
-    assert "leave --int8-by out" in caught.value.hint
+    assert "use --int8-by onnxruntime" in caught.value.hint
 
 
 def test_nncf_keeps_nodes_of_the_recipe_in_fp32(unquantized: Path, tmp_path: Path) -> None:
@@ -506,10 +529,10 @@ def test_modelopt_makes_symmetric_quantizers_of_nearly_the_same_outputs(
 def test_an_error_of_modelopt_suggests_the_default_quantizer(unquantized: Path, tmp_path: Path) -> None:
     with pytest.raises(LoweringError, match="ModelOpt cannot quantize") as caught:
         quantize_by_modelopt(unquantized, {"z": SAMPLES["x"]}, tmp_path / "int8.onnx")
-    assert "leave --int8-by out" in caught.value.hint
+    assert "use --int8-by onnxruntime" in caught.value.hint
 
 
-@pytest.mark.parametrize("quantizer", ["nncf", "modelopt", "fastest"])
+@pytest.mark.parametrize("quantizer", ["nncf", "modelopt"])
 @pytest.mark.parametrize("fields", [{"calibration_method": "entropy"}, {"quantize_bias": False}])
 def test_options_that_others_lack_are_refused(tmp_path: Path, fields: dict[str, Any], quantizer: str) -> None:
     usual = {"source": "none.onnx", "name": "m", "model_store": tmp_path, "precision": "int8", "int8_by": quantizer}
@@ -565,4 +588,4 @@ def test_a_broken_nncf_is_reported(unquantized: Path, tmp_path: Path, monkeypatc
         EngineUnavailable, match="NNCF cannot be loaded: AttributeError: onnx has no such thing"
     ) as reported:
         quantize_by_nncf(unquantized, SAMPLES, tmp_path / "int8.onnx")
-    assert "leave --int8-by out" in reported.value.hint
+    assert "use --int8-by onnxruntime" in reported.value.hint
