@@ -104,7 +104,8 @@ def _recipe_of_manifest(manifest: Mapping[str, Any], path: Path) -> dict[str, An
     recipe = conversion.get("recipe") if isinstance(conversion, dict) else None
     if not isinstance(recipe, dict):
         raise ConversionError(f"the manifest {path} has no recipe", hint="it was not made by graphkiln convert")
-    return {key: value for key, value in recipe.items() if key not in ("version", "digests")}
+    usual = {"int8_by": "onnxruntime"}  # before it was a choice
+    return usual | {key: value for key, value in recipe.items() if key not in ("version", "digests")}
 
 
 def _merge(target: dict[str, Any], source: Mapping[str, Any]) -> None:

@@ -81,6 +81,7 @@ class TestManifests:
             "c.npz",
         )
         assert (made.quantize_bias, made.quantize_ends) == (False, False)
+        assert made.int8_by == "onnxruntime", "not the choice of later releases"
 
     @pytest.mark.parametrize("override", ["quantize_bias=true", "quantise_bias=true"])
     def test_keys_are_overridden_in_either_spelling(self, manifest: Path, override: str) -> None:
