@@ -72,9 +72,7 @@ def prepare(
 
 def _is_smaller_encoded(encoded: bytes, spec: Preprocess) -> bool:
     """Compare an encoded image with its tensor; True if the tensor's size depends on the image."""
-    fixed = spec.resize if isinstance(spec.resize, tuple) else None
-    size = spec.letterbox.size if spec.letterbox else spec.crop or fixed
-    return size is None or len(encoded) < math.prod(size) * spec.channels * spec.dtype.bytes
+    return spec.size is None or len(encoded) < math.prod(spec.size) * spec.channels * spec.dtype.bytes
 
 
 class _HttpsRedirects(HTTPRedirectHandler):

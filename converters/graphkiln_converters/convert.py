@@ -447,17 +447,36 @@ def open_model(recipe: Recipe) -> SourceModel:
         if recipe.samples and source.fits_samples:
             inputs = {spec.name: spec for spec in source.inputs}
             source = source.fitting(read_samples(recipe.samples, inputs, None, MOST_READ, keep_types=True))
+        source = replace(source, inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=bool(source.whole)))
         return replace(
             source,
-            inputs=with_dynamic_axes(source.inputs, recipe.dynamic_axes, whole=bool(source.whole)),
-            preprocess=source.preprocess
-            if recipe.preprocess is None
-            else decode(Preprocess, recipe.preprocess, path="preprocess"),
+            preprocess=_preprocess(recipe, source),
             labels=_labels(recipe, source),
         )
     except BaseException:
         source.close()
         raise
+
+
+def _preprocess(recipe: Recipe, source: SourceModel) -> Preprocess | None:
+    """The recipe's preprocessing, or else the source's."""
+    if recipe.preprocess is None:
+        return source.preprocess
+    given = decode(Preprocess, recipe.preprocess, path="preprocess")
+    if max(given.mean, default=0) > 1:
+        raise ManifestError(
+            f"preprocess.mean is {list(given.mean)}, expected pixels in units of 0..1",
+            hint="divide mean and std by 255",
+        )
+    if len(source.inputs) == 1:
+        (spec,) = source.inputs
+        shape = ["any" if axis in spec.dynamic else size for axis, size in enumerate(spec.shape)]
+        if sample := given.misfit(shape):
+            raise ManifestError(
+                f"the preprocess spec makes {sample}, but input '{spec.name}' takes {list(spec.shape)}",
+                hint="let resize, crop and layout fit the input: --preprocess '{\"resize\": [HEIGHT, WIDTH]}'",
+            )
+    return given
 
 
 def with_dynamic_axes(

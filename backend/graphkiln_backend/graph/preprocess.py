@@ -6,6 +6,7 @@ need Pillow and live in `graphkiln_backend.images`; geometry and normalization a
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal
 
@@ -17,6 +18,8 @@ from graphkiln_backend.graph.modules import LazyModule
 if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
+
+    from graphkiln_backend.graph.signature import Dim
 else:
     np = LazyModule("numpy")
 
@@ -143,6 +146,32 @@ class Preprocess:
     def channels(self) -> int:
         """Number of color channels."""
         return 1 if self.color == "L" else 3
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """`(height, width)` of each sample in pixels, or None if it depends on the image."""
+        resized = self.resize if isinstance(self.resize, tuple) else None
+        return self.letterbox.size if self.letterbox else self.crop or resized
+
+    def misfit(self, shape: Sequence[Dim]) -> str:
+        """Describe samples if they do not fit an input, else return an empty string.
+
+        Args:
+            shape: Shape of the input, with or without a batch dimension.
+        """
+        height, width = self.size or (0, 0)  # 0 for a size that depends on the image
+        sample = (height, width, self.channels) if self.layout == "HWC" else (self.channels, height, width)
+        pairs = list(zip(sample, shape[-3:], strict=False))
+        shorter = self.resize if isinstance(self.resize, int) and self.size is None else 0
+        sides = [wanted for own, wanted in pairs if not own and isinstance(wanted, int)]
+        if (
+            len(shape) in (3, 4)
+            and all(own == wanted for own, wanted in pairs if own and isinstance(wanted, int))
+            and not (shorter and len(sides) == 2 and min(sides) != shorter)
+        ):
+            return ""
+        words = ", ".join(str(own or "any") for own in sample)
+        return f"{self.layout} [{words}]" + (f" with a shorter side of {shorter}" if shorter else "")
 
     def resized(self, height: int, width: int) -> tuple[int, int]:
         """Size `(height, width)` in pixels after the resize of an image of that size.

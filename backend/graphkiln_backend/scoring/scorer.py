@@ -342,19 +342,12 @@ class ImageInput:
 
 def _problem(spec: TensorSpec, preprocess: Preprocess, *, batched: bool) -> str:
     """Return why samples do not fit an input, or an empty string."""
-    # 0 for a size that depends on the image
-    height, width = preprocess.crop or (preprocess.resize if isinstance(preprocess.resize, tuple) else (0, 0))
-    channels = preprocess.channels
-    sample = (height, width, channels) if preprocess.layout == "HWC" else (channels, height, width)
     if preprocess.dtype is not spec.dtype:
         return f"they are {preprocess.dtype}, it is {spec}"
-    if not spec.has_rank or len(spec.shape) not in (_SAMPLE_RANK, _SAMPLE_RANK + 1):
-        return f"it is {spec}"
-    taken = spec.shape[1:] if batched else spec.shape
     if batched and isinstance(spec.shape[0], int) and spec.shape[0] != 1:
         return f"its batch size is fixed at {spec.shape[0]}: {spec}"
-    differ = [1 for size, own in zip(taken, sample, strict=True) if isinstance(size, int) and own and own != size]
-    return f"they are {[size or 'any' for size in sample]}, it is {spec}" if differ else ""
+    sample = preprocess.misfit(spec.shape)
+    return f"they are {sample}, it is {spec}" if sample else ""
 
 
 class BatchBuffer:

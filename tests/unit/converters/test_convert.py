@@ -340,6 +340,12 @@ class TestOpening:
             ({"labels": "missing.txt"}, ConversionError, r"cannot read labels from missing\.txt"),
             ({"preprocess": {"resized": 8}}, ManifestError, r"preprocess.*resized"),
             ({"preprocess": {"mean": [0.5]}}, ManifestError, "must have 3 values"),
+            ({"preprocess": {"mean": [128, 128, 128]}}, ManifestError, "expected pixels in units of 0..1"),
+            (
+                {"preprocess": {"resize": 9}},
+                ManifestError,
+                r"\[3, any, any\] with a shorter side of 9, but input 'image' takes \[3, 8, 8\]",
+            ),
             ({"dynamic": ["text:1=1..2"]}, ConversionError, "there is no input 'text'"),
         ],
     )

@@ -35,6 +35,28 @@ def test_json_round_trip() -> None:
     assert Preprocess.from_json(spec.to_json()) == spec
 
 
+@pytest.mark.parametrize(
+    ("fields", "shape", "sample"),
+    [
+        ({}, ("batch", 3, 48, 48), ""),
+        ({}, ("batch", 48, 48, 3), "CHW [3, any, any]"),
+        ({"layout": "HWC"}, ("batch", 48, 48, 3), ""),
+        ({"color": "L"}, (3, 48, 48), "CHW [1, any, any]"),
+        ({"crop": (48, 48)}, ("batch", 3, "height", "width"), ""),
+        ({"crop": (48, 48)}, (3, 48, 64), "CHW [3, 48, 48]"),
+        ({"crop": (48, 48), "resize": 64}, (3, 48, 48), ""),
+        ({"resize": 64}, (3, 48, 48), "CHW [3, any, any] with a shorter side of 64"),
+        ({"resize": 48}, (3, 64, 48), ""),
+        ({"resize": 64}, (3, 48, "width"), ""),
+        ({"resize": (64, 48)}, (3, 64, 64), "CHW [3, 64, 48]"),
+        ({"letterbox": Letterbox(size=(64, 48))}, (3, 64, 64), "CHW [3, 64, 48]"),
+        ({}, ("batch", 784), "CHW [3, any, any]"),
+    ],
+)
+def test_samples_that_do_not_fit_an_input(fields: dict[str, Any], shape: tuple[int | str, ...], sample: str) -> None:
+    assert Preprocess(**fields).misfit(shape) == sample
+
+
 @given(height=st.integers(1, 400), width=st.integers(1, 400), side=st.integers(1, 300))
 def test_resize_to_the_shorter_side(height: int, width: int, side: int) -> None:
     resized = Preprocess(resize=side).resized(height, width)
