@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from graphkiln.cli.connection import DEFAULT_CONNECTION, ConnectionOptions, with_connection
-from graphkiln.cli.console import print_json, print_table
+from graphkiln.cli.console import print_json, print_table, say
 from graphkiln.cli.options import AsJson
 from graphkiln_backend.graph.errors import ClientError, ModelNotFound, ModelNotReady, ServerError
 from graphkiln_backend.graph.text import did_you_mean
@@ -17,7 +17,7 @@ from graphkiln_backend.triton.rollout_files import tried_model
 
 if TYPE_CHECKING:
     from graphkiln_client import Client
-    from graphkiln_client.published import ServedModel
+    from graphkiln_client.published import Health, ServedModel
 
 Model = Annotated[str, typer.Argument(help="Model name.")]
 _LOAD_TIMEOUT_S = 600.0  # includes lowering, compiling and proving the model
@@ -105,7 +105,7 @@ def health(
 
     Exit code 0 if they are, otherwise 1.
     """
-    deadline = time.monotonic() + wait
+    deadline, said = time.monotonic() + wait, ""
     with replace(connection, timeout=min(_HEALTH_TIMEOUT_S, wait or _HEALTH_TIMEOUT_S)).connect() as client:
         while True:
             is_last = time.monotonic() >= deadline
@@ -113,14 +113,26 @@ def health(
                 report = client.health()
                 if report.ready or is_last:
                     break
-            except ClientError:
+                reason = _not_ready(client, report)
+            except ClientError as error:
                 if is_last:
                     raise
+                reason = error.message
+            if reason != said:
+                say(f"waiting: {reason}")
+            said = reason
             time.sleep(_HEALTH_POLL_S)
     if as_json:
         print_json(asdict(report))
         raise typer.Exit(0 if report.ready else 1)
     if not report.ready:
-        reasons = [f"{model.name} {model.version} is {model.state}: {model.reason}" for model in report.not_ready]
-        raise ModelNotReady(f"{client.url} responds, but {'; '.join(reasons) or 'is not ready'}")
+        raise ModelNotReady(_not_ready(client, report))
     typer.echo("ready")
+
+
+def _not_ready(client: Client, report: Health) -> str:
+    reasons = [
+        f"{model.name} {model.version} is {model.state}: {model.reason}".removesuffix(": ")
+        for model in report.not_ready
+    ]
+    return f"{client.url} responds, but {'; '.join(reasons) or 'is not ready'}"

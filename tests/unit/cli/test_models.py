@@ -136,10 +136,13 @@ class TestHealth:
         assert message in finished.err
 
     def test_wait_until_ready(self, run: RunVerb, client: FakeClient, clock: Clock) -> None:
-        client.healths = [ConnectionFailed("not yet"), LOADING, *client.healths]
+        client.healths = [ConnectionFailed("not yet"), LOADING, LOADING, *client.healths]
         finished = run("health", "--wait", "10")
-        assert (finished.code, finished.out, finished.err) == (0, "ready\n", "")
-        assert clock.slept == 2
+        assert (finished.code, finished.out) == (0, "ready\n")
+        assert clock.slept == 3
+        first, second = finished.err.splitlines()  # each reason once
+        assert first == "graphkiln: waiting: not yet"
+        assert second.endswith("responds, but cats 1 is LOADING: in a minute")
 
     @pytest.mark.parametrize(
         ("options", "seconds", "timeout_s"), [([], 0, 5), (["--wait", "2"], 2, 2), (["--wait", "60"], 60, 5)]
