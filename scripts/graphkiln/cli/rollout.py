@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -191,12 +192,17 @@ def _show(status: RolloutStatus, as_json: bool) -> None:
     if status.progress is None:
         return
     print_table((), _rows(status))
-    if examples := status.progress.examples[::-1][:_EXAMPLES_SHOWN]:
+    # Requests without an id are told apart by their decisions only.
+    last = status.progress.examples[::-1][:_EXAMPLES_SHOWN]
+    if examples := Counter((each.request, each.serving, each.candidate) for each in last):
         wanted = status.wanted
-        typer.echo(f"The last {len(examples)} of {status.progress.disagreed:,} requests with another decision:")
+        typer.echo(f"The last {len(last)} of {status.progress.disagreed:,} requests with another decision:")
         print_table(
             ("request", f"version {wanted.serving}", f"version {wanted.candidate}"),
-            [tuple(map(printable, (each.request or "-", each.serving, each.candidate))) for each in examples],
+            [
+                tuple(map(printable, (request or f"{count} without id", *decisions)))
+                for (request, *decisions), count in examples.items()
+            ],
         )
 
 

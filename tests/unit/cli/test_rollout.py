@@ -44,7 +44,9 @@ def running(folder: RolloutFolder, *, gates: Gates = GATES, **facts: object) -> 
         agreed=1235, disagreed=2, undecided=3, dropped=7, failed=1, failure="the model instance stopped",
         serving_latency=latency, candidate_latency=latency, updated_at=time.time(),
         examples=(
-            Example(request="r-17", serving="seven", candidate="one"), Example(request="", serving="4", candidate="9")
+            Example(request="r-17", serving="seven", candidate="one"),
+            Example(request="", serving="4", candidate="9", at=1.0),
+            Example(request="", serving="4", candidate="9", at=2.0),
         ),
     )  # fmt: skip
     for name, value in facts.items():
@@ -70,7 +72,7 @@ class TestStatus:
             "--p99-ratio counts in traffic only",
             "next 10% of the traffic: 1240 of 5000 requests",
             "time left about 3 min",
-            "r-17 seven one",
+            "request version 1 version 2 2 without id 4 9 r-17 seven one",
         ):
             assert words in out
 
