@@ -32,6 +32,8 @@ def score(
     out: Annotated[
         str,
         typer.Option(
+            "--out",
+            "--destination",
             help="Folder, s3:// or gs:// for Parquet files, a table by postgresql://HOST/DB?table=T "
             "or iceberg:CATALOG/SPACE.TABLE.",
             metavar="DEST",

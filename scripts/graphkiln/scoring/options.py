@@ -23,7 +23,7 @@ from graphkiln_backend.server.run_folder import installed_backend_names
 from graphkiln_backend.storage.address import RemoteAddress
 
 _VERSION = re.compile(r"(?P<model>.*[^:/]):(?P<version>[^:/]*)", re.S)
-_SCHEME = re.compile(r"[a-z][a-z0-9+.-]*://", re.I)
+_ADDRESS = re.compile(rf"(?i:[a-z][a-z0-9+.-]*://)|{ICEBERG}")  # anything else is a path
 _CONVERTED = ("settings", "outputs", "keep_columns", "cache")
 # Files of a destination: results, notes, temporary files.
 _RESULT_FILES = re.compile(rf"[_.].*|[0-9a-f]{{{ID_DIGITS}}}\.parquet")
@@ -114,7 +114,7 @@ def _as_list(values: Sequence[str] | str) -> Iterable[str]:
 def absolute(text: str) -> str:
     """Make a path or `file:///` address absolute; return other addresses unchanged."""
     text = text.removeprefix("file://") if text.startswith("file:///") else text
-    return text if _SCHEME.match(text) or text.startswith(ICEBERG) else os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  keeps *
+    return text if _ADDRESS.match(text) else os.path.abspath(os.path.expanduser(text))  # noqa: PTH100, PTH111  keeps *
 
 
 def parse_model(text: str) -> tuple[str, int | None]:
@@ -160,7 +160,7 @@ def check_places(request: ScoreRequest) -> None:
     (source_service, source), (service, destination) = _located(request.source), _located(request.destination)
     if source_service == service:
         _check_apart(source, destination, request)
-    if "://" not in request.destination and not request.destination.startswith(ICEBERG):
+    if not _ADDRESS.match(request.destination):
         try:
             _check_foreign(Path(request.destination))
         except OSError as error:
@@ -171,7 +171,7 @@ def destination_exists(request: ScoreRequest) -> bool:
     """True if the destination may hold results or notes of earlier runs."""
     if request.destination.startswith(ICEBERG):
         return open_destination(request).exists
-    return "://" in request.destination or Path(request.destination).exists()
+    return bool(_ADDRESS.match(request.destination)) or Path(request.destination).exists()
 
 
 def with_pinned_snapshot(request: ScoreRequest) -> ScoreRequest:
@@ -240,7 +240,7 @@ def _located(text: str) -> tuple[str, str]:
     """Split a path or address into its service and the path there, with links resolved."""
     if text.startswith(ICEBERG):
         return TableName.parse(text).text, ""
-    if "://" not in text:
+    if not _ADDRESS.match(text):
         return "", os.path.realpath(text)  # pathlib fails for a loop of links
     try:
         address = RemoteAddress.parse(text)

@@ -58,6 +58,11 @@ def test_options_become_a_request(
     assert (request.rows_per_unit, request.cache, request.format) == (50, None, "delta")
 
 
+def test_the_destination_has_two_names(run: RunVerb, requests: list[ScoreRequest], tmp_path: Path) -> None:
+    assert run("score", "photos", "--model", "store/m:2", "--destination", "answers").code == 0
+    assert requests[0].destination == str(tmp_path / "answers")
+
+
 def test_ledger_reaches_the_request(
     run: RunVerb, requests: list[ScoreRequest], monkeypatch: pytest.MonkeyPatch
 ) -> None:
