@@ -256,10 +256,10 @@ class TritonPythonModel:
             self._replayer.close()
         if self._status:
             self._status.computing.on_beat = None
+        if self._recorder:  # first: a rollout that ends slowly must not take its time to write
+            self._recorder.close()
         if self._rollout:
             self._rollout.close()
-        if self._recorder:
-            self._recorder.close()
         self._metrics.close()
         if self._status:
             self._status.close()

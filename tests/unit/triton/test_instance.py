@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, ClassVar
@@ -419,6 +420,14 @@ def test_finalize_frees_everything(model: TritonPythonModel, deployment: FakeDep
     model.finalize()
     assert deployment.session.closed
     assert list((tmp_path / "instances").iterdir()) == []
+
+
+def test_records_are_written_before_a_rollout_ends(model: TritonPythonModel) -> None:
+    closed: list[str] = []
+    for part in ("_rollout", "_recorder"):
+        setattr(model, part, SimpleNamespace(close=partial(closed.append, part)))
+    model.finalize()
+    assert closed == ["_recorder", "_rollout"]
 
 
 class TestAutoComplete:
