@@ -74,6 +74,15 @@ else:
 BACKEND = "graphkiln"
 DROP_IN_BACKEND = "onnxruntime"
 DROP_IN_PLATFORM = "onnxruntime_onnx"
+# Triton refuses others, and lists their models neither as loading nor as failed. Source: its core, `constants.h`.
+PLATFORMS = (
+    "ensemble",
+    DROP_IN_PLATFORM,
+    "pytorch_libtorch",
+    "tensorflow_graphdef",
+    "tensorflow_savedmodel",
+    "tensorrt_plan",
+)
 ONEFLOW_BACKEND = "oneflow"
 OPENVINO_BACKEND = "openvino"
 

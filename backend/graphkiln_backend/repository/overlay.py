@@ -10,12 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
 from graphkiln_backend.graph.errors import RepositoryError
-from graphkiln_backend.graph.text import fault_in_served_name
+from graphkiln_backend.graph.preprocess import PREPROCESS, Preprocess
+from graphkiln_backend.graph.text import did_you_mean, fault_in_served_name
 from graphkiln_backend.repository.config import (
     BACKEND,
     DROP_IN_BACKEND,
     DROP_IN_PLATFORM,
     NATIVE,
+    PLATFORMS,
     SEAT,
     ModelConfigProto,
     complete,
@@ -170,6 +172,11 @@ def complete_config(
     folder = newest_version(model) if version is None else model / str(version)
     is_ir = not config.backend and not config.platform and holds_ir(folder, config.default_model_filename)
     config.backend = BACKEND if is_ir else backend_of(config, backends)
+    if not config.backend and config.platform not in PLATFORMS:
+        raise RepositoryError(
+            f"{CONFIG_FILE} of '{model.name}' has the unknown platform '{config.platform}'",
+            hint=did_you_mean(config.platform, PLATFORMS, otherwise="name a backend instead"),
+        )
     if config.backend not in backends:
         raise OtherBackend(
             f"model '{model.name}' uses the backend '{config.backend or config.platform}'",
@@ -179,5 +186,28 @@ def complete_config(
     signature = read_version_signature(graph, config.default_model_filename)
     complete(config, signature, labels_file=find_labels_file(model))
     publish(config, model, served)
-    label_files(config, model)  # refuses those that it cannot read
+    _check_labels(config, model)
+    _check_preprocess(config)
     return config
+
+
+def _check_preprocess(config: ModelConfigProto) -> None:
+    if PREPROCESS not in config.parameters or len(config.input) != 1:
+        return
+    dims = [size if size >= 0 else "any" for size in config.input[0].dims]
+    if sample := Preprocess.from_json(config.parameters[PREPROCESS].string_value).misfit(dims):
+        raise RepositoryError(
+            f"the preprocess spec of '{config.name}' makes {sample}, but input '{config.input[0].name}' takes "
+            f"{list(config.input[0].dims)}",
+            hint=f"correct {PREPROCESS} in {CONFIG_FILE}, or convert the model again with --preprocess JSON",
+        )
+
+
+def _check_labels(config: ModelConfigProto, model: Path) -> None:
+    label_files(config, model)  # refuses those that it cannot read
+    for output in config.output:
+        if output.label_filename and not (model / output.label_filename).is_file():
+            raise RepositoryError(
+                f"{CONFIG_FILE} of '{model.name}' names labels that do not exist: {output.label_filename}",
+                hint=f"put it into the model's folder, or remove label_filename of output '{output.name}'",
+            )

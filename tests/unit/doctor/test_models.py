@@ -117,6 +117,15 @@ def test_damaged_file(store: Path, file: str, words: str) -> None:
     assert found.hint
 
 
+def test_missing_labels(store: Path) -> None:
+    for name in ("manifest.json", "golden.npz"):
+        (store / "digits" / "1" / name).unlink()
+    (store / "digits" / "config.pbtxt").write_text('output { name: "OUTPUT_0" label_filename: "names.txt" }')
+    found = check(store)["digits"]
+    assert (found.level, "do not exist: names.txt" in found.message) == (Level.ERROR, True)
+    assert "label_filename" in found.hint
+
+
 def test_seat(store: Path, tmp_path: Path) -> None:
     assert "seat of digits" not in check(store)
     backend = tmp_path / "backends" / "onnxruntime"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,7 @@ import zoo
 from ir_files import product, save_ir
 
 from graphkiln_backend.graph.errors import GraphkilnError, ManifestError, RepositoryError
+from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.repository.config import BACKEND, DROP_IN_BACKEND, ONEFLOW_BACKEND, read_config
 from graphkiln_backend.repository.model_config import ModelConfig
 from graphkiln_backend.repository.overlay import OtherBackend, batch_footprints, complete_config, write_mirror
@@ -118,6 +120,20 @@ class TestMirror:
         with pytest.raises(ManifestError, match="they are not UTF-8"):
             complete_config(model, ALL, as_is)
 
+    def test_labels_that_do_not_exist_are_refused(self, store: Path) -> None:
+        model = store / "written"
+        (model / "labels.txt").unlink()
+        (model / "config.pbtxt").write_text(f'backend: "graphkiln" output [{{ {LABELLED} }}]')
+        with pytest.raises(RepositoryError, match=r"names labels that do not exist: labels\.txt"):
+            complete_config(model, ALL, as_is)
+
+    def test_a_preprocess_spec_that_does_not_fit_is_refused(self, tmp_path: Path) -> None:
+        text = json.dumps(Preprocess(resize=64).to_json())
+        config = f'parameters {{ key: "preprocess" value {{ string_value: {text} }} }}'
+        zoo.add(tmp_path, "m", zoo.scale(("batch", 3, 48, 48)), config)
+        with pytest.raises(RepositoryError, match=r"shorter side of 64, but input 'x' takes \[3, 48, 48\]"):
+            complete_config(tmp_path / "m", ALL, as_is)
+
     @pytest.mark.parametrize("place", ["../other.txt", "missing.txt"])
     def test_invalid_label_files_are_skipped(self, store: Path, tmp_path: Path, place: str) -> None:
         (store / "other.txt").write_text("x\n")
@@ -206,6 +222,13 @@ class TestCompleteConfig:
         (store / "bare" / "config.pbtxt").write_text(text)
         with pytest.raises(OtherBackend, match=f"model 'bare' uses the backend '{named}'"):
             complete_config(store / "bare", frozenset(backends), refuse)
+
+    def test_an_unknown_platform_is_refused(self, store: Path) -> None:
+        (store / "bare" / "config.pbtxt").write_text('platform: "onnxruntime"')
+        with pytest.raises(RepositoryError, match="'bare' has the unknown platform 'onnxruntime'") as caught:
+            complete_config(store / "bare", ALL, as_is)
+        assert not isinstance(caught.value, OtherBackend)
+        assert caught.value.hint == "did you mean 'onnxruntime_onnx'?"
 
     def test_name_that_differs_from_the_folder(self, store: Path) -> None:
         (store / "bare" / "config.pbtxt").write_text('name: "bare"')
