@@ -117,7 +117,7 @@ class RemoteModel:
             self.forget()  # the model may have been replaced
             if fault := _misfit(response, request, await self.metadata()):
                 raise ProtocolError(f"the response of '{self.name}' does not fit its metadata: {fault}")
-        if not request.outputs:
+        if not request.outputs and self._outputs != response.outputs.keys():
             self._outputs = frozenset(response.outputs)  # the names alone: a view of the dict would keep the arrays
         return response
 
@@ -189,8 +189,10 @@ def _to_array(name: str, value: Any) -> AnyArray:
             f"input '{name}' is not an array: {str(error)[:200]}",
             hint="pass a numpy array, or nested lists of equal length",
         ) from error
+    if 0 < array.size <= _MAX_DIMENSION:
+        return array
     # The dimensions of an empty array can have any size; servers multiply those that are not 0.
-    elements = max(array.shape, default=0) if array.size else math.prod(filter(None, array.shape))
+    elements = max(array.shape) if array.size else math.prod(filter(None, array.shape))
     if elements > _MAX_DIMENSION:
         raise InvalidInput(
             f"input '{name}' has shape {list(array.shape)}, which is too large to send",

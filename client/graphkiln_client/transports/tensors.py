@@ -109,7 +109,7 @@ def _to_integers(values: Any, dtype: np.dtype[np.generic]) -> AnyArray:
 
 
 def _check_shape(shape: tuple[int, ...]) -> None:
-    if len(shape) > _MAX_DIMENSIONS or min(shape, default=0) < 0:
+    if len(shape) > _MAX_DIMENSIONS or (shape and min(shape) < 0):
         raise ProtocolError(f"a tensor in the response has invalid shape {str(list(shape[:_MAX_DIMENSIONS]))[:80]}")
 
 

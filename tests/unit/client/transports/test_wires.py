@@ -8,7 +8,7 @@ import json
 import zlib
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import grpc
 import ml_dtypes
@@ -36,9 +36,11 @@ from graphkiln_backend.graph.errors import (
     Unauthorized,
 )
 from graphkiln_backend.graph.text import bounded
-from graphkiln_client.transports.base import InferRequest, InferResponse, RequestedOutput, SharedTensor, Wire
+from graphkiln_client.transports import grpc_transport
+from graphkiln_client.transports.base import PLAIN, InferRequest, InferResponse, RequestedOutput, SharedTensor, Wire
 from graphkiln_client.transports.grpc_transport import GrpcWire, grpc_error, parse_response
 from graphkiln_client.transports.http_wire import HttpResponse, HttpWire, http_error
+from graphkiln_client.transports.tensors import to_raw
 
 HTTP, GRPC = HttpWire(), GrpcWire()
 LENGTH = "Inference-Header-Content-Length"
@@ -78,7 +80,7 @@ def read_grpc(outputs: Any, raw: Any = (), asked: InferRequest | None = None, **
     message = pb.ModelInferResponse(
         model_name="m", model_version="3", outputs=outputs, raw_output_contents=raw, **fields
     )
-    return GRPC.infer(asked or request(), 1.0, binary=True).read(message)
+    return GRPC.infer(asked or request(), 1.0, binary=True).read(message.SerializeToString())
 
 
 def row(name: str, shape: Any = (1,), datatype: str = "UINT8", **fields: Any) -> dict[str, Any]:
@@ -498,6 +500,84 @@ class TestInferResponse:
     def test_malformed_output_over_grpc(self, outputs: list[Any], contents: list[bytes]) -> None:
         with pytest.raises(ProtocolError):
             read_grpc(outputs, contents)
+
+
+class TestLayouts:
+    """A response over gRPC with the layout of an earlier one is not parsed, with the same result."""
+
+    ARRAYS: ClassVar = {
+        "Y": np.arange(4, dtype=np.float32).reshape(1, 4),
+        "empty": np.empty((0, 2), np.int64),
+        "n": np.array([7, 300], np.uint16),
+    }
+
+    @classmethod
+    def response(cls, request_id: str, arrays: dict[str, Any] = ARRAYS, *, typed: bool = False) -> bytes:
+        message = pb.ModelInferResponse(model_name="m", model_version="2", id=request_id)
+        for name, array in arrays.items():
+            datatype = DType.from_numpy(array.dtype).value
+            output = message.outputs.add(name=name, datatype=datatype, shape=array.shape)
+            if typed:
+                output.contents.fp32_contents.extend(array.ravel())
+            else:
+                message.raw_output_contents.append(bytes(to_raw(array)))
+        return message.SerializeToString()
+
+    @staticmethod
+    def outcome(wire: GrpcWire, response: bytes, asked: InferRequest) -> Any:
+        try:
+            read = wire.infer(asked, 1.0, binary=True).read(response)
+        except ProtocolError as error:
+            return error.message
+        arrays = {name: (array.dtype, array.shape, repr(array.tolist())) for name, array in read.outputs.items()}
+        return read.model, read.version, arrays, read.shared_shapes
+
+    @pytest.mark.parametrize("ids", [("a1", "b2"), ("", "")])
+    def test_the_second_response_is_not_parsed(self, ids: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+        wire, (first, second) = GrpcWire(), ids
+        self.outcome(wire, self.response(first), request(request_id=first))
+        monkeypatch.setattr(grpc_transport, "decode_response", lambda *_: pytest.fail("it is decoded"))
+        arrays = {name: array + 1 for name, array in self.ARRAYS.items()}
+        call = wire.infer(request(request_id=second), 1.0, binary=True)
+        found = call.read(self.response(second, arrays)).outputs
+        assert [*found] == [*arrays]
+        for name, array in arrays.items():
+            assert found[name].dtype == array.dtype
+            np.testing.assert_array_equal(found[name], array)
+            assert not found[name].flags.writeable
+
+    @pytest.mark.parametrize(
+        ("arrays", "typed"),
+        [
+            (ARRAYS, False),
+            ({"Y": np.ones(3, np.float32)}, True),
+            ({"s": np.array(["ab"])}, False),
+            ({"s": np.empty(0, object)}, False),
+        ],
+    )
+    def test_each_byte_counts(self, arrays: dict[str, Any], *, typed: bool) -> None:
+        whole = self.response("a1", arrays, typed=typed)
+        for place in range(len(whole)):
+            for change in (1, 8, 0x80):
+                damaged = bytearray(whole)
+                damaged[place] ^= change
+                wire = GrpcWire()
+                self.outcome(wire, whole, request(request_id="a1"))
+                for asked in (request(request_id="a1"), request(outputs=dict.fromkeys(arrays, PLAIN), request_id="a1")):
+                    expected = self.outcome(GrpcWire(), bytes(damaged), asked)
+                    assert self.outcome(wire, bytes(damaged), asked) == expected
+
+    def test_other_requested_outputs_are_checked(self) -> None:
+        wire = GrpcWire()
+        self.outcome(wire, self.response("a1"), request(request_id="a1"))
+        asked = request(outputs={"Y": PLAIN}, request_id="a1")
+        assert "which was not requested" in self.outcome(wire, self.response("a1"), asked)
+
+    def test_few_layouts_are_kept(self) -> None:
+        wire = GrpcWire()
+        for rows in range(600):
+            self.outcome(wire, self.response("a1", {"Y": np.zeros(rows, np.uint8)}), request(request_id="a1"))
+        assert len(wire._layouts) <= 256
 
 
 class TestErrors:
