@@ -300,6 +300,11 @@ def test_smallest_of_equally_fast_sizes_is_chosen(timed: Any) -> None:
     assert measured.rates == {"1": 0.5, "2": 1.0, "4": 1.01, "8": 0.6667}
 
 
+def test_time_between_batches_counts(timed: Any) -> None:
+    timed.row_s = dict.fromkeys((1, 2, 4, 8), 0.03)
+    assert measure_sizes(timed, [1, 2, 4, 8], SyntheticInputs()).chosen == "4"
+
+
 def test_only_short_runs_are_repeated(timed: Any) -> None:
     """Long ones take the time of many images, at each first start of a model."""
     measure_sizes(timed, [1, 2, 4, 8], SyntheticInputs())
