@@ -12,6 +12,7 @@
     scripts/benchmark memory       one and two instances beside a bare session, and the C++ backend (--cpp-backend DIR)
     scripts/benchmark score        whole data sets: beside their parts alone and Ray Data, memory, plans, faults;
                                    continues an interrupted run (--only int8: measure this part again)
+    scripts/benchmark score_commands   graphkiln score as a whole command beside Daft and Ray Data, and its memory
     scripts/benchmark tune         graphkiln tune beside exhaustive and random search and the default; continues an
                                    interrupted run (--only NAME: measure this part again; --budget SECONDS)
     scripts/benchmark all          all of these, one after the other, saved in docs/benchmarks.md
@@ -40,6 +41,7 @@ from peers_speed import benchmark_peers
 from precision_speed import benchmark_precision
 from rich.console import Console
 from rich.table import Table
+from score_commands import benchmark_commands
 from score_speed import benchmark_score
 from serving_speed import benchmark_serving
 from start_speed import benchmark_start
@@ -68,6 +70,10 @@ BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
         benchmark_score,
         "JPEG to top-5 of ResNet-50, ratio of a scorer to its parts alone, of whole runs to Ray Data",
     ),
+    "score_commands": (
+        benchmark_commands,
+        "whole commands, JPEG to top-5 of ResNet-50, speed and memory as ratios to Daft",
+    ),
     "tune": (benchmark_tune, "highest rate within p99, ratio to the best of the same space"),
 }
 
@@ -87,7 +93,10 @@ def main() -> None:
         help="for peers, serving, memory and start: holds onnxruntime/libtriton_onnxruntime.so",
     )
     parser.add_argument(
-        "--only", default="", metavar="NAME", help="for precision, score and tune: measure this part alone, again"
+        "--only",
+        default="",
+        metavar="NAME",
+        help="for precision, score, score_commands and tune: measure this part alone, again",
     )
     parser.add_argument(
         "--budget", type=float, default=0.0, metavar="SECONDS", help="for tune: budget of each search of a real model"

@@ -26,11 +26,9 @@ from typing import Any
 import numpy as np
 import psutil
 import pyarrow as pa
-import pyarrow.parquet as pq
+import score_peers
 
-from graphkiln_backend.engines.hardware import saturates_products_of_bytes
 from graphkiln_backend.graph.errors import MeasurementError
-from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.scoring.destinations.base import Result
 from graphkiln_backend.scoring.destinations.folder import FolderStore
 from graphkiln_backend.scoring.destinations.parquet import ParquetDestination, encode_result, object_name
@@ -40,15 +38,10 @@ from graphkiln_backend.scoring.sources.base import Columns
 from graphkiln_backend.scoring.sources.files import FileSource
 from graphkiln_backend.scoring.verify import verify
 
-# The preprocessing of torchvision's weights.
-PREPROCESS = Preprocess(
-    resize=232, crop=(224, 224), mean=(0.485, 0.456, 0.406), std=(0.229, 0.224, 0.225), interpolation="bilinear"
-)
-_BATCH = 8
 # On a CPU without VNNI, ONNX Runtime is faster in int8 without this setting, and up to 45% of a signal is wrong.
-_EXACT_PRODUCTS = ("session.x64quantprecision", "1")
+EXACT_PRODUCTS = ("session.x64quantprecision", "1")
 _SAMPLE_S = 0.5
-_WORKER = "ray::WorkerActor"
+_WORKER = "graphkiln_backend.scoring.worker_process"
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 - tempfile makes a folder in it
 _ROWS_PER_UNIT = 1000
 _CLASSES = 5
@@ -56,12 +49,16 @@ _BYTES_PER_FILE = 60  # what a file of a folder takes in a plan: its name, size 
 
 
 def run_apart(name: str, **arguments: Any) -> dict[str, Any]:
-    """Run one of `PROGRAMS` in a new process; return its result and `peak_mb`, its largest resident memory.
+    """Run one of `PROGRAMS`, or a peer, in a new process.
+
+    Returns:
+        Its result; that of a program has `peak_mb`, its largest resident memory.
 
     Raises:
         MeasurementError: It failed.
     """
-    command = [sys.executable, __file__, name, json.dumps(arguments, default=str)]
+    program = score_peers.__file__ if name in score_peers.PEERS else __file__
+    command = [sys.executable, program, name, json.dumps(arguments, default=str)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
     if done.returncode:
         raise MeasurementError(f"{name} failed: {done.stderr[-3000:]}")
@@ -119,7 +116,7 @@ def score(
 
 @contextmanager
 def _memory_sampled(rows: Callable[[], int]) -> Iterator[list[dict[str, float]]]:
-    """Read the memory of this process and of Ray's workers while the block runs."""
+    """Read the memory of this process and of its workers while the block runs."""
     readings: list[dict[str, float]] = []
     ended = threading.Event()
     own = psutil.Process()
@@ -154,60 +151,6 @@ def score_for_faults(source: str, model: str, destination: str, address: str, ro
         lambda event: print("committed", flush=True) if isinstance(event, UnitCommitted) else None,
     )
     return {}
-
-
-def ray_data(graph: str, source: str, destination: str, cores: int) -> dict[str, Any]:
-    """Score as Ray Data's manual shows: read, map, map batches with a class, write."""
-    import ray
-    import ray.data
-
-    with tempfile.TemporaryDirectory(prefix="graphkiln-ray-") as scratch:
-        first = Path(scratch) / "first"
-        ray.init(num_cpus=cores, include_dashboard=False, log_to_driver=False, configure_logging=False)
-        try:
-            ray.data.DataContext.get_current().enable_progress_bars = False
-            images = ray.data.read_images(source, mode="RGB", include_paths=True)
-            answers = images.map(_preprocess).map_batches(
-                _Classifier,
-                fn_constructor_args=(graph, cores, str(first)),
-                batch_size=_BATCH,
-                concurrency=1,
-                num_cpus=1,
-            )
-            answers.write_parquet(destination)
-            ended = time.time()
-        finally:
-            ray.shutdown()
-        rows = sum(pq.read_metadata(path).num_rows for path in Path(destination).glob("*.parquet"))
-        return {"rows": rows, "seconds": ended - first.stat().st_mtime}
-
-
-def _preprocess(row: dict[str, Any]) -> dict[str, Any]:
-    from graphkiln_backend.images.decoding import load_sample
-
-    return {"path": row["path"], "sample": load_sample(row["image"], PREPROCESS)}
-
-
-class _Classifier:
-    """A session of ONNX Runtime, as a user of Ray Data writes it who wants correct results in int8, too."""
-
-    def __init__(self, graph: str, threads: int, first: str) -> None:
-        import onnxruntime
-
-        settings = onnxruntime.SessionOptions()
-        settings.intra_op_num_threads = threads
-        if saturates_products_of_bytes():
-            settings.add_session_config_entry(*_EXACT_PRODUCTS)
-        self._session = onnxruntime.InferenceSession(graph, settings, providers=["CPUExecutionProvider"])
-        self._first = Path(first)
-
-    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
-        if not self._first.exists():
-            self._first.touch()
-        name = self._session.get_inputs()[0].name
-        (scores,) = self._session.run(None, {name: np.ascontiguousarray(batch["sample"])})
-        best = np.argsort(-scores, axis=1)[:, :5]
-        return {"path": batch["path"], "indices": best, "scores": np.take_along_axis(scores, best, axis=1)}
 
 
 def plan_listing(rows: int) -> dict[str, Any]:
@@ -317,7 +260,6 @@ def _peak_mb() -> float:
 PROGRAMS: dict[str, Callable[..., dict[str, Any]]] = {
     "score": score,
     "score-for-faults": score_for_faults,
-    "ray-data": ray_data,
     "plan-listing": plan_listing,
     "plan-simulated": plan_simulated,
     "resume": resume,

@@ -31,7 +31,8 @@ from PIL import Image
 from precision_speed import prepare
 from ray_cluster import processes_of, ray_nodes
 from reporting import Parts
-from score_runs import PREPROCESS, request_for, run_apart
+from score_peers import PREPROCESS
+from score_runs import EXACT_PRODUCTS, request_for, run_apart
 
 from graphkiln_backend.cache.store import ArtifactCache
 from graphkiln_backend.engines.hardware import saturates_products_of_bytes
@@ -124,8 +125,8 @@ def _measure_precision(precision: str, rounds: int) -> list[Row]:
         model = folder / "store" / f"resnet50_{precision}"
         settings = {"preprocess": PREPROCESS.to_json(), "engine": _ENGINES[precision]}
         add_model(model.parent, model.name, graph, f"\n{parameters(settings)}")
-        photographs = _write_photographs(folder / "photographs", images)
-        few = _write_photographs(folder / "few", max(32, images // _ALONE_SHARE))
+        photographs = write_photographs(folder / "photographs", images)
+        few = write_photographs(folder / "few", max(32, images // _ALONE_SHARE))
         cache = folder / "cache"
         cache.mkdir()
 
@@ -134,7 +135,8 @@ def _measure_precision(precision: str, rounds: int) -> list[Row]:
         def run(set_up: str, workers: int, _: float) -> dict[str, Any]:
             common = {"source": photographs, "destination": tempfile.mkdtemp(dir=folder)}
             if set_up == PEER:
-                return run_apart("ray-data", graph=graph, cores=cores, **common)
+                exact = dict([EXACT_PRODUCTS]) if saturates_products_of_bytes() else {}
+                return {"rows": images, **run_apart("ray-data", graph=graph, cores=cores, settings=exact, **common)}
             options = {"workers": workers, "cores": cores // workers, "rows_per_unit": _ROWS_PER_UNIT}
             return run_apart("score", model=model, cache=cache, **options, **common)
 
@@ -144,7 +146,7 @@ def _measure_precision(precision: str, rounds: int) -> list[Row]:
     return [*bound_rows(f"{precision}, {title}", costs, note), *run_rows(precision, found)]
 
 
-def _write_photographs(folder: Path, count: int) -> Path:
+def write_photographs(folder: Path, count: int) -> Path:
     """Write a folder of JPEG files, 500 x 375: a few photographs, copied as often as needed."""
     contents = [synthetic_photograph(500, 375, seed) for seed in range(_PHOTOGRAPHS)]
     folder.mkdir(parents=True)
