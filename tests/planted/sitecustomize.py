@@ -1,6 +1,6 @@
 """Faults for workers of `graphkiln score`: with this folder on PYTHONPATH, images whose content is a word are faults.
 
-Python imports a module of this name at its start. It has no effect in other processes than Ray's workers.
+Python imports a module of this name at its start. It has no effect in other processes than workers.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ def plant_disk() -> None:
     LocalStorage.read = read_from_disk
 
 
-if any(word.endswith("default_worker.py") for word in sys.orig_argv):  # Ray's, which becomes an actor
+_WORKERS = ("default_worker.py", "graphkiln_backend.scoring.worker_process")  # of Ray, which becomes an actor; ours
+if any(word.endswith(_WORKERS) for word in sys.orig_argv):
     plant()
     plant_disk()

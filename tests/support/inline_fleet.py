@@ -1,15 +1,14 @@
-"""The real worker in the driver's process, in place of Ray: for tests of what the driver does."""
+"""The real worker in the driver's process, in place of a fleet: for tests of what the driver does."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, Self
 
 import pytest
 
 from graphkiln_backend.scoring import driver
+from graphkiln_backend.scoring.fleet import Machines
 from graphkiln_backend.scoring.messages import Attempt, Computed, Outcome, ScoreRequest
 from graphkiln_backend.scoring.worker import WorkerActor
 
@@ -17,7 +16,7 @@ from graphkiln_backend.scoring.worker import WorkerActor
 class InlineFleet:
     """One worker, one attempt at a time."""
 
-    def __init__(self, request: ScoreRequest, _: str, **__: Any) -> None:
+    def __init__(self, _machines: Machines, request: ScoreRequest, _: str, **__: Any) -> None:
         self._actor = WorkerActor("inline", replace(request, cores_per_worker=1))
         self._started = False
         self._waiting: list[Attempt] = []
@@ -42,12 +41,6 @@ class InlineFleet:
         return [self._actor.commit(attempt.number) if isinstance(outcome, Computed) else outcome]
 
 
-@contextmanager
-def no_cluster(_: str) -> Iterator[None]:
-    yield
-
-
 def install(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the driver use it."""
-    monkeypatch.setattr(driver, "RayFleet", InlineFleet)
-    monkeypatch.setattr(driver, "connect", no_cluster)
+    monkeypatch.setattr(driver, "Fleet", InlineFleet)

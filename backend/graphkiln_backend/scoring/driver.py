@@ -3,7 +3,7 @@
 `graphkiln.scoring.running` calls `score_data_set` after it has checked the request. The docstring of the package
 `graphkiln_backend.scoring` names the order in which to read its modules.
 
-If a driver is killed, Ray ends its workers. The next run is refused until the lock has expired, unless the dead driver
+If a driver is killed, its workers end. The next run is refused until the lock has expired, unless the dead driver
 ran on the same machine (see `destinations.lock`). It removes temporary folders of dead runs, writes a new plan and
 skips the units that are committed. A commit that is still in progress does no harm: a unit gets one result, and the
 destination refuses a second one.
@@ -14,6 +14,7 @@ from __future__ import annotations
 import logging
 import secrets
 import signal
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -25,7 +26,8 @@ from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import LockLost, RunInterrupted
-from graphkiln_backend.scoring.fleet import RayFleet, connect
+from graphkiln_backend.scoring.fleet import Fleet, Machines
+from graphkiln_backend.scoring.local_machine import LocalMachine
 from graphkiln_backend.scoring.messages import InputRange, Report, RunFinished, RunPlanned, ScoreRequest
 from graphkiln_backend.scoring.model import ScoringModel, read_run_model
 from graphkiln_backend.scoring.plan import (
@@ -123,14 +125,28 @@ def _score(
     schedule = Schedule(units, report)
     if state.done_units < totals.units:
         with (
-            connect(request.address),
+            _machines(request.address) as machines,
             interruptible(),  # again, because Ray has replaced the handler of SIGTERM
-            RayFleet(request, configuration, on_gpu=model.wants_gpu, report=report) as fleet,
+            Fleet(machines, request, configuration, on_gpu=model.wants_gpu, report=report) as fleet,
         ):
             drive(schedule, fleet, lock.check)
     check_complete(destination, plan, {each.unit_id: each.reason for each in schedule.failed})
     lock.check()
     destination.publish((unit.id for unit in read_plan(plan)), lock.check)
+
+
+@contextmanager
+def _machines(address: str) -> Iterator[Machines]:
+    """Yield the nodes of a Ray cluster, if one is named or this process is connected to one; else this machine."""
+    ray = sys.modules.get("ray")
+    if address or (ray and ray.is_initialized()):
+        from graphkiln_backend.scoring.ray_cluster import connect  # imports Ray, which takes two seconds
+
+        with connect(address) as cluster:
+            yield cluster
+    else:
+        with LocalMachine() as machine:
+            yield machine
 
 
 def _tell_unpublished(destination: Destination) -> None:
@@ -153,7 +169,7 @@ def _result_columns(request: ScoreRequest, model: ScoringModel) -> pa.Schema:
 
 
 def drive(
-    schedule: Schedule, fleet: RayFleet, check: Callable[[], None], clock: Callable[[], float] = time.monotonic
+    schedule: Schedule, fleet: Fleet, check: Callable[[], None], clock: Callable[[], float] = time.monotonic
 ) -> None:
     """Give units to workers until each is committed or has failed for good.
 

@@ -5,12 +5,9 @@ from __future__ import annotations
 import tempfile
 from contextlib import suppress
 from enum import StrEnum
-from itertools import product
 from pathlib import Path
 
 from graphkiln_backend.system.owned_folder import PREFIX, OwnedFolder, remove_dead
-
-MACHINE_TMP = Path("/tmp")  # noqa: S108 - used if the path of TMPDIR is too long for sockets; folders in it are private
 
 
 class Scratch(StrEnum):
@@ -20,7 +17,6 @@ class Scratch(StrEnum):
     IDS = "ids"
     MODEL = "model"
     PLAN = "plan"
-    RAY = "ray"
     SAMPLE = "sample"
 
 
@@ -39,8 +35,7 @@ def scratch_folder(scratch: Scratch, parent: Path | None = None) -> OwnedFolder:
 
 def remove_dead_scratch() -> None:
     """Remove folders of this user's runs on this machine that were killed."""
-    parents = {MACHINE_TMP}
     with suppress(OSError):
-        parents.add(Path(tempfile.gettempdir()))
-    for parent, scratch in product(parents, Scratch):
-        remove_dead(parent, f"{PREFIX}{scratch}-")
+        parent = Path(tempfile.gettempdir())
+        for scratch in Scratch:
+            remove_dead(parent, f"{PREFIX}{scratch}-")

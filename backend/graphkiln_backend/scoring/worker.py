@@ -1,4 +1,4 @@
-"""The process that scores units of a run. Ray runs `WorkerActor`; nothing in this module imports Ray.
+"""The process that scores units of a run. `worker_process` or Ray runs `WorkerActor`; nothing here imports Ray.
 
 The driver has a unit computed in one call and committed in another, so that it knows what a worker that ends was doing.
 """

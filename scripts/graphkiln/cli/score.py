@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, cast
+from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
@@ -124,17 +126,24 @@ def score(
     ):
         if not value:
             raise InvalidInput(f"{name} is missing", hint=hint)
+    from graphkiln_backend.scoring.worker_process import started_early
+
+    with nullcontext() if address or dry_run else started_early():
+        _score(given, html=html, mode=progress, dry_run=dry_run)
+
+
+def _score(given: Mapping[str, Any], *, html: Path | None, mode: ProgressMode, dry_run: bool) -> None:
     from graphkiln.cli.cache import cache_settings
     from graphkiln.scoring.options import ScoreOptions, build_request
 
-    # The parameters of this function have the names of the options of `graphkiln.scoring.score`.
+    # The parameters of the command have the names of the options of `graphkiln.scoring.score`.
     options = {name: given[name] for name in ScoreOptions.__annotations__ if given[name] is not None}
-    options["cache"] = cache_settings(cache, 0).folder
-    request = build_request(source, model, out, cast("ScoreOptions", options))
+    options["cache"] = cache_settings(given["cache"], 0).folder
+    request = build_request(given["source"], given["model"], given["out"], cast("ScoreOptions", options))
     if dry_run:
-        _estimate(request, as_json=progress is ProgressMode.JSON)
+        _estimate(request, as_json=mode is ProgressMode.JSON)
     else:
-        _run(request, progress, html)
+        _run(request, mode, html)
 
 
 def _run(request: ScoreRequest, mode: ProgressMode, html: Path | None) -> None:

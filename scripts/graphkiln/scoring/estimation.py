@@ -1,6 +1,6 @@
 """`--dry-run`: plan a run and estimate its duration from rows that are scored on this machine.
 
-Nothing is written to the destination. Ray is not started; a cluster that is named is only asked for its nodes.
+Nothing is written to the destination, and no worker is started; a cluster that is named is only asked for its nodes.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from graphkiln.scoring.options import (
 )
 from graphkiln_backend.cache.settings import CacheSettings
 from graphkiln_backend.engines.hardware import gpus
+from graphkiln_backend.scoring.fleet import Node, room_of
 from graphkiln_backend.scoring.messages import ScoreRequest, Unit
 from graphkiln_backend.scoring.model import describe_session, read_model, with_local_model
 from graphkiln_backend.scoring.plan import (
@@ -195,13 +196,13 @@ def estimate_request(request: ScoreRequest, report: Callable[[str], None] = lamb
 
 def plan_workers(request: ScoreRequest, *, on_gpu: bool) -> Workers:
     """Place workers as the run would."""
-    from graphkiln_backend.scoring.fleet import Node, connect, living_nodes, room_of  # imports Ray
-
     this = Node(id="", name=socket.gethostname(), cores=usable_cores(), gpus=len(gpus()))
     nodes: Iterable[Node] = [this]
     if request.address:
-        with connect(request.address):
-            nodes = living_nodes()
+        from graphkiln_backend.scoring.ray_cluster import connect  # imports Ray
+
+        with connect(request.address) as cluster:
+            nodes = cluster.nodes()
     by_node: dict[str, int] = {}
     left = request.workers or math.inf
     for node in nodes:

@@ -6,6 +6,7 @@ Source: Ray's documentation, "Collecting and monitoring metrics" and `ray.util.m
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import fields
 
@@ -71,10 +72,9 @@ class RayRegistry:
 
 
 def ray_registry() -> RayRegistry | None:
-    """Create the metrics if Ray is initialized."""
-    import ray
-
-    return RayRegistry() if ray.is_initialized() else None
+    """Create the metrics if this process is connected to Ray, which a run on this machine alone does not import."""
+    ray = sys.modules.get("ray")
+    return RayRegistry() if ray and ray.is_initialized() else None
 
 
 class RunMetrics:

@@ -35,7 +35,7 @@ class ScoreOptions(TypedDict, total=False):
 
     Attributes:
         settings: Settings that override the model's configuration: `{"precision": "bf16"}` or `["precision=bf16"]`.
-        address: Address of a Ray cluster; empty to start Ray on this machine.
+        address: Address of a Ray cluster; empty for this machine alone.
         workers: Maximum number of workers; 0 for as many as the cluster has room for.
         cores_per_worker: 0 for all cores of a node, or an equal share for each GPU.
         top_k: Classes per row.

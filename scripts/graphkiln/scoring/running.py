@@ -32,6 +32,7 @@ from graphkiln_backend.graph.decoding import encode
 from graphkiln_backend.graph.errors import GraphkilnError
 from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.graph.text import redact
+from graphkiln_backend.scoring import driver
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.errors import RunInterrupted, ScoringError
@@ -173,8 +174,6 @@ def verify(out: str | Path, *, format: str = "", ledger: str = "") -> Verificati
 
 def run_request(request: ScoreRequest, observe: Observer | None = None) -> RunRecord:
     """Run a request, as `score` does."""
-    from graphkiln_backend.scoring import driver  # imports Ray, which takes a second
-
     check_places(request)
     request = with_pinned_snapshot(request)
     check_source(request)

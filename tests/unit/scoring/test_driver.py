@@ -15,7 +15,7 @@ import pytest
 from scoring_runs import make_request
 
 from graphkiln_backend.graph.errors import GraphkilnError
-from graphkiln_backend.scoring import driver, scratch
+from graphkiln_backend.scoring import driver
 from graphkiln_backend.scoring.destinations.base import Destination
 from graphkiln_backend.scoring.destinations.lock import Lock
 from graphkiln_backend.scoring.driver import interruptible, score_data_set
@@ -125,15 +125,12 @@ def test_store_error_can_be_pickled() -> None:
 
 def test_folders_of_killed_runs_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    machine = tmp_path / "machine"
-    monkeypatch.setattr(scratch, "MACHINE_TMP", machine)
-    machine.mkdir()
-    command = [sys.executable, "-c", DIE, str(tmp_path), str(machine)]
+    command = [sys.executable, "-c", DIE, str(tmp_path)]
     printed = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60).stdout
     folders = list(map(Path, printed.split()))
-    assert len(folders) == 2 * (len(Scratch) + 1)
+    assert len(folders) == len(Scratch) + 1
     with scratch_folder(Scratch.PLAN) as living:
         remove_dead_scratch()
         assert living.path.is_dir()
-    others = [folders[len(Scratch)], folders[-1]]  # of a server, which cleans up more than folders
-    assert [path for path in folders if path.exists()] == others
+    other = folders[-1]  # of a server, which cleans up more than folders
+    assert [path for path in folders if path.exists()] == [other]

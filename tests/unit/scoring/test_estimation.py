@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
@@ -16,7 +17,7 @@ from PIL import Image
 
 from graphkiln.scoring.estimation import estimate_request, measure_rate, plan_units, plan_workers, rate_of
 from graphkiln.scoring.options import build_request
-from graphkiln_backend.scoring import fleet
+from graphkiln_backend.scoring import ray_cluster
 from graphkiln_backend.scoring.errors import ScoringError
 from graphkiln_backend.scoring.fleet import Node
 from graphkiln_backend.scoring.messages import Row, ScoreRequest, StageTimes
@@ -78,13 +79,12 @@ def test_nodes_of_a_cluster(request_: ScoreRequest, monkeypatch: pytest.MonkeyPa
     asked: list[str] = []
 
     @contextmanager
-    def connect(address: str) -> Iterator[None]:
+    def connect(address: str) -> Iterator[SimpleNamespace]:
         asked.append(address)
-        yield
+        yield SimpleNamespace(nodes=lambda: found)
 
     found = [Node(id=name, name=name, cores=cores, gpus=0) for name, cores in (("a", 0), ("b", 4))]
-    monkeypatch.setattr(fleet, "connect", connect)
-    monkeypatch.setattr(fleet, "living_nodes", lambda: found)
+    monkeypatch.setattr(ray_cluster, "connect", connect)
     remote = replace(request_, address="head:6379", cores_per_worker=2)
     assert estimate_request(remote).workers.by_node == {"b": 2}
     assert estimate_request(replace(remote, workers=1)).workers.by_node == {"b": 1}
