@@ -238,10 +238,12 @@ def test_graph_normalizes_as_the_client(layout: Any, numbers: dict[str, Any]) ->
     np.testing.assert_allclose(compute(model, x=pixels())["y"], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("width", ["5", "w"], ids=["width 5", "any width"])
 @pytest.mark.parametrize("layout", ["CHW", "HWC"])
-def test_normalization_is_exact(layout: Any) -> None:
+def test_normalization_is_exact(layout: Any, width: str) -> None:
     spec = Preprocess(layout=layout, mean=MEAN, std=STD)
-    model = graph((CHW if layout == "CHW" else HWC).replace("Relu", "Identity"))
+    text = (CHW if layout == "CHW" else HWC).replace("Relu", "Identity")
+    model = graph(text.replace("4,5", f"4,{width}"))
     run_passes(model, [EmbedPreprocess(spec)])
     shift, scale = (np.asarray(each, np.float32) * np.float32(255) for each in (MEAN, STD))
     expected = (pixels().astype(np.float32) - shift) / scale
@@ -263,7 +265,9 @@ def test_input_takes_bytes_in_nhwc() -> None:
     run_passes(model, [EmbedPreprocess(Preprocess())])
     (value,) = model.graph.inputs
     assert (value.name, str(value.dtype), str(value.shape)) == ("x", "UINT8", "[b,4,5,3]")
-    assert operators(model) == ["Cast", "Transpose", "Sub", "Div", "Relu"]
+    assert operators(model) == ["Cast", "Sub", "Div", "Transpose", "Relu"]
+    (rows,) = {each.const_value.shape.numpy() for each in model.graph.initializers.values()}
+    assert rows == (5, 3)  # a whole row of pixels
 
 
 @pytest.mark.parametrize(
