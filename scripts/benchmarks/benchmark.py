@@ -2,6 +2,7 @@
 
     scripts/benchmark peers        JPEG to top-5 beside FastAPI, LitServe, BentoML and Ray Serve,
                                    and Triton's C++ backend (--cpp-backend DIR)
+    scripts/benchmark encoded      JPEGs decoded by the server beside those decoded by the client, and FastAPI
     scripts/benchmark serving      served models beside bare sessions, or Triton's C++ backend (--cpp-backend DIR)
     scripts/benchmark client       the client's infer beside raw tritonclient: throughput and p99
     scripts/benchmark edge         requests through HAProxy, plain and with TLS, beside tritonserver's own ports
@@ -36,6 +37,7 @@ from pathlib import Path
 import reporting
 from client_speed import benchmark_client
 from edge_speed import benchmark_edge
+from encoded_speed import benchmark_encoded
 from memory_use import benchmark_memory
 from peers_speed import benchmark_peers
 from precision_speed import benchmark_precision
@@ -54,6 +56,7 @@ _FILE_WIDTH = 160  # columns of a table in a file
 
 BENCHMARKS: dict[str, tuple[Callable[..., list[dict[str, object]]], str]] = {
     "peers": (benchmark_peers, "ResNet-50, JPEG to top-5, 8 callers, ratio to the best peer"),
+    "encoded": (benchmark_encoded, "ResNet-50, JPEG to top-5 by who decodes, ratios to FastAPI and to our client"),
     "serving": (benchmark_serving, "servers in turn, ratio to the last one of each set-up; CPU ms of a request"),
     "client": (benchmark_client, "infer, ratio to raw tritonclient at the same concurrency"),
     "edge": (benchmark_edge, "infer through HAProxy, ratio to tritonserver's own ports"),

@@ -48,7 +48,7 @@ _INSTANCES, _LARGEST_BATCH = 2, 2
 _WARM_UP_S = 3.0
 _READY_S = 120.0
 _STOP_S = 30.0
-_NAME = "resnet50"
+NAME = "resnet50"
 _ENGINES = {"fp32": "onnxruntime", "int8": "auto"}  # in fp32 the runtime of all peers
 _FOLDER = Path(__file__).resolve().parent / "peers"
 
@@ -63,7 +63,7 @@ def benchmark_peers(rounds: int, seconds: float, cpp_backend: Path | None) -> li
         seconds: Duration of one measurement.
         cpp_backend: A backend directory with Triton's C++ onnxruntime backend, which is then a peer, too; or None.
     """
-    graph = exported_graph(_NAME)
+    graph = exported_graph(NAME)
     jpegs = [synthetic_photograph(500, 375, seed) for seed in range(8)]
     contenders: dict[str, Callable[[], AbstractContextManager[Classify]]] = {}
     for name, peer in PEERS.items():
@@ -220,7 +220,7 @@ def _start_cpp(backends: Path, graph: Path, check_jpegs: list[bytes]) -> Iterato
     """
     own = f"\ninstance_group {{ count: {_INSTANCES} kind: KIND_CPU }}\n{parameters({'intra_op_thread_count': '1'})}"
     with tempfile.TemporaryDirectory() as folder:
-        add_model(Path(folder), _NAME, graph, own, DROP_IN_BACKEND)
+        add_model(Path(folder), NAME, graph, own, DROP_IN_BACKEND)
         with (
             start_cpp_server(backends, Path(folder)) as server,
             InferenceServerClient(server.grpc_url.removeprefix("grpc://")) as client,
@@ -230,7 +230,7 @@ def _start_cpp(backends: Path, graph: Path, check_jpegs: list[bytes]) -> Iterato
                 images = preprocess(jpeg)[np.newaxis]
                 sent = InferInput("INPUT_0", images.shape, "FP32")
                 sent.set_data_from_numpy(images)
-                return top5(client.infer(_NAME, [sent]).as_numpy("OUTPUT_0")[0])
+                return top5(client.infer(NAME, [sent]).as_numpy("OUTPUT_0")[0])
 
             _check(classify, graph, check_jpegs)
             yield classify
@@ -238,17 +238,30 @@ def _start_cpp(backends: Path, graph: Path, check_jpegs: list[bytes]) -> Iterato
 
 @contextmanager
 def _start_graphkiln(store: Path, engine: str) -> Iterator[Classify]:
-    flags = ("--set", f"{_NAME}.engine={engine}", "--cache", str(CACHE / "lowered"))
+    flags = ("--set", f"{NAME}.engine={engine}", "--cache", str(CACHE / "lowered"))
     log = store.parent / f"{store.name}.log"
     with start_server(store, flags=flags, log=log) as server, Client(server.grpc_url) as client:
-        model = client.model(_NAME)
+        model = client.model(NAME)
         yield lambda jpeg: model.classify(jpeg, top_k=5)
 
 
 def _store(precision: str) -> Path:
     """Convert to a version that takes uint8 images and returns the top five, once; return its store."""
     store = CACHE / "ours" / f"{precision}, batches of {_LARGEST_BATCH}"
-    folder = store / _NAME
+    convert_once(store, precision, _INSTANCES, input="uint8-nhwc", top_k=5, max_batch_size=_LARGEST_BATCH)
+    return store
+
+
+def convert_once(store: Path, precision: str, instances: int = 0, **options: Any) -> Path:
+    """Convert ResNet-50 with random weights, unless the store has it; return the model's folder.
+
+    Args:
+        store: Model store.
+        precision: fp32 or int8.
+        instances: Number of instances on the CPU, or 0 for the default.
+        **options: Further options of the conversion.
+    """
+    folder = store / NAME
     if not folder.exists():
         print(f"converting to {precision} (once)", file=sys.stderr)
         samples, calibration = (CACHE / "images" / part for part in ("samples", "calibration"))
@@ -256,12 +269,10 @@ def _store(precision: str) -> Path:
             target.mkdir(parents=True, exist_ok=True)
             for seed in seeds:
                 (target / f"{seed}.jpg").write_bytes(synthetic_photograph(500, 375, seed))
-        options: dict[str, Any] = {"precision": precision, "calibration": calibration} if precision == "int8" else {}
-        recipe = Recipe(
-            source=f"torchvision:{_NAME}", name=_NAME, model_store=store, input="uint8-nhwc", top_k=5,
-            max_batch_size=_LARGEST_BATCH, samples=samples, **options,
-        )  # fmt: skip
-        convert(recipe, command="scripts/benchmark peers")
-        with (folder / CONFIG_FILE).open("a") as config:
-            config.write(f"\ninstance_group {{ count: {_INSTANCES} kind: KIND_CPU }}\n")
-    return store
+        options |= {"precision": precision, "calibration": calibration if precision == "int8" else None}
+        recipe = Recipe(source=f"torchvision:{NAME}", name=NAME, model_store=store, samples=samples, **options)
+        convert(recipe, command="scripts/benchmark")
+        if instances:
+            with (folder / CONFIG_FILE).open("a") as config:
+                config.write(f"\ninstance_group {{ count: {instances} kind: KIND_CPU }}\n")
+    return folder
