@@ -466,7 +466,7 @@ def quantize_graph(
         coverage = quantize(named, calibration, settings, target)
     in_float = coverage.integer - count_integer_products(target).integer if recipe.int8_by in _OTHER_QUANTIZERS else 0
     if in_float > 0:
-        notes.append(f"ONNX Runtime computes {in_float} of these in float here: serve with OpenVINO or TensorRT")
+        notes.append(f"ONNX Runtime computes {in_float} of these in float here, OpenVINO and TensorRT do not")
     if not coverage.integer:
         raise ConversionError(
             "--precision int8: no convolution or matrix product was quantized", hint="stay with fp32 or bf16"
