@@ -92,6 +92,8 @@ from graphkiln_converters.write import (
 )
 
 _log = logging.getLogger("graphkiln.converters")
+# Fields of a recipe that do not change how a given graph is proven in the precision of its source.
+_NOT_PROVEN = {"name", "model_store", "version", "skip", "precision", "calibration", "calibration_method", "int8_by"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,12 +105,21 @@ class ExportedSource:
         graph: Its graph, which conversions copy.
         digest: `digest_of` its files; empty if they are not on this machine.
         answers: Its outputs for the samples of earlier conversions.
+        proofs: Proofs of rewritten graphs by earlier conversions, by content and recipe.
     """
 
     model: SourceModel
     graph: onnx_ir.Model
     digest: str = ""
     answers: Answers = field(default_factory=dict)
+    proofs: dict[str, Proof] = field(default_factory=dict)
+
+    def proof(self, graph: Path, recipe: Recipe, prove: Callable[[], Proof]) -> Proof:
+        """Prove a rewritten graph, or return the proof of an earlier conversion to the same graph."""
+        key = f"{_digest(graph)} {recipe.model_dump_json(exclude=_NOT_PROVEN)}"
+        if key not in self.proofs:
+            self.proofs[key] = prove()
+        return self.proofs[key]
 
 
 @contextmanager
@@ -159,8 +170,7 @@ def convert(recipe: Recipe, *, command: str = "", exported: ExportedSource | Non
         recipe = recipe.model_copy(update={"keep_names": keeps_names(source.model, recipe)})
         model = with_index_ranges(with_fitting_labels(with_task(source.model, recipe, graph), recipe, graph), graph)
         warn_without_preprocess(model)
-        answers = source.answers if exported else None
-        proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE, answers)
+        proven = _rewrite_and_prove(recipe, model, graph, Path(temporary) / GRAPH_FILE, exported)
         if proven.quantizer:  # a repeated conversion makes the same graph, on other machines, too
             recipe = pinned(recipe, proven.quantizer)
         digests = digest_files(recipe, source.digest)
@@ -187,7 +197,7 @@ _KEEP_QUANTIZED = (
 
 
 def _rewrite_and_prove(
-    recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path, answers: Answers | None
+    recipe: Recipe, model: SourceModel, graph: onnx_ir.Model, target: Path, exported: ExportedSource | None
 ) -> ProvenGraph:
     """Run the passes, prove the graph in its own precision, then in the requested one.
 
@@ -211,7 +221,7 @@ def _rewrite_and_prove(
     check_lowers(recipe, precision, preprocess)
     lowers = recipe.precision not in (Precision.FP32, precision)  # the default fp32 keeps the precision
 
-    sampler = Sampler(model=model, edge=edge, preprocess=preprocess, answers=answers)
+    sampler = Sampler(model=model, edge=edge, preprocess=preprocess, answers=exported.answers if exported else None)
     samples = [*(group.at(edge) for group in recorded), *sampler.samples(recipe)]
     limits = with_own_limit(export_limits(rounding.precision, rounding.depth), recipe.relative_l2)
     source = with_own_limit(beside_reference(precision), recipe.relative_l2)
@@ -220,7 +230,8 @@ def _rewrite_and_prove(
 
     def prove_candidate(candidate: Candidate) -> ProvenGraph:
         notes = save_runnable(candidate.graph, target)
-        proof = _prove_export(target, samples, limits, batch_sizes, None if recorded else sampler)
+        prove = partial(_prove_export, target, samples, limits, batch_sizes, None if recorded else sampler)
+        proof = exported.proof(target, recipe, prove) if exported else prove()
         if not lowers:
             prove_served(
                 target,

@@ -29,6 +29,7 @@ from graphkiln_converters.convert import (
     check_given_files,
     check_given_labels,
     convert,
+    export_source,
     keeps_names,
     local_source,
     open_model,
@@ -40,6 +41,7 @@ from graphkiln_converters.convert import (
     with_fitting_labels,
     with_task,
 )
+from graphkiln_converters.prove import Proof, prove_graph
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import InputSpec
 
@@ -182,6 +184,32 @@ class TestFp32:
         image = np.stack([SPEC.normalize(one) for one in pixels])
         expected = compute(source.graph(), image=image)["scores"]
         np.testing.assert_allclose(serve(version, INPUT_0=pixels)["OUTPUT_0"], expected, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("source")
+def test_equal_graphs_of_a_source_are_proven_once(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    proven: list[Path] = []
+
+    def counted(graph: Path, *arguments: Any, **options: Any) -> Proof:
+        proven.append(graph)
+        return prove_graph(graph, *arguments, **options)
+
+    monkeypatch.setattr("graphkiln_converters.convert.prove_graph", counted)
+    recipe = Recipe(source="text", name="a", model_store=store)
+    with export_source(recipe) as exported:
+
+        def errors(name: str, **fields: Any) -> dict[str, float]:
+            version = convert(recipe.model_copy(update={"name": name, **fields}), exported=exported)
+            conversion = Manifest.read(version / "manifest.json").conversion
+            assert conversion is not None
+            return conversion.output_errors
+
+        first = errors("a")
+        assert errors("b", skip=("pad-into-conv",)) == first  # the graph has no padding
+        assert len(proven) == 1
+        errors("c", skip=("fold-batch-norm",))
+        errors("d", relative_l2=1e-3)
+        assert len(proven) == 3
 
 
 class TestLabeledSamples:
