@@ -30,7 +30,7 @@ Errors of each third-party library are translated in one place, with `raise ... 
 from __future__ import annotations
 
 import math
-from typing import ClassVar
+from typing import Any, ClassVar
 
 
 class GraphkilnError(Exception):
@@ -48,6 +48,10 @@ class GraphkilnError(Exception):
         super().__init__(message)
         self.message = message
         self.hint = hint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # An error is sent between processes without `__init__`, whose keywords are not in `args`.
+        return type(self).__new__, (type(self), *self.args), self.__dict__
 
     def __str__(self) -> str:
         return f"{self.message} ({self.hint})" if self.hint else self.message

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from copy import copy
+
+import pytest
+
 from graphkiln_backend.graph import errors
 from graphkiln_backend.graph.errors import (
     ClientError,
+    ConversionError,
     EngineUnavailable,
     GraphkilnError,
+    LoweringError,
+    VerificationError,
 )
 
 
@@ -31,6 +38,19 @@ def test_hint_follows_the_message() -> None:
     assert str(GraphkilnError("it broke")) == "it broke"
     error = GraphkilnError("it broke", hint="mend it")
     assert (str(error), error.message, error.hint) == ("it broke (mend it)", "it broke", "mend it")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConversionError("no such model", hint="name another"),
+        VerificationError("the outputs changed", report="0.2 of the signal", relative_l2=0.2),
+        LoweringError("no engine", attempts=("onnxruntime: out of memory",)),
+    ],
+)
+def test_errors_are_sent_between_processes(error: GraphkilnError) -> None:
+    received = copy(error)  # as pickle does it
+    assert (type(received), str(received), vars(received)) == (type(error), str(error), vars(error))
 
 
 def test_missing_engine_names_its_extra() -> None:
