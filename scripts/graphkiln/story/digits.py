@@ -21,16 +21,21 @@ class Digits:
     """Labelled images in random order.
 
     Attributes:
-        jpegs: RGB images of 256x256 pixels.
+        images: 8x8 pixels of 0..16, `[images, 8, 8]`.
         targets: Class of each image as an index into `CLASSES`, int64 `[images]`.
     """
 
-    jpegs: tuple[bytes, ...]
+    images: npt.NDArray[np.float64]
     targets: npt.NDArray[np.int64]
+
+    @property
+    def jpegs(self) -> tuple[bytes, ...]:
+        """RGB images of 256x256 pixels."""
+        return tuple(map(_encode_jpeg, self.images))
 
     def first(self, count: int) -> Digits:
         """Return the first `count` images."""
-        return Digits(jpegs=self.jpegs[:count], targets=self.targets[:count])
+        return Digits(images=self.images[:count], targets=self.targets[:count])
 
 
 def split_digits() -> tuple[Digits, Digits]:
@@ -42,10 +47,7 @@ def split_digits() -> tuple[Digits, Digits]:
     rows = np.arange(len(digits.images))
     parts = train_test_split(rows, test_size=_HELD_OUT, random_state=_SEED, stratify=digits.target)
     training, held_out = (
-        Digits(
-            jpegs=tuple(_encode_jpeg(digits.images[row]) for row in part), targets=digits.target[part].astype(np.int64)
-        )
-        for part in parts
+        Digits(images=digits.images[part], targets=digits.target[part].astype(np.int64)) for part in parts
     )
     return training, held_out
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterable
 from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,10 +14,16 @@ import numpy.typing as npt
 
 from graphkiln.story.digits import CLASSES, split_digits
 from graphkiln.story.training_step import TrainingStep
-from graphkiln.story.variants import GraphSpec, Platform, StoryRequest, convert_options
-from graphkiln.story.workloads import open_source_model, source_preprocess
-from graphkiln_backend.graph.errors import InvalidInput, MeasurementError
-from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
+from graphkiln.story.variants import (
+    TRAINING_GRAPH,
+    GraphSpec,
+    Platform,
+    StoryRequest,
+    convert_options,
+    version_folder,
+)
+from graphkiln.story.workloads import Worker, open_source_model, source_preprocess
+from graphkiln_backend.graph.errors import GraphkilnError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.preprocess import Preprocess
 from graphkiln_backend.images.decoding import open_image
 from graphkiln_backend.images.formats import image_files
@@ -25,13 +33,13 @@ from graphkiln_backend.passes.graph_file import save
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS, without
 from graphkiln_backend.repository.version import CONFIG_FILE, GRAPH_FILE
 from graphkiln_backend.system.closing import Closeable
-from graphkiln_converters.convert import ExportedSource, convert, export_source
+from graphkiln_converters.convert import ExportedSource, convert, export_source, rewrite_or_leave_out
 from graphkiln_converters.recipe import Recipe
 from graphkiln_converters.sources.base import synthetic_samples
 
 EVALUATION_COUNT = 200  # images on which every variant is proven
 _CALIBRATION_COUNT = 64
-_CONVERSION_COUNT = 32  # of a version's own proof; the story proves each variant again, on all evaluation images
+_CONVERSION_COUNT = 16  # of a version's own proof; the story proves each variant again, on all evaluation images
 _SUFFIXES = frozenset({".jpg", ".jpeg"})
 
 
@@ -102,18 +110,27 @@ def _read_image(path: Path) -> bytes:
     return path.read_bytes()
 
 
-@dataclass(kw_only=True, slots=True)
-class PreparedModel(Closeable):
-    """A model of a story and its saved graphs.
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelFacts:
+    """Facts about the source model of a story.
 
     Attributes:
+        classes: Number of its classes.
         derivative: `OUTPUT:INPUT` of the gradient.
     """
 
-    request: StoryRequest
     preprocess: Preprocess
     classes: int
     derivative: str
+
+
+@dataclass(kw_only=True, slots=True)
+class PreparedModel(Closeable):
+    """A model of a story, from which saved graphs are converted."""
+
+    request: StoryRequest
+    platform: Platform
+    facts: ModelFacts
     _exported: ExportedSource | None = None
     _resources: ExitStack = field(default_factory=ExitStack)
 
@@ -122,13 +139,39 @@ class PreparedModel(Closeable):
         self._exported = None
         self._resources.close()
 
-    def training_graph(self) -> Path:
-        """Return a graph of forward and backward pass, with a `NAME_gradient` output for each parameter.
+    def describe(self) -> ModelFacts:
+        """Return the facts about the model."""
+        return self.facts
+
+    def saved_graph(self, spec: GraphSpec) -> Path:
+        """Convert a proven version to its own model store, configured with two instances, or the training graph.
 
         Raises:
-            ConversionError: The graph cannot be exported.
+            ConversionError: The model cannot be converted.
+            VerificationError: The outputs changed.
+            MeasurementError: The fusion of the variant changes nothing in this model.
         """
-        path = self.request.folder / "training" / GRAPH_FILE
+        if spec.name == TRAINING_GRAPH.name:
+            return self._training_graph()
+        version = version_folder(self.request.folder, spec)
+        if not version.exists():
+            options = convert_options(spec, self.request, self.platform, self.facts.derivative)
+            recipe = Recipe(source=self.request.source, name=spec.name, model_store=version.parents[1], **options)
+            if self._exported is None:
+                self._exported = self._resources.enter_context(export_source(recipe))
+            if spec.fusion:
+                preprocess = self.facts.preprocess
+                reports = rewrite_or_leave_out(self._exported.graph, recipe, preprocess, {}).rewritten.reports
+                if all(each.nodes_before == each.nodes_after for each in reports if each.name == spec.fusion):
+                    raise MeasurementError(f"the pass {spec.fusion} changes nothing in this model")
+            convert(recipe, command=shlex.join(["graphkiln", "story"]), exported=self._exported)
+            with (version.parent / CONFIG_FILE).open("a") as config:
+                config.write(f"\n{self.platform.instance_group}\n")
+        return version / GRAPH_FILE
+
+    def _training_graph(self) -> Path:
+        """Export a graph of forward and backward pass, with a `NAME_gradient` output for each parameter."""
+        path = self.request.folder / TRAINING_GRAPH.name / GRAPH_FILE
         if not path.exists():
             with closing(open_source_model(self.request)) as model:
                 graph, _ = TrainingStep(model=model).export()
@@ -139,32 +182,8 @@ class PreparedModel(Closeable):
             save(graph, path)
         return path
 
-    def saved_graph(self, spec: GraphSpec, platform: Platform) -> Path:
-        """Convert a proven version to its own model store, configured with two instances.
 
-        Raises:
-            ConversionError: The model cannot be converted.
-            VerificationError: The outputs changed.
-            MeasurementError: The fusion of the variant changes nothing in this model.
-        """
-        store = self.request.folder / "models" / spec.name
-        folder = store / spec.name
-        if not (folder / "1").exists():
-            options = convert_options(spec, self.request, platform, self.derivative)
-            recipe = Recipe(source=self.request.source, name=spec.name, model_store=store, **options)
-            if self._exported is None:
-                self._exported = self._resources.enter_context(export_source(recipe))
-            convert(recipe, command=shlex.join(["graphkiln", "story"]), exported=self._exported)
-            with (folder / CONFIG_FILE).open("a") as config:
-                config.write(f"\n{platform.instance_group}\n")
-        conversion = Manifest.read(folder / "1" / MANIFEST_FILE).conversion if spec.fusion else None
-        for record in conversion.passes if conversion else ():
-            if record.name == spec.fusion and record.nodes_before == record.nodes_after:
-                raise MeasurementError(f"the pass {spec.fusion} changes nothing in this model")
-        return folder / "1" / GRAPH_FILE
-
-
-def prepare_model(request: StoryRequest) -> PreparedModel:
+def prepare_model(request: StoryRequest, platform: Platform) -> PreparedModel:
     """Open the source model and check that it is a classifier.
 
     Raises:
@@ -179,9 +198,79 @@ def prepare_model(request: StoryRequest) -> PreparedModel:
                 f"the output of {request.source} has shape {list(scores.shape)}",
                 hint="a story needs a classifier with an output [batch, classes]",
             )
-        return PreparedModel(
-            request=request,
+        facts = ModelFacts(
             preprocess=source_preprocess(model, request),
             classes=scores.shape[1],
             derivative=f"{output}:{model.inputs[0].name}",
         )
+    return PreparedModel(request=request, platform=platform, facts=facts)
+
+
+class Conversions(Closeable):
+    """Saved graphs of a story, converted in order by a process of its own while others are proven.
+
+    Another process exports the training graph, which takes about as long as all the others.
+
+    Attributes:
+        model: Facts about the source model.
+
+    Raises:
+        GraphkilnError: The model cannot be opened, or is not a classifier.
+    """
+
+    def __init__(self, request: StoryRequest, platform: Platform) -> None:
+        self._prepare = partial(prepare_model, request, platform)
+        self._workers: dict[str, Worker] = {}
+        self._pending: dict[str, Worker] = {}
+        self._found: dict[str, Path | GraphkilnError] = {}
+        try:
+            self.model: ModelFacts = self._worker("conversions").call("describe")
+        except BaseException:
+            self.close()
+            raise
+
+    def order(self, specs: Iterable[GraphSpec]) -> None:
+        """Request graphs, unless that was done before."""
+        for spec in specs:
+            if spec.name not in (*self._pending, *self._found):
+                worker = self._worker("training graph" if spec.name == TRAINING_GRAPH.name else "conversions")
+                worker.send("saved_graph", spec)
+                self._pending[spec.name] = worker
+
+    def graph(self, spec: GraphSpec) -> Path:
+        """Return a graph, when it is converted.
+
+        Raises:
+            GraphkilnError: As `PreparedModel.saved_graph`.
+        """
+        self.order([spec])
+        while spec.name not in self._found:
+            self._receive(self._pending[spec.name])
+        found = self._found[spec.name]
+        if isinstance(found, GraphkilnError):
+            raise found
+        return found
+
+    def wait(self) -> None:
+        """Wait until all requested graphs are converted."""
+        while self._pending:
+            self._receive(next(iter(self._pending.values())))
+
+    def close(self) -> None:
+        """End the processes, also during a conversion."""
+        for worker in self._workers.values():
+            worker.close()
+
+    def _worker(self, title: str) -> Worker:
+        if title not in self._workers:
+            self._workers[title] = Worker(self._prepare, title)
+        return self._workers[title]
+
+    def _receive(self, worker: Worker) -> None:
+        """Receive the first graph that a process has not delivered yet."""
+        name = next(name for name, each in self._pending.items() if each is worker)
+        del self._pending[name]
+        try:
+            self._found[name] = worker.receive()
+        except GraphkilnError as error:
+            self._found[name] = error

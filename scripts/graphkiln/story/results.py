@@ -19,7 +19,7 @@ from graphkiln_backend.graph.dtypes import AnyArray
 from graphkiln_backend.graph.errors import ManifestError, MeasurementError, VerificationError
 from graphkiln_backend.graph.files import read_text
 from graphkiln_backend.graph.precision import Precision
-from graphkiln_backend.proof.comparison import compare, prove
+from graphkiln_backend.proof.comparison import prove
 from graphkiln_backend.proof.decision import decide, scatter_scores
 from graphkiln_backend.proof.policy import EXPORT, Limits, gradient_limits
 
@@ -72,16 +72,16 @@ def judge(
     difference = float(np.abs(np.subtract(scores, expected)).max())
     decision = decide(reference.scores, everything, limits, noise=noise or difference, targets=targets)
     failures = [] if decision.within(limits) else [str(decision)]
-    verdicts = [_compare(expected, scores, limits, failures)]
-    gradient_error = None
+    verdict, error = _compare(expected, scores, limits, failures)
+    verdicts, gradient_error = [verdict], None
     if found.gradients is not None and reference.gradients is not None:
         row = gradient_limits(limits, reference.noise)
-        verdicts.append(_compare(reference.gradients, found.gradients, row, failures))
-        gradient_error = _relative_l2(reference.gradients, found.gradients)
+        verdict, gradient_error = _compare(reference.gradients, found.gradients, row, failures)
+        verdicts.append(verdict)
     return Judgment(
         passed=not failures,
         verdict="; ".join((*verdicts, str(decision))),
-        error=_relative_l2(expected, scores),
+        error=error,
         limit=limits.relative_l2,
         difference=difference,
         samples=decision.samples,
@@ -105,27 +105,23 @@ def judge_parameter_gradients(judgment: Judgment, reference: AnyArray, found: An
     limits = gradient_limits(replace(EXPORT, name="static", worst_element=None), noise)
     failures: list[str] = []
     rows = reference[np.newaxis], found[np.newaxis]
-    verdict = _compare(*rows, limits, failures)
+    verdict, gradient_error = _compare(*rows, limits, failures)
     return replace(
         judgment,
         passed=judgment.passed and not failures,
         verdict=f"{judgment.verdict}; {verdict}",
-        gradient_error=_relative_l2(*rows),
+        gradient_error=gradient_error,
     )
 
 
-def _compare(expected: AnyArray, found: AnyArray, limits: Limits, failures: list[str]) -> str:
-    """Return the verdict; append it to `failures` if the limits are exceeded."""
+def _compare(expected: AnyArray, found: AnyArray, limits: Limits, failures: list[str]) -> tuple[str, float]:
+    """Return the verdict and the relative L2 error; append the verdict to `failures` if the limits are exceeded."""
     try:
-        return prove({"answers": expected}, {"answers": found}, limits, batch_sizes=(len(expected),)).verdict
+        proof = prove({"answers": expected}, {"answers": found}, limits, batch_sizes=(len(expected),))
     except VerificationError as error:
         failures.append(error.report)
-        return error.report
-
-
-def _relative_l2(expected: AnyArray, found: AnyArray) -> float:
-    (error,) = compare({"answers": expected}, {"answers": found})
-    return error.relative_l2
+        return error.report, error.relative_l2
+    return proof.verdict, proof.relative_l2
 
 
 _REFERENCE = "eager"  # baseline of all cumulative factors

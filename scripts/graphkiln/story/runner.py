@@ -10,8 +10,10 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from graphkiln.bench.meters import ProcessMeter
-from graphkiln.story.preparation import ImageSet, PreparedModel, choose_images, prepare_model
+from graphkiln.story.preparation import Conversions, ImageSet, ModelFacts, choose_images
 from graphkiln.story.results import (
     Judgment,
     Observation,
@@ -24,6 +26,7 @@ from graphkiln.story.results import (
 from graphkiln.story.server import start_server
 from graphkiln.story.variants import (
     BASE_GRAPH,
+    FUSION_SWITCHES,
     LOWEST_PRECISIONS,
     TOP_K,
     Platform,
@@ -51,8 +54,8 @@ from graphkiln_backend.graph.text import did_you_mean
 
 ROUNDS = 5
 _RECORD_FILE = "record.json"
-_REFERENCE_FILE = "reference.npz"
-_ALWAYS = ("eager", "reduced")  # the reference of all proofs, and the noise of fp32
+_EAGER, _REDUCED = _ALWAYS = ("eager", "reduced")  # the reference of all proofs, and the noise of fp32
+_BY_TRAINING = 16  # images that the training graph is proven on; its backward pass takes most of the time
 _PRECISION_SWITCHES = ("mixed", "int8")  # decide the precision of the final variants
 
 
@@ -88,7 +91,9 @@ class RunningVariant:
 
 
 @contextmanager
-def start_variant(variant: Variant, model: PreparedModel, platform: Platform) -> Iterator[RunningVariant]:
+def start_variant(
+    variant: Variant, conversions: Conversions, request: StoryRequest, platform: Platform
+) -> Iterator[RunningVariant]:
     """Start the worker and the server of a variant, and stop them with the context.
 
     Raises:
@@ -98,25 +103,29 @@ def start_variant(variant: Variant, model: PreparedModel, platform: Platform) ->
     """
     if variant.unavailable:
         raise MeasurementError(variant.unavailable)
-    request, spec, device = model.request, variant.graph or BASE_GRAPH, platform.device
-    graph = None if variant.kind == "eager" else model.saved_graph(spec, platform)
+    model, device = conversions.model, platform.device
+    graphs = [conversions.graph(spec) for spec in variant.graphs]
+    if "engine=auto" in variant.settings:
+        conversions.wait()  # the server measures engines, which a conversion would disturb
     server_pids: tuple[int, ...] = ()
     workload: Workload
     with ExitStack() as stack:
-        if graph is None:
+        if variant.kind == "eager":
             workload = partial(eager_workload, request, model.derivative)
         elif variant.kind == "static":
-            workload = partial(static_workload, model.training_graph(), graph, model.preprocess, device)
+            workload = partial(static_workload, graphs[0], graphs[1], model.preprocess, device)
         elif variant.kind == "session":
-            workload = partial(session_workload, graph, model.preprocess, device)
+            workload = partial(session_workload, graphs[0], model.preprocess, device)
         else:
-            flags, log = setting_flags(spec.name, variant), request.folder / f"{variant.key}.log"
-            server = stack.enter_context(start_server(graph.parents[2], flags=flags, log=log))
+            name, log = variant.graphs[0].name, request.folder / f"{variant.key}.log"
+            flags = setting_flags(name, variant)
+            server = stack.enter_context(start_server(graphs[0].parents[2], flags=flags, log=log))
             top_k = TOP_K if variant.kind == "images" else 0
-            address = server.grpc_url, spec.name, platform.callers
+            address = server.grpc_url, name, platform.callers
             workload = partial(served_workload, *address, top_k=top_k, gradient=request.gradient)
             server_pids = (server.pid,)
         worker = stack.enter_context(Worker(workload, variant.title))
+        worker.wait_open()
         yield RunningVariant(variant=variant, worker=worker, pids=(worker.pid, *server_pids))
 
 
@@ -138,6 +147,11 @@ class Progress:
 ProgressReport = Callable[[Progress], None]
 
 
+def _start_order(variant: Variant) -> tuple[bool, bool]:
+    """Start eager PyTorch first, then what runs the first graph, while the training graph is exported."""
+    return variant.kind != "eager", variant.graph is not BASE_GRAPH
+
+
 class StoryRunner:
     """A story, with its results stored in the folder of the request."""
 
@@ -157,8 +171,12 @@ class StoryRunner:
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Known variants in the order of the table; the last two depend on the proven precision."""
-        final = final_variants(self.record.precision) if self.record.precision else ()
+        final = self._final_variants() if self.record.precision else ()
         return (*initial_variants(self._platform), *final)
+
+    def _final_variants(self) -> tuple[Variant, ...]:
+        fused = not all(self.record.observation(key).refused for key in FUSION_SWITCHES)
+        return final_variants(self.record.precision or Precision.FP32, fused=fused)
 
     @property
     def proven(self) -> bool:
@@ -188,39 +206,43 @@ class StoryRunner:
             if key not in known:
                 raise InvalidInput(f"unknown step '{key}'", hint=did_you_mean(key, known))
         self._report(Progress(activity="opening the model"))
-        with prepare_model(self._request) as model:
-            self._run(model, seconds, only)
+        keys = {*only, *_ALWAYS, *(_PRECISION_SWITCHES if {"compiled", "served"} & {*only} else ())} if only else known
+        with ExitStack() as stack:
+            stack.callback(self._running.clear)
+            with Conversions(self._request, self._platform) as conversions:
+                images = self._choose_images(conversions.model)
 
-    def _run(self, model: PreparedModel, seconds: float, only: Sequence[str]) -> None:
+                def start(variants: Sequence[Variant]) -> None:
+                    chosen = [
+                        variant
+                        for variant in variants
+                        if variant.key in keys and not self.record.observation(variant.key).refused
+                    ]
+                    conversions.order(spec for each in chosen if not each.unavailable for spec in each.graphs)
+                    for variant in chosen:
+                        self._start(variant, conversions, images, stack)
+
+                start(sorted(initial_variants(self._platform), key=_start_order))
+                if not self.record.precision:
+                    self.record = replace(self.record, precision=self._lowest_proven())
+                    self.record.write(self._path)
+                start(self._final_variants())
+            self._measure(images, seconds)
+
+    def _choose_images(self, model: ModelFacts) -> ImageSet:
         images = choose_images(self._request.samples, model.classes)
         facts = {**self.record.facts, "images": images.description}
         self.record = replace(self.record, facts=facts, derivative=model.derivative)
         images.write(*sample_paths(self._request.folder))
-        keys = {*only, *_ALWAYS, *(_PRECISION_SWITCHES if {"compiled", "served"} & {*only} else ())} if only else None
-        with ExitStack() as stack:
-            stack.callback(self._running.clear)
+        return images
 
-            def start(variants: Sequence[Variant]) -> None:
-                for variant in variants:
-                    if keys is None or variant.key in keys:
-                        self._start(variant, model, images, stack)
-
-            start(initial_variants(self._platform))
-            if not self.record.precision:
-                self.record = replace(self.record, precision=self._lowest_proven())
-                self.record.write(self._path)
-            start(final_variants(self.record.precision or Precision.FP32))
-            self._measure(images, seconds)
-
-    def _start(self, variant: Variant, model: PreparedModel, images: ImageSet, stack: ExitStack) -> None:
+    def _start(self, variant: Variant, conversions: Conversions, images: ImageSet, stack: ExitStack) -> None:
         """Start and prove one variant, or store the reason why that failed."""
         observation = self.record.observation(variant.key)
-        if observation.refused:
-            return
         try:
             with ExitStack() as own:
                 self._report(Progress(activity=f"preparing: {variant.title}"))
-                running = own.enter_context(start_variant(variant, model, self._platform))
+                running = own.enter_context(start_variant(variant, conversions, self._request, self._platform))
                 if observation.judgment is None:
                     self._report(Progress(activity=f"proving: {variant.title}"))
                     observation = replace(observation, judgment=self._judge(running, images))
@@ -235,11 +257,17 @@ class StoryRunner:
 
     def _judge(self, running: RunningVariant, images: ImageSet) -> Judgment:
         variant, worker = running.variant, running.worker
-        predictions = worker.predict(images.evaluation)
-        path = self._request.folder / _REFERENCE_FILE
-        if variant.kind == "eager":
-            predictions.write(path)
-        reference = Predictions.read(path)
+        kept = {key: self._request.folder / f"{key}.npz" for key in _ALWAYS}
+        if variant.kind == "static":
+            if not kept[_REDUCED].exists():
+                raise MeasurementError("the forward graph is that of step 2, which was not proven")
+            by_training, forward = worker.predict(images.evaluation[:_BY_TRAINING]), Predictions.read(kept[_REDUCED])
+            predictions = Predictions(scores=np.concatenate([by_training.scores, forward.scores[_BY_TRAINING:]]))
+        else:
+            predictions = worker.predict(images.evaluation)
+        if variant.key in kept:
+            predictions.write(kept[variant.key])
+        reference = Predictions.read(kept[_EAGER])
         judgment = judge(
             reference, predictions, variant.limits, noise=self._fp32_noise(variant), targets=images.targets
         )
@@ -270,7 +298,7 @@ class StoryRunner:
     def _measure(self, images: ImageSet, seconds: float) -> None:
         """Measure all variants in turn; each round begins with another variant."""
         round_s = seconds / ROUNDS
-        running = list(self._running.values())
+        running = [self._running[variant.key] for variant in self.variants if variant.key in self._running]
         total_s, done_s = seconds * len(running), 0.0
         for number in range(ROUNDS):
             first = number % len(running)

@@ -19,6 +19,7 @@ import psutil
 from graphkiln_backend.cache.settings import user_cache_folder
 from graphkiln_backend.engines.hardware import gpus, identity
 from graphkiln_backend.graph.device import CPU, Device, DeviceKind
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Manifest
 from graphkiln_backend.graph.modules import installed_version
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.proof.policy import BY_PRECISION, OTHER_ENGINE, Limits
@@ -142,6 +143,7 @@ VariantKind = Literal["eager", "static", "session", "tensors", "images"]
 TOP_K = 5
 REPORTED_TOTAL = 25  # minimum factor of all steps together, as reported by the source
 _FUSIONS = {"pad": "pad-into-conv", "add": "add-into-producer"}
+FUSION_SWITCHES = tuple(_FUSIONS)
 _LIMITS = {**BY_PRECISION, Precision.FP32: OTHER_ENGINE}
 # Precisions that the compiled step tries to prove, in order. ONNX Runtime has no int8 kernels for GPUs.
 LOWEST_PRECISIONS = {DeviceKind.CPU: (Precision.INT8, Precision.BF16), DeviceKind.GPU: (Precision.FP16,)}
@@ -193,13 +195,22 @@ class Variant:
         return _LIMITS[self.precision]
 
     @property
+    def graphs(self) -> tuple[GraphSpec, ...]:
+        """Saved graphs that the variant runs."""
+        if self.kind == "static":
+            return (TRAINING_GRAPH, BASE_GRAPH)
+        return (self.graph,) if self.graph else ()
+
+    @property
     def is_served(self) -> bool:
         """True if a Triton server executes the variant."""
         return self.kind in ("tensors", "images")
 
 
-# The saved graph in fp32, without the fusions of step 4.
+# The saved graphs without the fusions of step 4: in fp32, with the backward pass, and in int8.
 BASE_GRAPH = GraphSpec(name="base", options={"skip": tuple(_FUSIONS.values())})
+TRAINING_GRAPH = GraphSpec(name="training")
+_INT8_GRAPH = GraphSpec(name="int8", options={**BASE_GRAPH.options, "precision": Precision.INT8})
 
 
 def initial_variants(platform: Platform) -> tuple[Variant, ...]:
@@ -218,10 +229,18 @@ def initial_variants(platform: Platform) -> tuple[Variant, ...]:
     )  # fmt: skip
 
 
-def final_variants(precision: Precision) -> tuple[Variant, ...]:
-    """Return step 4 with all optimizations, and step 5, in the lowest proven precision."""
+def final_variants(precision: Precision, *, fused: bool = True) -> tuple[Variant, ...]:
+    """Return step 4 with all optimizations, and step 5, in the lowest proven precision.
+
+    Args:
+        precision: Lowest proven precision.
+        fused: False if no fusion changes the model, so that step 4 serves the graph of a switch.
+    """
     saved = {"precision": precision} if precision is Precision.INT8 else {}
     settings = _settings(precision)
+    compiled = GraphSpec(name="compiled", options=saved)
+    if not fused:
+        compiled = _INT8_GRAPH if precision is Precision.INT8 else BASE_GRAPH
     return (
         Variant(
             key="compiled",
@@ -230,7 +249,7 @@ def final_variants(precision: Precision) -> tuple[Variant, ...]:
             kind="tensors",
             baseline="parallel",
             reported="1.6-1.64",
-            graph=GraphSpec(name="compiled", options=saved),
+            graph=compiled,
             settings=settings,
             precision=precision,
         ),
@@ -277,7 +296,7 @@ def _switches(platform: Platform) -> tuple[Variant, ...]:
         _switch(
             "int8",
             "int8",
-            GraphSpec(name="int8", options={**BASE_GRAPH.options, "precision": Precision.INT8}),
+            _INT8_GRAPH,
             precision=Precision.INT8,
             unavailable="ONNX Runtime has no int8 kernels for GPUs" if gpu else "",
         ),
@@ -340,8 +359,17 @@ def convert_options(graph: GraphSpec, request: StoryRequest, platform: Platform,
     if request.gradient:
         options["gradient"] = derivative
     if options.get("precision") is Precision.INT8:
-        options |= {"calibration": calibration, "calibration_method": "entropy"}
+        options["calibration"] = calibration
+        if graph != _INT8_GRAPH and (quantizer := _fastest_quantizer(request.folder)):
+            options["int8_by"] = quantizer
     return options
+
+
+def _fastest_quantizer(folder: Path) -> str:
+    """Return the quantizer that the conversion of the int8 switch chose; empty if it was not converted."""
+    path = version_folder(folder, _INT8_GRAPH) / MANIFEST_FILE
+    conversion = Manifest.read(path).conversion if path.exists() else None
+    return str(conversion.recipe["int8_by"]) if conversion else ""
 
 
 def setting_flags(model: str, variant: Variant) -> tuple[str, ...]:
@@ -352,6 +380,11 @@ def setting_flags(model: str, variant: Variant) -> tuple[str, ...]:
 def sample_paths(folder: Path) -> tuple[Path, Path, Path]:
     """Return the folders of proof and calibration images, and the file of labels."""
     return folder / "samples", folder / "calibration", folder / "labels.txt"
+
+
+def version_folder(folder: Path, graph: GraphSpec) -> Path:
+    """Return the version folder of a graph, in a model store of its own."""
+    return folder / "models" / graph.name / graph.name / "1"
 
 
 def _option_words(name: str, value: Any) -> list[str]:

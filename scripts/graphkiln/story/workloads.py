@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import signal
+import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 _GRADIENT_SUFFIX = "_gradient"
 _BATCH = 8
-_BY_TRAINING = 16  # images that the training graph is proven on; the others by the forward graph of the same step
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -96,7 +96,7 @@ class Predictor:
     parameter_gradients: Callable[[bytes], tuple[AnyArray, float]] | None = None
 
 
-Workload = Callable[[], AbstractContextManager[Predictor]]
+Workload = Callable[[], AbstractContextManager[Any]]
 
 
 def load_batch(jpegs: Sequence[bytes], preprocess: Preprocess) -> AnyArray:
@@ -236,18 +236,12 @@ def static_workload(
             training.run(feeds)
             forward.run(feeds)
 
-        def predict(jpegs: Sequence[bytes]) -> Predictions:
-            # Both have the same forward pass, which the training graph follows with the backward pass each time.
-            parts = (training, jpegs[:_BY_TRAINING]), (forward, jpegs[_BY_TRAINING:])
-            found = [_predict_one_by_one(session, part, preprocess, outputs=1) for session, part in parts if part]
-            return Predictions(scores=np.concatenate([each.scores for each in found]))
-
         def parameter_gradients(jpeg: bytes) -> tuple[AnyArray, float]:
             return parameter_gradients_of(training.run({"INPUT_0": load_batch([jpeg], preprocess)})), 0.0
 
         yield Predictor(
             run_one=run_one,
-            predict=predict,
+            predict=lambda jpegs: _predict_one_by_one(training, jpegs, preprocess, outputs=1),
             parameter_gradients=parameter_gradients,
         )
 
@@ -296,11 +290,7 @@ _EXIT_S = 30
 
 
 class Worker(Closeable):
-    """A process that runs a workload, which isolates its memory, threads and faults.
-
-    Raises:
-        MeasurementError: The workload cannot be opened, or the process ended.
-    """
+    """A process that opens a workload and calls its methods, which isolates its memory, threads and faults."""
 
     def __init__(self, workload: Workload, title: str) -> None:
         self._title = title
@@ -310,11 +300,51 @@ class Worker(Closeable):
         with safe_path():
             self._process.start()
         theirs.close()
-        try:
+        self._is_open = False
+
+    def wait_open(self) -> None:
+        """Wait until the workload is open.
+
+        Raises:
+            GraphkilnError: It cannot be opened, or the process ended.
+        """
+        if not self._is_open:
             self._receive()
-        except BaseException:
-            self.close()
-            raise
+            self._is_open = True
+
+    def send(self, method: str, *arguments: Any) -> None:
+        """Send a call, which the process executes after those sent before.
+
+        Raises:
+            MeasurementError: The process ended.
+        """
+        with self._checked_connection():
+            self._connection.send((method, *arguments))
+
+    def receive(self) -> Any:
+        """Wait for the result of the first call whose result was not received yet.
+
+        Raises:
+            GraphkilnError: The workload cannot be opened, the call failed, or the process ended.
+        """
+        self.wait_open()
+        return self._receive()
+
+    def _receive(self) -> Any:
+        with self._checked_connection():
+            succeeded, value = self._connection.recv()
+        if succeeded:
+            return value
+        raise value if isinstance(value, GraphkilnError) else MeasurementError(value)
+
+    def call(self, method: str, *arguments: Any) -> Any:
+        """Send a call and wait for its result.
+
+        Raises:
+            GraphkilnError: The call failed, or the process ended.
+        """
+        self.send(method, *arguments)
+        return self.receive()
 
     def predict(self, jpegs: Sequence[bytes]) -> Predictions:
         """Compute predictions for images.
@@ -322,7 +352,7 @@ class Worker(Closeable):
         Raises:
             MeasurementError: The workload failed, or the process ended.
         """
-        predictions: Predictions = self._call("predict", tuple(jpegs))
+        predictions: Predictions = self.call("predict", tuple(jpegs))
         return predictions
 
     def parameter_gradients(self, jpeg: bytes) -> tuple[AnyArray, float]:
@@ -331,7 +361,7 @@ class Worker(Closeable):
         Raises:
             MeasurementError: The workload failed, or the process ended.
         """
-        gradients, noise = self._call("parameter_gradients", jpeg)
+        gradients, noise = self.call("parameter_gradients", jpeg)
         return gradients, noise
 
     def measure(self, jpegs: Sequence[bytes], seconds: float) -> Throughput:
@@ -340,7 +370,7 @@ class Worker(Closeable):
         Raises:
             MeasurementError: The workload failed, or the process ended.
         """
-        throughput: Throughput = self._call("measure", tuple(jpegs), seconds)
+        throughput: Throughput = self.call("measure", tuple(jpegs), seconds)
         return throughput
 
     @property
@@ -349,24 +379,13 @@ class Worker(Closeable):
         return self._process.pid or 0
 
     def close(self) -> None:
-        """End the process."""
-        self._connection.close()  # ends the process
+        """End the process, also during a call."""
+        self._process.terminate()
         self._process.join(_EXIT_S)
         if self._process.is_alive():
             self._process.kill()
             self._process.join()
-
-    def _call(self, *message: Any) -> Any:
-        with self._checked_connection():
-            self._connection.send(message)
-        return self._receive()
-
-    def _receive(self) -> Any:
-        with self._checked_connection():
-            succeeded, value = self._connection.recv()
-        if not succeeded:
-            raise MeasurementError(str(value))
-        return value
+        self._connection.close()
 
     @contextmanager
     def _checked_connection(self) -> Iterator[None]:
@@ -383,7 +402,8 @@ class Worker(Closeable):
 
 def _serve(workload: Workload, connection: Connection) -> None:
     """Run the worker process: open the workload, then execute calls until the connection is closed."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C and closes the connection
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C, and ends this process
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit())  # removes temporary files
     try:
         with workload() as predictor:
             connection.send((True, None))
@@ -396,8 +416,8 @@ def _serve(workload: Workload, connection: Connection) -> None:
         connection.send((False, _describe(error)))
 
 
-def _execute(predictor: Predictor, name: str, arguments: list[Any]) -> tuple[bool, object]:
-    """Execute a call; return (True, value) or (False, error message)."""
+def _execute(predictor: Any, name: str, arguments: list[Any]) -> tuple[bool, object]:
+    """Execute a call; return (True, value) or (False, error)."""
     try:
         if name == "measure":
             jpegs, seconds = arguments
@@ -408,8 +428,8 @@ def _execute(predictor: Predictor, name: str, arguments: list[Any]) -> tuple[boo
         return False, _describe(error)
 
 
-def _describe(error: Exception) -> str:
-    """Format our own errors in one line, and others with their traceback."""
+def _describe(error: Exception) -> GraphkilnError | str:
+    """Return our own errors as they are, and others as their traceback."""
     if isinstance(error, GraphkilnError):
-        return str(error)
+        return error
     return "".join(traceback.format_exception(error)).strip()

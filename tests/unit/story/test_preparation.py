@@ -16,21 +16,19 @@ from stories import ON_CPU, story_request
 
 from graphkiln.story import preparation as module
 from graphkiln.story.digits import Digits, digit_image, split_digits
-from graphkiln.story.preparation import PreparedModel, prepare_model
-from graphkiln.story.variants import GraphSpec
-from graphkiln_backend.graph.errors import MeasurementError
-from graphkiln_backend.graph.manifest import Conversion, Manifest, PassRecord
-from graphkiln_backend.graph.precision import Precision
+from graphkiln.story.preparation import Conversions, ModelFacts, PreparedModel, prepare_model
+from graphkiln.story.variants import TRAINING_GRAPH, GraphSpec
+from graphkiln_backend.graph.errors import ConversionError, MeasurementError
 from graphkiln_backend.graph.preprocess import Preprocess
 
 BASE = GraphSpec(name="base")
-FUSED = GraphSpec(name="pad-fused", fusion="pad-into-conv")
 
 
 @pytest.fixture
 def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PreparedModel:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    return PreparedModel(request=story_request(), preprocess=Preprocess(), classes=10, derivative="output:image")
+    facts = ModelFacts(preprocess=Preprocess(), classes=10, derivative="output:image")
+    return PreparedModel(request=story_request(), platform=ON_CPU, facts=facts)
 
 
 @pytest.fixture
@@ -39,9 +37,9 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     events: list[str] = []
 
     @contextmanager
-    def export_source(recipe: Any) -> Iterator[str]:
+    def export_source(recipe: Any) -> Iterator[SimpleNamespace]:
         events.append(f"open {recipe.source}")
-        yield "exported"
+        yield SimpleNamespace(graph="exported")
         events.append("close")
 
     monkeypatch.setattr(module, "export_source", export_source)
@@ -49,57 +47,57 @@ def exports(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.fixture
-def conversions(monkeypatch: pytest.MonkeyPatch, digits: Path, exports: list[str]) -> dict[str, Any]:
-    """Record converted recipes; each version has an ineffective and an effective pass."""
-    manifest = Manifest.read(digits / "1" / "manifest.json")
+def conversions(monkeypatch: pytest.MonkeyPatch, exports: list[str]) -> dict[str, Any]:
+    """Record converted recipes; rewriting has an effective and an ineffective pass."""
     assert not exports
     found: dict[str, Any] = {}
 
-    def convert(recipe: Any, *, command: str, exported: str) -> None:
-        assert (command, exported) == ("graphkiln story", "exported")
+    def rewrite(graph: str, *_: object) -> SimpleNamespace:
+        assert graph == "exported"
+        reports = [
+            SimpleNamespace(name="pad-into-conv", nodes_before=9, nodes_after=8),
+            SimpleNamespace(name="add-into-producer", nodes_before=8, nodes_after=8),
+        ]
+        return SimpleNamespace(rewritten=SimpleNamespace(reports=reports))
+
+    def convert(recipe: Any, *, command: str, exported: SimpleNamespace) -> None:
+        assert (command, exported.graph) == ("graphkiln story", "exported")
         found[recipe.name] = recipe
         version = recipe.model_store / recipe.name / "1"
         version.mkdir(parents=True)
-        passes = (
-            PassRecord(name="pad-into-conv", nodes_before=9, nodes_after=9 - (len(found) > 1)),
-            PassRecord(name="add-into-producer", nodes_before=9, nodes_after=9),
-        )
-        conversion = Conversion(
-            recipe={}, precision=Precision.FP32, passes=passes, output_errors={}, graph_bytes=1, seconds=1.0
-        )
-        replace(manifest, conversion=conversion).write(version / "manifest.json")
         (version.parent / "config.pbtxt").write_text('name: "base"\n')
 
+    monkeypatch.setattr(module, "rewrite_or_leave_out", rewrite)
     monkeypatch.setattr(module, "convert", convert)
     return found
 
 
 class TestSavedGraph:
     def test_is_converted_once(self, model: PreparedModel, conversions: dict[str, Any]) -> None:
-        path = model.saved_graph(BASE, ON_CPU)
+        path = model.saved_graph(BASE)
         assert path == story_request().folder / "models" / "base" / "base" / "1" / "model.onnx"
         recipe = conversions.pop("base")
         assert (recipe.source, recipe.max_batch_size) == ("torchvision:resnet18", 8)
-        assert model.saved_graph(BASE, ON_CPU) == path
+        assert model.saved_graph(BASE) == path
         assert conversions == {}
 
     @pytest.mark.usefixtures("conversions")
     def test_source_is_exported_once(self, model: PreparedModel, exports: list[str]) -> None:
         with model:
             for spec in (BASE, replace(BASE, name="other")):
-                model.saved_graph(spec, ON_CPU)
+                model.saved_graph(spec)
         assert exports == ["open torchvision:resnet18", "close"]
 
-    @pytest.mark.usefixtures("conversions")
-    def test_ineffective_fusion_is_refused(self, model: PreparedModel) -> None:
-        for _ in range(2):  # also of a story that goes on
-            with pytest.raises(MeasurementError, match="changes nothing"):
-                model.saved_graph(FUSED, ON_CPU)
+    def test_ineffective_fusion_is_refused_before_its_proof(
+        self, model: PreparedModel, conversions: dict[str, Any]
+    ) -> None:
+        with pytest.raises(MeasurementError, match="add-into-producer changes nothing"):
+            model.saved_graph(GraphSpec(name="add-fused", fusion="add-into-producer"))
+        assert conversions == {}
 
-    @pytest.mark.usefixtures("conversions")
-    def test_fusion_changes_graph(self, model: PreparedModel) -> None:
-        model.saved_graph(BASE, ON_CPU)
-        assert model.saved_graph(FUSED, ON_CPU).is_relative_to(story_request().folder)
+    def test_fusion_changes_graph(self, model: PreparedModel, conversions: dict[str, Any]) -> None:
+        model.saved_graph(GraphSpec(name="pad-fused", fusion="pad-into-conv"))
+        assert [*conversions] == ["pad-fused"]
 
 
 class FakeSource:
@@ -123,13 +121,14 @@ class TestPrepare:
     def prepare(self, source: FakeSource, monkeypatch: pytest.MonkeyPatch) -> PreparedModel:
         monkeypatch.setattr(module, "open_source_model", lambda _: source)
         monkeypatch.setattr(module, "synthetic_samples", lambda inputs, *_, **__: {inputs[0].name: "sample"})
-        return prepare_model(story_request())
+        return prepare_model(story_request(), ON_CPU)
 
     def test_classifier(self, monkeypatch: pytest.MonkeyPatch) -> None:
         source = FakeSource((1, 37))
         model = self.prepare(source, monkeypatch)
-        assert (model.classes, model.derivative) == (37, "logits:image")
-        assert model.preprocess is source.preprocess
+        facts = model.describe()
+        assert (facts.classes, facts.derivative) == (37, "logits:image")
+        assert facts.preprocess is source.preprocess
         assert source.closed
 
     def test_model_without_class_scores(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,6 +141,75 @@ class TestPrepare:
 @pytest.fixture(scope="module")
 def split() -> tuple[Digits, Digits]:
     return split_digits()
+
+
+class FakeWorker:
+    """A process whose calls end when their results are received."""
+
+    def __init__(self, _: object, title: str) -> None:
+        self.title = title
+        self.sent: list[GraphSpec] = []
+        self.closed = False
+
+    def call(self, method: str) -> str:
+        assert method == "describe"
+        return "facts"
+
+    def send(self, method: str, spec: GraphSpec) -> None:
+        assert method == "saved_graph"
+        self.sent.append(spec)
+
+    def receive(self) -> Path:
+        (spec, *self.sent) = self.sent
+        if spec.fusion:
+            raise MeasurementError(f"{spec.fusion} changes nothing")
+        return Path(self.title, spec.name)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class TestConversions:
+    @pytest.fixture
+    def workers(self, monkeypatch: pytest.MonkeyPatch) -> list[FakeWorker]:
+        made: list[FakeWorker] = []
+
+        def start(*arguments: Any) -> FakeWorker:
+            made.append(FakeWorker(*arguments))
+            return made[-1]
+
+        monkeypatch.setattr(module, "Worker", start)
+        return made
+
+    def test_graphs_are_converted_in_the_order_of_requests(self, workers: list[FakeWorker]) -> None:
+        fused, training = GraphSpec(name="pad-fused", fusion="pad"), replace(TRAINING_GRAPH)
+        with Conversions(story_request(), ON_CPU) as conversions:
+            assert conversions.model == "facts"
+            conversions.order([BASE, training, fused, BASE, GraphSpec(name="int8")])
+            versions, exports = workers
+            assert [spec.name for spec in versions.sent] == ["base", "pad-fused", "int8"]
+            assert [spec.name for spec in exports.sent] == ["training"]
+            for _ in range(2):
+                with pytest.raises(MeasurementError, match="pad changes nothing"):
+                    conversions.graph(fused)
+            assert conversions.graph(BASE) == Path("conversions/base")
+            assert [spec.name for spec in versions.sent] == ["int8"]
+            conversions.wait()
+            assert versions.sent == exports.sent == []
+            assert conversions.graph(training) == Path("training graph/training")
+            assert conversions.graph(GraphSpec(name="other")) == Path("conversions/other")
+        assert all(worker.closed for worker in workers)
+
+    def test_process_ends_if_the_model_cannot_be_opened(
+        self, workers: list[FakeWorker], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def fail(*_: object) -> None:
+            raise ConversionError("no such model")
+
+        monkeypatch.setattr(FakeWorker, "call", fail)
+        with pytest.raises(ConversionError, match="no such model"):
+            Conversions(story_request(), ON_CPU)
+        assert workers[0].closed
 
 
 def test_split_is_stable(split: tuple[Digits, Digits]) -> None:

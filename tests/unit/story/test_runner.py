@@ -22,7 +22,7 @@ from graphkiln.story.runner import (
     Progress,
     StoryRunner,
 )
-from graphkiln.story.variants import Platform, Variant
+from graphkiln.story.variants import GraphSpec, Platform, StoryRequest, Variant
 from graphkiln.story.workloads import Predictions
 from graphkiln_backend.graph.errors import ConversionError, InvalidInput, MeasurementError
 from graphkiln_backend.graph.precision import Precision
@@ -42,11 +42,11 @@ class FakeWorker:
     key: str
 
     def predict(self, jpegs: Sequence[bytes]) -> Predictions:
-        assert len(jpegs) == IMAGES
+        assert len(jpegs) == (16 if self.key == "static" else IMAGES)  # its forward graph is proven by step 2
         self.stage.events.append(f"predict {self.key}")
         if self.key in self.stage.failing:
             raise self.stage.failing[self.key]
-        scores = SCORES * (1 + self.stage.errors.get(self.key, 1e-6 if self.key != "eager" else 0))
+        scores = SCORES[: len(jpegs)] * (1 + self.stage.errors.get(self.key, 1e-6 if self.key != "eager" else 0))
         return Predictions(scores=scores[:, ::-1].copy() if self.key in self.stage.wrong else scores)
 
     def parameter_gradients(self, _: bytes) -> tuple[np.ndarray, float]:
@@ -77,6 +77,7 @@ class Stage:
         refused: Errors of starts.
         wrong: Keys of variants whose predictions are other classes.
         errors: Relative errors of the scores.
+        ordered: Graphs that were requested.
         events: What was started, proven, measured and stopped, in order.
     """
 
@@ -86,13 +87,15 @@ class Stage:
     errors: dict[str, float] = field(default_factory=dict)
     gradient_factor: float = 1 + 1e-7
     interrupt_after: int | None = None
+    ordered: list[GraphSpec] = field(default_factory=list)
     events: list[str] = field(default_factory=list)
     reports: list[Progress] = field(default_factory=list)
     seconds: float = 0.0
 
     @contextmanager
-    def start(self, variant: Variant, _: object, platform: Platform) -> Iterator[FakeRunning]:
+    def start(self, variant: Variant, _: object, request: StoryRequest, platform: Platform) -> Iterator[FakeRunning]:
         assert platform == ON_CPU
+        assert request.source == "torchvision:resnet18"
         if variant.unavailable:
             raise MeasurementError(variant.unavailable)
         if variant.key in self.refused:
@@ -118,7 +121,8 @@ NewRunner = Callable[..., StoryRunner]
 def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
     """Replace the platform's variants by fakes."""
     stage = Stage()
-    model = nullcontext(SimpleNamespace(classes=10, derivative="output:image"))
+    model = SimpleNamespace(classes=10, derivative="output:image")
+    conversions = nullcontext(SimpleNamespace(model=model, order=stage.ordered.extend))
     images = ImageSet(
         description=f"{IMAGES} digits",
         evaluation=tuple(bytes([number]) for number in range(IMAGES)),
@@ -126,7 +130,7 @@ def stage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Stage:
         calibration=(b"c",),
     )
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(module, "prepare_model", lambda _: model)
+    monkeypatch.setattr(module, "Conversions", lambda *_: conversions)
     monkeypatch.setattr(module, "choose_images", lambda *_: images)
     monkeypatch.setattr(ImageSet, "write", lambda *_: None)
     monkeypatch.setattr(module, "start_variant", stage.start)
@@ -158,6 +162,13 @@ class TestWholeStory:
         assert found["search"]["refused"] == "cuDNN's search needs a GPU"
         assert found["static"]["judgment"]["gradient_error"] == pytest.approx(1e-7, rel=0.01)
         assert stage.seconds == pytest.approx(10 * len(stage.of("start")))
+
+    def test_graphs_are_ordered_in_the_order_of_the_starts(self, stage: Stage, new_runner: NewRunner) -> None:
+        """While the training graph is exported, the variants of the first graph are proven."""
+        new_runner().run(1.0)
+        assert stage.of("predict")[:5] == ["eager", "reduced", "parallel", "engine", "mixed"]
+        names = dict.fromkeys(spec.name for spec in stage.ordered)
+        assert [*names] == ["base", "training", "pad-fused", "add-fused", "int8", "compiled", "served"]
 
     def test_rounds_rotate_variants(self, stage: Stage, new_runner: NewRunner) -> None:
         new_runner().run(1.0, ["static"])
@@ -218,8 +229,30 @@ class TestRefusals:
     def test_variant_with_failed_proof_is_stopped(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.failing = {"static": MeasurementError("it ended")}
         new_runner().run(1.0, ["static"])
-        assert stage.events.index("stop static") < stage.events.index("start reduced")
+        assert stage.events.index("stop static") < stage.events.index("measure eager 0")
         assert "static" not in {event.split()[0] for event in stage.measured()}
+
+    def test_static_graph_is_judged_with_the_graph_of_step_2(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.errors = {"reduced": 0.1}
+        runner = new_runner()
+        runner.run(1.0, ["static"])
+        assert not steps(runner)["static"]["judgment"]["passed"]
+        stage.errors, stage.refused = {}, {"reduced": ConversionError("no graph")}
+        runner = new_runner()
+        runner.run(1.0, ["static"])
+        assert "step 2" in steps(runner)["static"]["refused"]
+
+    def test_graph_of_a_switch_is_served_without_fusions(self, stage: Stage, new_runner: NewRunner) -> None:
+        stage.refused = dict.fromkeys(("pad", "add"), MeasurementError("changes nothing"))
+        runner = new_runner()
+        runner.run(1.0)
+        graphs = {variant.key: variant.graph for variant in runner.variants}
+        assert graphs["compiled"] is graphs["int8"]
+        del stage.refused["add"]
+        runner = new_runner()
+        runner.run(1.0)
+        graphs = {variant.key: variant.graph for variant in runner.variants}
+        assert graphs["compiled"] is not graphs["int8"]
 
     def test_eager_variant_is_required(self, stage: Stage, new_runner: NewRunner) -> None:
         stage.refused = {"eager": ConversionError("no such weights")}

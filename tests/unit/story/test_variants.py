@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ from graphkiln.story.variants import (
     BASE_GRAPH,
     LOWEST_PRECISIONS,
     Platform,
+    convert_options,
     final_variants,
     initial_variants,
     repeat_commands,
+    version_folder,
 )
+from graphkiln_backend.graph.manifest import MANIFEST_FILE, Conversion, Manifest
 from graphkiln_backend.graph.precision import Precision
 from graphkiln_backend.lowering.settings import parse_override
 from graphkiln_backend.passes.pipeline import OPTIMIZATIONS
@@ -62,6 +66,30 @@ def test_final_variants_by_precision(precision: Precision, settings: tuple[str, 
     assert served.graph.options == {**saved, "input": "uint8-nhwc", "top_k": 5}
     assert str(precision) in compiled.title
     assert compiled.limits is served.limits
+
+
+def test_graphs_of_other_steps_are_quantized_as_the_int8_switch_was(
+    digits: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    int8 = next(variant.graph for variant in initial_variants(ON_CPU) if variant.key == "int8")
+    assert int8 is not None
+    graphs = {"int8": int8, **{variant.key: variant.graph for variant in final_variants(Precision.INT8)}}
+    request = story_request()
+
+    def quantizers() -> list[str | None]:
+        options = [convert_options(graph, request, ON_CPU, "") for graph in graphs.values() if graph]
+        return [found.get("int8_by") for found in options]
+
+    assert quantizers() == [None, None, None]
+    manifest = Manifest.read(digits / "1" / MANIFEST_FILE)
+    conversion = Conversion(
+        recipe={"int8_by": "nncf"}, precision=Precision.INT8, passes=(), output_errors={}, graph_bytes=1, seconds=1.0
+    )
+    folder = version_folder(request.folder, int8)
+    folder.mkdir(parents=True)
+    replace(manifest, conversion=conversion).write(folder / MANIFEST_FILE)
+    assert quantizers() == [None, "nncf", "nncf"]
 
 
 def test_passes_that_are_skipped_exist() -> None:

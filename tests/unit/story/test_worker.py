@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,7 +14,7 @@ from stories import JPEGS, FakeWorkload
 
 from graphkiln.story import workloads as module
 from graphkiln.story.workloads import Worker
-from graphkiln_backend.graph.errors import MeasurementError
+from graphkiln_backend.graph.errors import GraphkilnError, MeasurementError
 
 
 @pytest.fixture(scope="module")
@@ -53,8 +54,8 @@ class TestFaults:
         ],
     )
     def test_workload_that_cannot_be_opened(self, fault: str, words: str) -> None:
-        with pytest.raises(MeasurementError, match=words):
-            Worker(FakeWorkload(fault=fault), "1: static")
+        with Worker(FakeWorkload(fault=fault), "1: static") as worker, pytest.raises(GraphkilnError, match=words):
+            worker.wait_open()
 
     def test_worker_ends_during_call(self) -> None:
         with (
@@ -76,8 +77,17 @@ class TestFaults:
 
 
 class TestEnd:
+    def test_worker_is_ended_during_a_call(self) -> None:
+        worker = Worker(FakeWorkload(pause_s=60), "fake")
+        worker.wait_open()
+        worker.send("measure", (b"one",), 60)
+        begun = time.perf_counter()
+        worker.close()
+        assert time.perf_counter() - begun < module._EXIT_S
+
     def test_hanging_worker_is_killed(self, monkeypatch: pytest.MonkeyPatch) -> None:
         worker = Worker(FakeWorkload(), "fake")
+        worker.wait_open()
         process = psutil.Process(worker.pid)
         process.suspend()
         monkeypatch.setattr(module, "_EXIT_S", 0.2)
