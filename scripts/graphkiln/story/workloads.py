@@ -414,6 +414,8 @@ def _serve(workload: Workload, connection: Connection) -> None:
         return
     except Exception as error:  # noqa: BLE001 - raised by the parent
         connection.send((False, _describe(error)))
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)  # the process ends; an exit in its last functions is a traceback
 
 
 def _execute(predictor: Any, name: str, arguments: list[Any]) -> tuple[bool, object]:
