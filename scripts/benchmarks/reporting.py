@@ -59,7 +59,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 RESULTS = REPOSITORY / "docs" / "benchmarks"
 PAGE = REPOSITORY / "docs" / "benchmarks.md"
 # Pages with tables between marks, which name the result and its columns.
-MARKED = tuple(REPOSITORY / page for page in ("README.md",))
+MARKED = tuple(REPOSITORY / page for page in ("README.md", "docs/images.md"))
 
 _MARKED = re.compile(r"(<!-- docs/benchmarks/(?P<name>\w+)\.json: (?P<columns>[^>]*) -->\n).*?(<!-- end -->)", re.S)
 _INTRODUCTION = """# Benchmarks
