@@ -163,7 +163,7 @@ FAST = [
     ("attention", 20, "int4 by NNCF"),
     ("reshapes", 23, "convert --int8-by nncf"),
     ("attention", OPSETS[-1], "int4 by ONNX Runtime"),
-    ("attention", OPSETS[-1], "convert"),
+    ("attention", OPSETS[-1], "convert --int8-by onnxruntime"),
 ]
 
 
