@@ -302,7 +302,7 @@ class TestMistakes:
         [
             (["--model", "torchvision:resnet9000"], 2, "torchvision has no model 'resnet9000'"),
             (["--model", "nonsense"], 2, "'nonsense' is not a source"),
-            (["--model", "torchvision:resnet18", "--weights", "no.pth"], 2, "there are no weights at no.pth"),
+            (["--model", "torchvision:resnet18", "--weights", "no.pth"], 2, "there is no file no.pth"),
             (["--model", "torchvision:resnet18", "--html", "no/such/report.html"], 2, "there is no folder no/such"),
             (["--model", "torchvision:resnet18", "--preprocess", "{"], 2, "--preprocess is not JSON"),
             (
@@ -325,7 +325,7 @@ class TestMistakes:
         (tmp_path / "cache").write_text("a file")
         done = run_story(tmp_path / "cache", weights, "--only", "static")
         assert done.returncode == 1
-        assert "cannot keep the story in" in done.stderr
+        assert "cannot write to" in done.stderr
         assert "Traceback" not in done.stderr
 
     def test_saved_graph_is_refused(self, digits: Path, tmp_path: Path) -> None:
