@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 
-from graphkiln_backend.graph.errors import RepositoryError
+from graphkiln_backend.graph.errors import ManifestError, RepositoryError
 from graphkiln_backend.graph.preprocess import PREPROCESS, Preprocess
 from graphkiln_backend.graph.text import did_you_mean, fault_in_served_name
 from graphkiln_backend.repository.config import (
@@ -194,8 +194,12 @@ def complete_config(
 def _check_preprocess(config: ModelConfigProto) -> None:
     if PREPROCESS not in config.parameters or len(config.input) != 1:
         return
+    try:
+        preprocess = Preprocess.from_json(config.parameters[PREPROCESS].string_value)
+    except ManifestError:  # a parameter of the model's owner
+        return
     dims = [size if size >= 0 else "any" for size in config.input[0].dims]
-    if sample := Preprocess.from_json(config.parameters[PREPROCESS].string_value).misfit(dims):
+    if sample := preprocess.misfit(dims):
         raise RepositoryError(
             f"the preprocess spec of '{config.name}' makes {sample}, but input '{config.input[0].name}' takes "
             f"{list(config.input[0].dims)}",

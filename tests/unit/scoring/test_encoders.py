@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from task_outputs import DETECTION, SEGMENTATION, detector_outputs, segmenter_outputs
+from task_outputs import DETECTION, SEGMENTATION, decode_rle, detector_outputs, segmenter_outputs
 
 from graphkiln_backend.graph.contract import Contract
 from graphkiln_backend.graph.dtypes import AnyArray, DType
@@ -25,7 +25,6 @@ from graphkiln_backend.graph.task import Detection, Embedding, Ranking, Segmenta
 from graphkiln_backend.images import masks as sampling
 from graphkiln_backend.images.answers import read_detections, read_segmentation, read_vector
 from graphkiln_backend.images.frame import frame_of
-from graphkiln_backend.images.masks import decode_rle
 from graphkiln_backend.scoring.encoders import (
     SHAPE,
     Encoder,

@@ -127,12 +127,13 @@ def test_the_largest_worker_is_ended_before_memory_runs_out(
 
 
 def test_a_process_is_started_early_and_ended_if_it_is_not_needed() -> None:
+    before = psutil.Process().children()
     with started_early():
         taken = take()
         taken.kill()
     with started_early():
         pass
-    assert not psutil.Process().children()
+    assert set(psutil.Process().children()) <= set(before)
     assert taken._process.returncode == -9
 
 
