@@ -267,8 +267,9 @@ def _lower_and_prove(
 
 # Int8 by the fastest of several quantizers.
 #
-# NNCF's graphs are fast with OpenVINO, and slow with ONNX Runtime: 0.3 to 0.6 of the rate of its own quantizer's for
-# MobileNetV3-small and BERT-base, 0.9 to 1.1 for DeiT-tiny. ModelOpt's are for TensorRT. docs/how-to/precision.md
+# NNCF's graphs are fast with OpenVINO but slow with ONNX Runtime, which runs them at 0.3 to 0.6 times the rate of
+# graphs by its quantizer (MobileNetV3-small, BERT-base; DeiT-tiny: 0.9 to 1.1). ModelOpt's graphs are for TensorRT.
+# Figures: docs/how-to/precision.md
 
 _COMPARED = ("onnxruntime", "nncf")
 # Samples for the graphs whose speed is compared: more change the ranges, but not the kernels.

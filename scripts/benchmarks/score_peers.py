@@ -1,9 +1,9 @@
-"""What a user of Daft or Ray Data writes by hand in place of `graphkiln score`: JPEG files to the top-5 of a model.
+"""Pipelines in Daft and Ray Data that do what `graphkiln score` does: JPEG files to the top-5 of a model.
 
     python score_peers.py NAME ARGUMENTS    arguments as a JSON object; prints its result as JSON in its last line
 
-The session has the settings and threads of graphkiln's, images are decoded by the same function, in a step of its own.
-Each function imports what it needs, so that a process does not pay for the other.
+The session has the same settings and threads as graphkiln's, and images are decoded by the same function, in a separate
+step. Each pipeline imports its library inside its function, so that a process loads only one of them.
 """
 
 from __future__ import annotations

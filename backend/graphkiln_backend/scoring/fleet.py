@@ -99,11 +99,11 @@ class WorkerLost(Exception):
 
 
 class CallFailed(Exception):
-    """A call failed for a reason that is none of its worker's end."""
+    """A call raised an error although the process of its worker still runs."""
 
 
 class Machines(Protocol):
-    """Where workers run. Calls and workers are opaque; calls can be hashed."""
+    """Machines on which workers run. The fleet treats workers and calls as opaque; calls are hashable."""
 
     def nodes(self) -> Sequence[Node]:
         """List the nodes that are alive."""
@@ -131,7 +131,7 @@ class Machines(Protocol):
 
         Raises:
             WorkerLost: The process of its worker is gone.
-            CallFailed: It failed otherwise.
+            CallFailed: It raised an error.
         """
 
     def kill(self, worker: Any) -> None:

@@ -1,4 +1,4 @@
-"""A worker in a process of its own on this machine: the driver calls its methods through a socket.
+"""A worker process on this machine, whose methods the driver calls through a socket.
 
 Imports nothing large: the command line starts the first process before anything else, so that it imports its modules
 while the driver imports its own, reads the model and plans.
@@ -54,7 +54,7 @@ class WorkerProcess:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-P", "-m", __name__, str(theirs.fileno())]
-            # In a session of its own: Ctrl-C reaches only the driver.
+            # `start` makes a new session, so that Ctrl-C reaches only the driver.
             self._process = start(command, log=subprocess.DEVNULL, pass_fds=(theirs.fileno(),))
         self.pid, self.relieved = self._process.pid, False
         self._connection = Connection(ours.detach())
